@@ -18,7 +18,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8", "int4", "fp8"]
 DraftQuantizationName = Literal["auto", QuantizationName]
 CacheDTypeName = Literal["auto", "fp8"]
-AttentionName = Literal["auto", "sdpa", "compiled", "flex", "flashinfer", "triton"]
+AttentionName = Literal["auto", "sdpa", "compiled", "flashinfer", "triton"]
 
 Role = Literal["target", "draft"]
 

@@ -20,12 +20,13 @@ from torch import Tensor
 from engine.attention.interface import (
     KVPlane,
     PagedAttention,
+    PreparedAttention,
     Span,
-    StagedForward,
-    StepTables,
+    StagedAttention,
     Variation,
     scrap_span,
 )
+from engine.attention.packed_copy import PackedCopy
 from engine.attention.spans import visible, written_slots
 
 WORKSPACE = 128 << 20  # bytes, as the library recommends
@@ -47,17 +48,19 @@ class Variant:
     dtype: torch.dtype
 
 
-class FlashInferBackend(StepTables):
-    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs."""
+class FlashInferBackend:
+    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs. Its
+    numbers are sent by the library. All chains of one model and so many rows share tensors: one
+    runs between two waits for the device. A forward has its own, since one and a chain do."""
 
     name = "flashinfer"
 
     def __init__(self, device: torch.device, make_wrapper: MakeWrapper) -> None:
-        super().__init__()
         self.device = device
         self.make_wrapper = make_wrapper
         self.workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
         self._wrappers: dict[Variant, Wrapper] = {}
+        self._staged: dict[tuple[KVPlane, int, int], FlashInferGraph] = {}
 
     def wrapper(self, variant: Variant) -> Wrapper:
         """Kept: each has some megabytes of its own."""
@@ -69,8 +72,16 @@ class FlashInferBackend(StepTables):
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlashInferForward:
         return FlashInferForward(self, plane, spans)
 
-    def stage_forward(self, plane: KVPlane, rows: int) -> FlashInferStaged:
-        return FlashInferStaged(self, plane, rows)
+    def stage(
+        self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
+    ) -> FlashInferStaged:
+        if steps is None:
+            return FlashInferStaged([FlashInferGraph(self, plane, rows)])
+        keys = [(plane, rows, number) for number in range(steps)]
+        for key in keys:
+            if key not in self._staged:
+                self._staged[key] = FlashInferGraph(self, plane, rows)
+        return FlashInferStaged([self._staged[key] for key in keys])
 
 
 class FlashInferForward(PagedAttention):
@@ -108,7 +119,7 @@ class FlashInferForward(PagedAttention):
         return (output * share[..., None].to(output.dtype))[None]
 
 
-class FlashInferStaged(FlashInferForward, StagedForward):
+class FlashInferGraph(FlashInferForward):
     """Wrappers in graph mode, whose buffers stay where they are; chains only. The variants are
     those that the forward before the capture asked for."""
 
@@ -153,6 +164,23 @@ class FlashInferStaged(FlashInferForward, StagedForward):
     def _plan(self, wrapper: Wrapper, variant: Variant) -> None:
         padded = self._table.padded(self.rows + 1, self._scrap)
         padded.plan(wrapper, variant, self._plane.block_size, self._backend.device)
+
+
+class FlashInferStaged(StagedAttention):
+    """Steps with tensors of their own."""
+
+    def __init__(self, steps: Sequence[FlashInferGraph]) -> None:
+        self._steps = steps
+
+    def suits(self, spans: Sequence[Span]) -> bool:
+        return self._steps[0].suits(spans)
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        for number, step in enumerate(self._steps):
+            step.fill([span._replace(start=span.start + number) for span in spans])
+
+    def step(self, number: int) -> PreparedAttention:
+        return self._steps[number]
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,55 +183,6 @@ class StagingBackend(Protocol):
         ...
 
 
-class StagedForward(PreparedAttention):
-    """One step, of a backend that has tensors for each."""
-
-    @abstractmethod
-    def suits(self, spans: Sequence[Span]) -> bool: ...
-
-    @abstractmethod
-    def fill(self, spans: Sequence[Span]) -> None: ...
-
-
-class StepTables(ABC):
-    """A backend that sends its numbers itself, to tensors that may have the size of the pool. All
-    chains of one model and so many rows share them: one runs between two waits for the device. A
-    forward has its own, since one and a chain do."""
-
-    def __init__(self) -> None:
-        self._staged: dict[tuple[KVPlane, int, int], StagedForward] = {}
-
-    def stage(
-        self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
-    ) -> StagedSteps:
-        if steps is None:
-            return StagedSteps([self.stage_forward(plane, rows)])
-        for key in [(plane, rows, number) for number in range(steps)]:
-            if key not in self._staged:
-                self._staged[key] = self.stage_forward(plane, rows)
-        return StagedSteps([self._staged[plane, rows, number] for number in range(steps)])
-
-    @abstractmethod
-    def stage_forward(self, plane: KVPlane, rows: int) -> StagedForward: ...
-
-
-class StagedSteps(StagedAttention):
-    """Steps with tensors of their own."""
-
-    def __init__(self, steps: Sequence[StagedForward]) -> None:
-        self._steps = steps
-
-    def suits(self, spans: Sequence[Span]) -> bool:
-        return self._steps[0].suits(spans)
-
-    def fill(self, spans: Sequence[Span]) -> None:
-        for number, step in enumerate(self._steps):
-            step.fill([span._replace(start=span.start + number) for span in spans])
-
-    def step(self, number: int) -> PreparedAttention:
-        return self._steps[number]
-
-
 class LayerProbe(PreparedAttention):
     """Stands in for a prepared attention during one token's forward at load: records what each
     layer asks for and refuses what no backend honours."""

@@ -9,7 +9,7 @@ What is chosen once per forward, for every span (one sequence's rows):
 
 What a plane has in FP8 is widened, which is a copy.
 
-Each span is a call of its own: on a GPU, which pays for launches, batches want FlashInfer or Flex.
+Each span is a call of its own: on a GPU, which pays for launches, batches want another backend.
 """
 
 from __future__ import annotations

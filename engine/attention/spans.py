@@ -87,12 +87,3 @@ def bias_of(
         return bias, False
     seen = torch.from_numpy(visible(span, window)[:, low:]).to(device)
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -math.inf), False
-
-
-def fresh_slots(span: Span, block_size: int) -> range:
-    """Slots beyond a span's end in its last block, if the span is the first to write there."""
-    last = (span.end - 1) // block_size
-    if last * block_size < span.start:
-        return range(0)
-    base = span.blocks[last] * block_size
-    return range(base + (span.end - 1) % block_size + 1, base + block_size)

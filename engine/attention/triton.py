@@ -1,17 +1,15 @@
-"""Our own kernel for decoding and verification (`engine.attention.triton_kernels`), on GPUs that
-FlashInfer does not serve. Spans of more rows, which are prompts, go to another backend.
+"""Our own kernel (`engine.attention.triton_kernels`), on GPUs that FlashInfer does not serve.
 
 What a forward needs on the device, slots, masks and page tables, are parts of one copy. Pages of a
 span are listed once, so a graph's tensors have the size of the pool and not of the pool times the
-rows. Trees are data like everything else: a graph takes them. Of the steps of a chain only the
-slots are told: the kernel counts on from the first.
+rows. Prompts and trees are data like everything else: a graph takes them. Of the steps of a chain
+only the slots are told: the kernel counts on from the first.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -19,10 +17,8 @@ from torch import Tensor
 
 from engine.attention.interface import (
     FP8,
-    AttentionBackend,
     KVPlane,
     PagedAttention,
-    PreparedAttention,
     Span,
     StagedAttention,
     Variation,
@@ -30,10 +26,10 @@ from engine.attention.interface import (
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.triton_kernels import PIECE_ROWS, Splitting, Tables, attend
 
-_Piece = tuple[int, int, int, int, int, int, bool, int]
+_Piece = tuple[int, int, int, int, int, int]
 
-MOST_ROWS = 64  # of a span, the nodes of a tree among them: bits of a mask
-ROW, PIECE = 4, 8  # numbers in a record
+MOST_NODES = 64  # of a tree: bits of a mask
+ROW, PIECE = 3, 6  # numbers in a record
 
 
 class TritonBackend:
@@ -44,16 +40,17 @@ class TritonBackend:
     def __init__(
         self,
         device: torch.device,
-        prompts: AttentionBackend,
         splitting: Splitting = Splitting(),  # noqa: B008  (immutable)
     ) -> None:
-        """`prompts` serves spans of more than `MOST_ROWS` rows."""
-        self.device, self.prompts, self.splitting = device, prompts, splitting
+        self.device, self.splitting = device, splitting
 
-    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> PreparedAttention:
-        if all(_is_long(span) for span in spans):
-            return self.prompts.prepare(plane, spans)
-        return TritonForward(self, plane, spans)
+    def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> TritonStep:
+        listed, sent = Listed(spans, plane.block_size), PackedCopy(self.device)
+        packed = Packed(sent, len(listed.rows), len(listed.pieces), len(listed.pages))
+        sent.build()
+        packed.fill(listed)
+        sent.send()
+        return TritonStep(self, plane, packed)
 
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
@@ -71,45 +68,12 @@ class TritonStep(PagedAttention):
         self._backend, self._tables = backend, packed.tables(step)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
-        kind, page = (
-            self._plane.stacks[self._plane.where[layer][0]][0].dtype,
-            self._plane.block_size,
-        )
         keys, values = self._write(layer, key, value)
-        kind = query.dtype if kind == FP8 else kind
+        kind, page = query.dtype if keys.dtype == FP8 else keys.dtype, self._plane.block_size
         _, heads, rows, _ = query.shape
         output = query.new_empty(1, rows, heads, values.shape[2])
         splitting = self._backend.splitting
         attend(output[0], query[0].to(kind), keys, values, self._tables, page, how, splitting)
-        return output
-
-
-class TritonForward(TritonStep):
-    """One forward. Long spans that stand together are a forward of the other backend."""
-
-    def __init__(self, backend: TritonBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
-        listed, sent = Listed(spans, plane.block_size), PackedCopy(backend.device)
-        sizes = (len(listed.rows), len(listed.pieces), len(listed.pages), listed.places)
-        packed = Packed(sent, *sizes)
-        sent.build()
-        packed.fill(listed)
-        sent.send()
-        super().__init__(backend, plane, packed)
-        self._prompts = [
-            (members[0].row, sum(span.length for span in members), members)
-            for long, found in groupby(spans, _is_long)
-            if long and (members := list(found))
-        ]
-        self._others = [
-            backend.prompts.prepare(plane, [s._replace(row=s.row - row) for s in members])
-            for row, _, members in self._prompts
-        ]
-
-    def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
-        output = super().run(layer, query, key, value, how)
-        for (row, count, _), other in zip(self._prompts, self._others, strict=True):
-            q, k, v = (tensor.narrow(2, row, count) for tensor in (query, key, value))
-            output.narrow(1, row, count).copy_(other.run(layer, q, k, v, how))
         return output
 
 
@@ -120,19 +84,16 @@ class TritonStaged(StagedAttention):
         self, backend: TritonBackend, plane: KVPlane, rows: int, sent: PackedCopy, steps: int
     ) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
-        self._backend, self._plane, self._rows, self._scrap = backend, plane, rows, pages - 1
+        self._backend, self._plane, self._rows = backend, plane, rows
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
-        self._packed = Packed(sent, rows, rows, self._most_pages, rows, steps)
+        self._packed = Packed(sent, rows, rows, self._most_pages, steps)
 
     def suits(self, spans: Sequence[Span]) -> bool:
-        """Filling is long only where a graph has many rows more than the call."""
-        pages = sum([len(span.blocks) for span in spans])
-        long = [span for span in spans if span.length > MOST_ROWS]
-        return pages <= self._most_pages and all(s.blocks[0] == self._scrap for s in long)
+        return sum([len(span.blocks) for span in spans]) <= self._most_pages
 
     def fill(self, spans: Sequence[Span]) -> None:
         """These spans, `rows` rows in all."""
-        listed = Listed(spans, self._plane.block_size, self._packed.steps, all_rows=True)
+        listed = Listed(spans, self._plane.block_size, self._packed.steps)
         assert len(listed.rows) == self._rows
         self._packed.fill(listed)
 
@@ -140,30 +101,22 @@ class TritonStaged(StagedAttention):
         return TritonStep(self._backend, self._plane, self._packed, number)
 
 
-def _is_long(span: Span) -> bool:
-    return span.length > MOST_ROWS
-
-
 class Listed:
     """Spans, side by side, as the kernel reads them, on the host: int64 `slots` `[steps, rows]`,
-    and int32 `rows`, `pieces` and `pages`, as its tables, and how many `places` the rows have. Long
-    spans have slots alone, unless `all_rows` are the kernel's, which then have no tree of more than
-    64 nodes."""
+    and int32 `rows`, `pieces` and `pages`, as its tables. No tree has more nodes than a mask has
+    bits."""
 
-    def __init__(
-        self, spans: Sequence[Span], size: int, steps: int = 1, *, all_rows: bool = False
-    ) -> None:
+    def __init__(self, spans: Sequence[Span], size: int, steps: int = 1) -> None:
         pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
         for span in spans:
             row, length, start, blocks, nodes = span
             count = -(-(start + length + steps - 1) // size)
             tables.append(array("i", blocks[:count]))
-            apart = length > MOST_ROWS and not all_rows
-            if apart or (length <= PIECE_ROWS and not nodes):
-                pieces.append((row, length, start + length, start, row, page, apart, 0))
+            if length <= PIECE_ROWS and not nodes:
+                pieces.append((row, length, start + length, start, row, page))
             else:
                 pieces += _pieces(span, page)
-            if nodes and not apart:
+            if nodes:
                 trees.append(span)
             page += count
         self.pages = np.frombuffer(b"".join(tables), np.int32)
@@ -174,25 +127,22 @@ class Listed:
 
     def _list_rows(self, size: int, steps: int) -> None:
         """Rows and slots as if all were chains."""
-        apart, of = self.pieces[:, 6], self.pieces.repeat(self.pieces[:, 1], axis=0).T
+        of = self.pieces.repeat(self.pieces[:, 1], axis=0).T
         numbers = np.arange(of.shape[1], dtype=np.int32)
         after = numbers - of[4]
         indices = of[3] + after
         block, place = np.divmod(indices + np.arange(steps, dtype=np.int32)[:, None], size)
         self.slots = self.pages[of[5] + block].astype(np.int64) * size + place
-        self.rows, self.places = np.zeros((len(numbers), ROW), np.int32), len(numbers)
-        self.rows[:, 0], self.rows[:, 1], self.rows[:, 2] = indices, numbers, (2 << after) - 1
-        if apart.any():
-            mine = of[6] == 0
-            self.rows[:, 1] = np.where(mine, np.cumsum(mine) - 1, -1)
-            self.pieces, self.places = self.pieces[apart == 0], int(mine.sum())
+        self.rows = np.zeros((len(numbers), ROW), np.int32)
+        self.rows[:, 0], self.rows[:, 1] = indices, (2 << after) - 1
 
     def _place_nodes(self, row: int, end: int, nodes: Sequence[Sequence[int]]) -> None:
         """Of a tree whose last row and index stand before these."""
+        assert len(nodes) <= MOST_NODES
         bits = [1 << i | sum(1 << node for node in above) for i, above in enumerate(nodes)]
         mine = self.rows[row - len(nodes) : row]
         mine[:, 0] = [end - len(nodes) + len(above) for above in nodes]
-        mine[:, 2:] = np.array(bits, np.uint64)[:, None].view(np.int32)
+        mine[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
 
 
 def _pieces(span: Span, page: int) -> list[_Piece]:
@@ -202,10 +152,10 @@ def _pieces(span: Span, page: int) -> list[_Piece]:
     found = []
     for at in range(0, chain, PIECE_ROWS):
         count, root = min(PIECE_ROWS, chain - at), start + at
-        found.append((row + at, count, root + count, root, row + at, page, False, 0))
+        found.append((row + at, count, root + count, root, row + at, page))
     for at in range(chain, length, PIECE_ROWS):
         count = min(PIECE_ROWS, length - at)
-        found.append((row + at, count, span.end, start + chain, row + chain, page, False, 0))
+        found.append((row + at, count, span.end, start + chain, row + chain, page))
     return found
 
 
@@ -213,11 +163,11 @@ class Packed:
     """Slots, rows, pieces and pages as the last parts of a copy."""
 
     def __init__(
-        self, sent: PackedCopy, rows: int, pieces: int, pages: int, places: int, steps: int = 1
+        self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1
     ) -> None:
         self.slots = sent.part(steps, rows, dtype=torch.int64)
         self._parts = sent.part(rows, ROW), sent.part(pieces, PIECE), sent.part(pages)
-        self.steps, self._places = steps, places
+        self.steps = steps
 
     def fill(self, listed: Listed) -> None:
         rows, pieces, pages = self._parts
@@ -230,4 +180,4 @@ class Packed:
 
     def tables(self, step: int) -> Tables:
         rows, pieces, pages = (part.there for part in self._parts)
-        return Tables(rows, pieces, pages, self._places, step)
+        return Tables(rows, pieces, pages, step)

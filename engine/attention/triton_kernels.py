@@ -1,5 +1,5 @@
-"""Attention of a few rows over many pages, in Triton: flash-decoding (Dao et al., 2023) over page
-tables, with the mask of the last keys given in bits.
+"""Attention in Triton: flash-decoding (Dao et al., 2023) over page tables, with the mask of the
+last keys given in bits. A prompt is many pieces of a few rows.
 
 Rows of a span and heads that share a head of keys are lines of one tile, so a key that is read
 serves all of them. Keys are dealt out in chunks: chunk c of a sequence belongs to split c modulo
@@ -9,10 +9,10 @@ The tile, the chunks and their order are the model's and the keys' own, not the 
 that a row does not see leaves its sums as they are. So a row's bits depend on its query and on the
 keys that it sees, neither on the other spans of a call nor on how many rows its own span has.
 
-Tables are int32. A row is `[position, place in the scratch tensors or -1, bits, bits]`: bit i of
-the 64 says whether it sees key `root + i`; it sees every key before the root. A piece is rows of
-one span: `[first row, rows, end, root, row of the root, first entry of its pages, 0, 0]`, with
-`end` and `root` as KV indices. One of no rows is for nobody.
+Tables are int32. A row is `[position, bits, bits]`: bit i of the 64 says whether it sees key `root
++ i`; it sees every key before the root. A piece is rows of one span: `[first row, rows, end, root,
+row of the root, first entry of its pages]`, with `end` and `root` as KV indices. One of no rows is
+for nobody.
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tables(NamedTuple):
-    """Int32 `rows` `[rows, 4]`, `pieces` `[pieces, 8]` and `pages`, how many `places` there are in
-    the scratch tensors at most, and how many `steps` further than these say all rows stand, which
-    are one of each sequence then."""
+    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`, and how many `steps` further
+    than these say all rows stand, which are one of each sequence then."""
 
     rows: Tensor
     pieces: Tensor
     pages: Tensor
-    places: int
     steps: int = 0
 
 
@@ -90,8 +88,8 @@ def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
     """Of each line: both halves of its mask, and its position if there is a window."""
     position = mine
     if WINDOW > 0:
-        position = tl.load(rows + mine * 4, live, 0) + steps
-    return tl.load(rows + mine * 4 + 2, live, 0), tl.load(rows + mine * 4 + 3, live, 0), position
+        position = tl.load(rows + mine * 3, live, 0) + steps
+    return tl.load(rows + mine * 3 + 1, live, 0), tl.load(rows + mine * 3 + 2, live, 0), position
 
 
 @triton.jit
@@ -101,7 +99,7 @@ def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.
     bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
     seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
-        position = tl.load(rows + (origin + node) * 4, (node >= 0) & there, 0) + steps
+        position = tl.load(rows + (origin + node) * 3, (node >= 0) & there, 0) + steps
         position = tl.where(node < 0, index, position)
         seen = seen & (own[:, None] - position[None, :] < WINDOW)
     return seen & there[None, :]
@@ -125,9 +123,9 @@ def attend_splits(
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
     CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One piece, `SHARED` heads with one of keys, one split: `sums` `[places, heads, SPLITS,
-    VALUE_DIM]`, and `tops` `[places, heads, SPLITS, 2]`, the best score and the sum of weights."""
-    piece = pieces + tl.program_id(0) * 8
+    """One piece, `SHARED` heads with one of keys, one split: `sums` `[rows, heads, SPLITS,
+    VALUE_DIM]`, and `tops` `[rows, heads, SPLITS, 2]`, the best score and the sum of weights."""
+    piece = pieces + tl.program_id(0) * 6
     if tl.load(piece + 1) == 0:
         return
     end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)
@@ -156,7 +154,7 @@ def attend_splits(
         v = v.to(q.dtype)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher
-    at = tl.load(rows + mine * 4 + 1, live, 0).to(tl.int64) * heads + head
+    at = mine * heads + head  # in 64 bits, as the head is
     _store(sums, tops, at * SPLITS + tl.program_id(2), top, total, parts, live, VALUE_DIM)
 
 
@@ -171,16 +169,14 @@ def _store(sums, tops, at, top, total, parts, live, VALUE_DIM: tl.constexpr):
 
 @triton.jit
 def combine_splits(
-    output, sums, tops, rows, sinks,
+    output, sums, tops, sinks,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One row and head of `output` `[rows, heads, VALUE_DIM]`."""
-    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    place = tl.load(rows + row * 4 + 1).to(tl.int64)
-    if place < 0:
-        return
+    head = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
     wide = tl.arange(0, VALUE_WIDTH)
-    at = (place * heads + head) * SPLITS + tl.arange(0, SPLITS)
+    at = row * SPLITS + tl.arange(0, SPLITS)
     top, total = tl.load(tops + at * 2), tl.load(tops + at * 2 + 1)
     most = tl.max(top, 0)
     share = tl.exp2(top - most)
@@ -190,8 +186,7 @@ def combine_splits(
     written = (top > float("-inf"))[:, None] & (wide < VALUE_DIM)[None, :]
     parts = tl.load(sums + at[:, None] * VALUE_DIM + wide[None, :], written, 0.0)
     found = tl.sum(parts * share[:, None], 0) / whole
-    at = output + (row.to(tl.int64) * heads + head) * VALUE_DIM + wide
-    tl.store(at, found.to(output.dtype.element_ty), wide < VALUE_DIM)
+    tl.store(output + row * VALUE_DIM + wide, found.to(output.dtype.element_ty), wide < VALUE_DIM)
 
 
 def attend(
@@ -204,9 +199,9 @@ def attend(
     how: Variation,
     splitting: Splitting,
 ) -> None:
-    """`output` `[rows, heads, value_dim]`, of rows with a place, of `query` `[heads, rows, dim]`
-    on `keys` and `values` `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in
-    one precision, or keys and values in FP8. Launches depend on shapes alone."""
+    """`output` `[rows, heads, value_dim]` of `query` `[heads, rows, dim]` on `keys` and `values`
+    `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in one precision, or keys
+    and values in FP8. Launches depend on shapes alone."""
     heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
@@ -214,7 +209,7 @@ def attend(
     fixed = constants(query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how)
     assert splitting.chunk % fixed["BLOCK"] == 0
     parts = triton.cdiv(fixed["GROUP"], fixed["SHARED"])
-    sizes = (tables.places, heads, splitting.splits)
+    sizes = (len(output), heads, splitting.splits)
     sums, tops = (
         torch.empty(*sizes, last, dtype=torch.float32, device=query.device)
         for last in (value_dim, 2)
@@ -228,7 +223,7 @@ def attend(
             num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         combine_splits[len(output), heads](
-            output, sums, tops, tables.rows, sums if how.sinks is None else how.sinks,
+            output, sums, tops, sums if how.sinks is None else how.sinks,
             VALUE_DIM=value_dim, VALUE_WIDTH=fixed["VALUE_WIDTH"], SPLITS=splitting.splits,
             SINKS=how.sinks is not None,
         )  # fmt: skip

@@ -85,7 +85,7 @@ def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iter
     yield figures("transformers", "is it faster than transformers' own generation?", 240,
                   "engine.lab.bench --modes off,4,transformers,assisted --concurrency 1",
                   *greedy)  # fmt: skip
-    for attention in ("flex", "triton") if device == "cuda" else ("sdpa",):
+    for attention in ("sdpa", "triton") if device == "cuda" else ("sdpa",):
         yield figures(f"forwards-{attention}", f"what do forwards cost by {attention}?", 150,
                       f"engine.lab.forwards --attention {attention}")  # fmt: skip
     yield part("host", "what does the host add to a step?", 120,

@@ -1,8 +1,8 @@
 """Which attention backend serves: the only place that decides.
 
 `auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else our Triton
-kernel there, with FlexAttention or SDPA for prompts; on a CPU compiled code for plain layers on few
-threads, else SDPA. Heavy imports happen when a backend is chosen.
+kernel there; on a CPU compiled code for plain layers on few threads; else SDPA. Heavy imports
+happen when a backend is made.
 """
 
 from __future__ import annotations
@@ -20,84 +20,44 @@ from engine.errors import ConfigError
 
 FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
 TRITON_HEAD = 256  # dimensions, at most
-FLEX_BLOCKS = (16, 32, 64, 128, 256)  # tokens of a block that its kernels can read
-FLEX_HEAD = 16  # dimensions that they need on a GPU
 FLOAT8_CAPABILITY = (8, 9)  # of a CUDA device, from which on it knows 8-bit floats
 
 
-def choose_backend(
+def choose_attention(
     wanted: AttentionName,
     device: torch.device,
     *,
     dtype: torch.dtype,
     layers: Sequence[LayerShape],
-    block_size: int,
     in_fp8: bool = False,
     steady: bool = False,
-) -> AttentionBackend:
-    """`in_fp8`: keys and values are kept so; `steady`: no row's bits may depend on others. Raises
-    ConfigError when what was asked for cannot serve this model here."""
-    if steady:
-        return _steady(wanted, device, layers)
-    name = chosen(wanted, device, dtype=dtype, layers=layers, block_size=block_size, in_fp8=in_fp8)
-    if name == "triton":
-        from engine.attention.triton import TritonBackend
-
-        without = _without_packages(device, dtype, layers, block_size)
-        prompts: AttentionName = "sdpa" if in_fp8 else without
-        return TritonBackend(device, _made(prompts, device, block_size))
-    return _made(name, device, block_size)
-
-
-def chosen(
-    wanted: AttentionName,
-    device: torch.device,
-    *,
-    dtype: torch.dtype,
-    layers: Sequence[LayerShape],
-    block_size: int,
-    in_fp8: bool = False,
 ) -> AttentionName:
-    """The name of the one that `choose_backend` makes. Raises ConfigError as it does."""
+    """Never `auto`. `in_fp8`: keys and values are kept so; `steady`: no row's bits may depend on
+    others. Raises ConfigError when what was asked for cannot serve this model here."""
+
+    def obstacle(name: AttentionName) -> str | None:
+        reason = without_fp8(name, device) if in_fp8 else None
+        return reason or _obstacle(name, device, dtype, layers)
+
+    if steady:
+        other = wanted not in ("auto", "triton")
+        if reason := f"attention is {wanted!r}" if other else obstacle("triton"):
+            raise ConfigError(f"target.batch_invariant needs attention = 'triton', but {reason}")
+        return "triton"
     if wanted != "auto":
-        reason = without_fp8(wanted, device) if in_fp8 else None
-        if reason := reason or _obstacle(wanted, device, dtype, layers):
+        if reason := obstacle(wanted):
             raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
         return wanted
-    if in_fp8:
-        obstacle = without_fp8("triton", device) or without_triton(device, layers)
-        return "sdpa" if obstacle else "triton"
     if device.type != "cuda":
-        return "compiled" if suits(device, dtype, layers) else "sdpa"
-    if not _obstacle("flashinfer", device, dtype, layers):
-        return "flashinfer"
-    if not _obstacle("triton", device, dtype, layers):
-        return "triton"
-    return _without_packages(device, dtype, layers, block_size)
+        return "compiled" if not in_fp8 and suits(device, dtype, layers) else "sdpa"
+    for name in ("flashinfer", "triton"):
+        if not obstacle(name):
+            return name
+    return "sdpa"
 
 
-def _steady(
-    wanted: AttentionName, device: torch.device, layers: Sequence[LayerShape]
-) -> AttentionBackend:
-    reason = without_triton(device, layers)
-    if wanted not in ("auto", "triton"):
-        reason = f"attention is {wanted!r}"
-    if reason is not None:
-        raise ConfigError(f"target.batch_invariant needs attention = 'triton', but {reason}")
-    from engine.attention.steady import SteadyBackend
-
-    return SteadyBackend(device, SdpaBackend(device))
-
-
-def _without_packages(
-    device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape], block_size: int
-) -> AttentionName:
-    """What serves on CUDA, prompts or all of a model, whatever is installed there."""
-    known = block_size in FLEX_BLOCKS and not _obstacle("flex", device, dtype, layers)
-    return "flex" if known else "sdpa"
-
-
-def _made(name: AttentionName, device: torch.device, block_size: int) -> AttentionBackend:
+def attention_backend(name: AttentionName, device: torch.device) -> AttentionBackend:
+    """Of a name that was chosen."""
     if name == "compiled":
         return CompiledBackend()
     if name == "flashinfer":
@@ -106,10 +66,10 @@ def _made(name: AttentionName, device: torch.device, block_size: int) -> Attenti
         from engine.attention.flashinfer import FlashInferBackend
 
         return FlashInferBackend(device, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
-    if name == "flex":
-        from engine.attention.flex import FlexBackend
+    if name == "triton":
+        from engine.attention.triton import TritonBackend
 
-        return FlexBackend(device, block_size)
+        return TritonBackend(device)
     return SdpaBackend(device)
 
 
@@ -121,13 +81,7 @@ def _obstacle(
         return without_flashinfer(device, dtype, layers)
     if name == "triton":
         return without_triton(device, layers)
-    if name == "compiled":
-        return _without_compiled(device, dtype, layers)
-    dims = [dim for layer in layers for dim in (layer.key_dim, layer.value_dim)]
-    narrowest = min(dims, default=FLEX_HEAD)
-    if name == "flex" and device.type == "cuda" and narrowest < FLEX_HEAD:
-        return f"its kernels are for heads of {FLEX_HEAD} and more, and the model's are {narrowest}"
-    return None
+    return _without_compiled(device, dtype, layers) if name == "compiled" else None
 
 
 def _without_compiled(

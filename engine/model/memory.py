@@ -18,7 +18,6 @@ UNTOLD = 1 << 62  # where a machine does not say what it has
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
 SPLITS = 8  # as attention.triton_kernels.Splitting has it, which not every machine can import
-FLEX_TILE = 16  # rows, as attention.flex has it
 
 
 def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
@@ -106,12 +105,8 @@ def _scratch(model: LoadedModel, rows: int) -> int:
 
 
 def table_bytes(role: Role, attention: AttentionName, *, rows: int, k_max: int) -> int:
-    """What tables of graphs take for each block of the cache. FlexAttention has one for each row
-    and tile of it, and shares it among chains; others list each page twice at most."""
-    forwards, chains = buckets(rows), buckets(MOST_SEQUENCES) if role == "draft" else []
-    if attention == "flex":
-        staged = [*forwards, *chains * max(k_max - 1, 0)]
-        return 4 * sum(size + 1 + -(-size // FLEX_TILE) for size in staged)
-    if attention in ("triton", "flashinfer"):
-        return 4 * 2 * (len(forwards) + KINDS * k_max * len(chains))
-    return 0
+    """What tables of graphs take for each block of the cache: they list a page twice at most."""
+    if attention not in ("triton", "flashinfer"):
+        return 0
+    chains = buckets(MOST_SEQUENCES) if role == "draft" else []
+    return 4 * 2 * (len(buckets(rows)) + KINDS * k_max * len(chains))

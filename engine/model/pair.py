@@ -26,7 +26,7 @@ from engine.config import (
 )
 from engine.errors import ConfigError, ModelError
 from engine.grammar.vocabulary import load_vocabulary, token_texts
-from engine.model.attention_choice import chosen
+from engine.model.attention_choice import choose_attention
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -243,15 +243,13 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
 
 
 def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
-    if model.batch_invariant:
-        return "triton"
-    return chosen(
+    return choose_attention(
         config.attention,
         model.device,
         dtype=model.dtype,
         layers=model.layers,
-        block_size=config.cache.block_size,
         in_fp8=config.cache.dtype == "fp8",
+        steady=model.batch_invariant,
     )
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.attention.interface import NAME, AttentionBackend, LayerProbe, LayerShape
 from engine.attention.sdpa import SdpaBackend
 from engine.errors import ModelError
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import LoadedModel
@@ -154,7 +154,7 @@ def _backend(
     """On a CPU the one that will serve; elsewhere the one that needs no warm-up."""
     if device.type != "cpu":
         return SdpaBackend(device)
-    return choose_backend("auto", device, dtype=dtype, layers=layers, block_size=BLOCK_SIZE)
+    return attention_backend(choose_attention("auto", device, dtype=dtype, layers=layers), device)
 
 
 def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:

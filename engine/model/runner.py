@@ -21,7 +21,7 @@ from engine.attention.interface import FP8, AttentionBackend, StagingBackend
 from engine.attention.packed_copy import sent_alone
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, Memory
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
 from engine.model.graphs import Along, ForwardGraphs, Recorder, Site
@@ -172,14 +172,16 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
-        self.backend = backend or choose_backend(
-            attention,
+        self.backend = backend or attention_backend(
+            choose_attention(
+                attention,
+                model.device,
+                dtype=model.dtype,
+                layers=model.layers,
+                in_fp8=cache.dtype == FP8,
+                steady=model.batch_invariant,
+            ),
             model.device,
-            dtype=model.dtype,
-            layers=model.layers,
-            block_size=cache.block_size,
-            in_fp8=cache.dtype == FP8,
-            steady=model.batch_invariant,
         )
         on_cuda = model.device.type == "cuda"
         self._timer: DeviceTimer | HostTimer = DeviceTimer() if on_cuda else HostTimer(clock)
@@ -204,7 +206,7 @@ class ModelRunner:
 
     @property
     def attention(self) -> str:
-        """By what every row attends, unless it is a prompt's."""
+        """By what every row attends."""
         by_compiled = self._compiled is not None and self._compiled.takes_all_rows
         return "compiled" if by_compiled else self.backend.name
 

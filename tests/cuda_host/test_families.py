@@ -1,4 +1,4 @@
-"""Which families of models are served with captured forwards, by FlexAttention and our kernel."""
+"""Which families of models are served with captured forwards."""
 
 from __future__ import annotations
 
@@ -31,16 +31,12 @@ def found() -> dict[str, dict[str, Any]]:
     return by_family
 
 
-@pytest.mark.parametrize("attention", ["flex", "triton"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_engine_starts_and_captures_nothing_forbidden(
-    found: dict[str, dict[str, Any]], family: str, attention: str
+    found: dict[str, dict[str, Any]], family: str
 ) -> None:
-    """Law: nor is a forward of two layers more kernels than ours would be. Bugs: a soft cap was a
-    number that changes to the compiler, which could not lower it; a rope that asks the device how
-    long the sequence is died in the capture."""
-    if attention == "flex" and family == "qwen3, batch-invariant":
-        pytest.skip("it is served by our kernel alone")
-    told = found[f"{family} by {attention}"]
+    """Law: nor is a forward of two layers more kernels than ours would be. Bug: a rope that asks
+    the device how long the sequence is died in the capture."""
+    told = found[family]
     assert told["said"] == []
     assert told["graphs"] == (family not in WITHOUT_GRAPHS)

@@ -1,4 +1,4 @@
-"""The tier's own pair: FlexAttention on CUDA knows no heads below 16."""
+"""The tier's own pair, with heads of 16, as kernels for GPUs like them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexAttention compiled, FlashInfer itself and our kernel against SDPA on the same device."""
+"""FlashInfer itself and our kernel against SDPA on the same device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.kv_cache import Plane
 from engine.scheduling.segment import ancestors_of
 from tests.support.cuda import ON_CUDA
@@ -21,13 +21,14 @@ SIZE, BLOCKS, DIM = 16, 60, 128
 LAYER = [LayerShape(0, 2, DIM, DIM)]
 TREE = ancestors_of([-1, 0, 0, 1, -1, 4])
 CHAINS = [Span(0, 21, 5, [3, 1]), Span(21, 1, 40, [7, 8, 9]), Span(22, 5, 30, [4, 11, 12])]
-SPANS = [
+SPANS = [  # a prompt, trees, a shared page
     Span(0, 33, 0, [3, 1, 2]),
     Span(33, 1, 22, [5, 4]),
     Span(34, 7, 40, [20, 30, 25], TREE),
     Span(41, 8, 17, [16, 17], TREE),
     Span(49, 1, 32, [3, 1, 19]),
 ]
+PROMPTS = [Span(0, 300, 0, range(19)), Span(300, 90, 200, range(20, 39)), Span(390, 1, 9, [40])]
 VARIATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 9},
@@ -35,7 +36,6 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
 }
 NAMES = [
-    "flex",
     pytest.param(
         "flashinfer",
         marks=pytest.mark.skipif(not find_spec("flashinfer"), reason="flashinfer-python is absent"),
@@ -48,7 +48,8 @@ NAMES = [
 
 def backend_of(name: Any) -> AttentionBackend:
     device = torch.device("cuda")
-    return choose_backend(name, device, dtype=torch.bfloat16, layers=LAYER, block_size=SIZE)
+    name = choose_attention(name, device, dtype=torch.bfloat16, layers=LAYER)
+    return attention_backend(name, device)
 
 
 def plane() -> Plane:
@@ -76,7 +77,7 @@ def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
-@pytest.mark.parametrize("spans", [SPANS, CHAINS], ids=["trees", "chains"])
+@pytest.mark.parametrize("spans", [SPANS, CHAINS, PROMPTS], ids=["trees", "chains", "prompts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
     """Law: variable query lengths, trees, shared pages and every variation, within bfloat16."""

@@ -38,7 +38,7 @@ def test_replays_equal_eager_forwards(tiny_target: str) -> None:
         model,
         KVCache(40, 16, device, scrap=True),
         "target",
-        attention="flex",
+        attention="triton",
         graphs=Graphs(CudaRecorder(device), 32),
     )
     theirs = ModelRunner(model, KVCache(40, 16, device), "target", attention="sdpa")
@@ -72,7 +72,7 @@ def start(made: Engine, count: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("attention", ["flex", "sdpa"])
+@pytest.mark.parametrize("attention", ["triton", "sdpa"])
 @pytest.mark.parametrize("k", [0, 4])
 def test_the_text_is_the_reference_text(
     k: int, attention: str, graphs: bool, tiny_target: str, tiny_draft: str, tiny_eos: list[int]
@@ -96,7 +96,7 @@ def test_the_text_is_the_reference_text(
 def test_the_host_waits_once(k: int, tiny_target: str, tiny_draft: str) -> None:
     """Law: in a step of decodes, for what was drawn, and with a draft for its proposal and what was
     judged in the same copy. By torch's own watch on such calls."""
-    made = engine(tiny_target, tiny_draft, k, attention="flex")
+    made = engine(tiny_target, tiny_draft, k, attention="triton")
     start(made, 2, 60)
     for _ in range(4):  # the prompts, and what is captured late
         made.step()

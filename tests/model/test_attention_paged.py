@@ -1,27 +1,25 @@
-"""FlexAttention and the FlashInfer adapter, held to the reference backend, layer by layer."""
+"""The FlashInfer adapter, held to the reference backend, layer by layer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flashinfer import FlashInferBackend
-from engine.attention.flex import TILE, FlexBackend, Pages, _capped, _fused, _unfused
+from engine.attention.flashinfer import FlashInferBackend, FlashInferGraph
 from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
-from engine.attention.spans import fresh_slots, visible
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
-from engine.model.attention_choice import choose_backend, without_flashinfer
+from engine.model.attention_choice import choose_attention, without_flashinfer
+from engine.model.chain_graphs import KINDS, MOST_SEQUENCES
 from engine.model.kv_cache import Plane
 from engine.model.memory import table_bytes
 from engine.scheduling.memory import buckets
@@ -57,7 +55,6 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 
 Make = Callable[[], AttentionBackend]
 BACKENDS: dict[str, Make] = {
-    "flex": lambda: FlexBackend(CPU, SIZE),
     "flashinfer": lambda: FlashInferBackend(CPU, PagedPrefill),
 }
 
@@ -131,16 +128,17 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
 
 
 def test_the_tables_of_graphs_are_planned() -> None:
-    """Bug: they have a row of the pool for each row of a graph, and were in no plan."""
+    """Bug: they grow with the pool, and were in no plan."""
+
+    def held(sizes: list[int]) -> int:
+        graphs = [FlashInferGraph(BACKENDS["flashinfer"](), plane(), size) for size in sizes]  # type: ignore[arg-type]
+        return sum(4 * (graph._most_pages - graph.rows) // BLOCKS for graph in graphs)
+
     for rows in (1, 24, 96):
-        pages = FlexBackend(CPU, SIZE).stage_forward(plane(), rows)._pages
-        found = (pages.logical.nbytes + pages.listed.nbytes) // BLOCKS
-        sizes = [size for size in buckets(rows) if size < rows]
-        before = sum(4 * (size + 1 + -(-size // TILE)) for size in sizes)
-        assert table_bytes("target", "flex", rows=rows, k_max=8) == before + found
-    shared = table_bytes("draft", "flex", rows=96, k_max=1)
-    assert shared == table_bytes("target", "flex", rows=96, k_max=8)
-    assert table_bytes("draft", "flex", rows=96, k_max=3) > shared
+        found = table_bytes("target", "flashinfer", rows=rows, k_max=8)
+        assert found == table_bytes("target", "triton", rows=rows, k_max=8) == held(buckets(rows))
+    chains = KINDS * 3 * held(buckets(MOST_SEQUENCES))
+    assert table_bytes("draft", "triton", rows=96, k_max=3) == held(buckets(96)) + chains
     assert table_bytes("target", "sdpa", rows=96, k_max=8) == 0
 
 
@@ -161,28 +159,6 @@ def test_flashinfer_plans_once_per_forward() -> None:
     assert [wrapper.plans for wrapper in cache.values()] == [2, 1]
 
 
-def test_a_tile_lists_every_page_that_its_rows_see() -> None:
-    """Law: a kernel that reads the listed pages only, each once, misses nothing; the mask says the
-    rest, exactly as `visible` does."""
-    pages = Pages.of(SPANS, BLOCKS, SIZE)
-    for window in (None, 5):
-        mask = pages.mask_mod(SIZE, window)
-        zero = torch.tensor(0)
-        q, kv = torch.arange(pages.num_rows)[:, None], torch.arange(BLOCKS * SIZE)[None]
-        seen = mask(zero, zero, q, kv)
-        for span in SPANS:
-            slots = [span.blocks[i // SIZE] * SIZE + i % SIZE for i in range(span.end)]
-            part = seen[span.row : span.row + span.length]
-            assert torch.equal(part[:, slots], torch.from_numpy(visible(span, window)))
-            assert int(part.sum()) == int(visible(span, window).sum())
-        for tile in range(pages.listed.shape[2]):
-            listed = pages.listed[0, 0, tile, : pages.num_listed[0, 0, tile]].tolist()
-            assert len(set(listed)) == len(listed)
-            part = seen[tile * TILE : (tile + 1) * TILE]
-            needed = {int(slot) // SIZE for slot in part.any(0).nonzero()}
-            assert needed <= set(listed)
-
-
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     """Bug: 0 x NaN is NaN, so a page that is shared by a tile, or left behind by another sequence,
@@ -199,35 +175,27 @@ def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     assert not found[:, :3].isfinite().any()
 
 
-def test_fresh_slots_are_those_that_nobody_has_written() -> None:
-    """Law: what a new page holds beyond the span, and nothing of a page that was there before."""
-    assert list(fresh_slots(Span(0, 3, 0, [2]), 4)) == [11]
-    assert list(fresh_slots(Span(0, 4, 0, [2]), 4)) == []
-    assert list(fresh_slots(Span(0, 1, 3, [2]), 4)) == []
-    assert list(fresh_slots(Span(0, 2, 3, [2, 7]), 4)) == [29, 30, 31]
-
-
 def test_the_choice_is_said_in_one_sentence() -> None:
     """Law: `auto` on a CPU is SDPA; FlashInfer is refused with the reason."""
 
-    def choose(name: Any, dtype: torch.dtype = torch.bfloat16) -> AttentionBackend:
-        return choose_backend(name, CPU, dtype=dtype, layers=LAYER, block_size=SIZE)
+    def choose(name: Any) -> str:
+        return choose_attention(name, CPU, dtype=torch.bfloat16, layers=LAYER)
 
-    assert choose("auto").name == choose("sdpa").name == "sdpa"
-    assert choose("flex").name == "flex"
+    assert choose("auto") == choose("sdpa") == "sdpa"
     with pytest.raises(ConfigError, match="'flashinfer', but the device is cpu; use 'auto'"):
         choose("flashinfer")
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_an_engine_on_flex_writes_the_reference_text(
-    k: int, tiny_target: str, tiny_draft: str, tiny_eos: list[int]
+def test_an_engine_on_flashinfer_writes_the_reference_text(
+    k: int, tiny_target: str, tiny_draft: str, tiny_eos: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: the choice of the backend is no choice of the text."""
+    made = BACKENDS["flashinfer"]
+    monkeypatch.setattr("engine.model.runner.attention_backend", lambda *_: made())
     config = {
         "target": {"path": tiny_target},
         "device": "cpu",
-        "attention": "flex",
         "cache": {"block_size": 4, "num_blocks": 64},
         "speculation": {
             "proposer": {"path": tiny_draft},
@@ -235,7 +203,7 @@ def test_an_engine_on_flex_writes_the_reference_text(
         },
     }
     engine = Engine(EngineConfig.model_validate(config))
-    assert engine.ready.attention == "flex"
+    assert engine.ready.attention == "flashinfer"
     params = [
         SamplingParams(seed=i, max_tokens=7, temperature=i / 2, ignore_eos=True) for i in range(3)
     ]
@@ -259,44 +227,3 @@ def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_flashinfer(cuda, torch.bfloat16, wide) is None
     assert "heads of 64" in str(without_flashinfer(cuda, torch.bfloat16, LAYER))
     assert "float16 and bfloat16" in str(without_flashinfer(cuda, torch.float32, wide))
-
-
-def test_narrow_heads_are_not_for_flex_attention_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: its kernels multiply matrices of at least 16 columns; heads of 12 died in the compiler
-    at the first forward, with `auto` too."""
-    cuda = torch.device("cuda")
-
-    def chosen(name: Any, dim: int) -> str:
-        layers = [LayerShape(0, 2, dim, dim)]
-        return choose_backend(name, cuda, dtype=torch.float32, layers=layers, block_size=16).name
-
-    monkeypatch.setattr("engine.attention.flex._fused", lambda: None)
-    monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: None)
-    assert [chosen("auto", dim) for dim in (12, 16)] == ["sdpa", "flex"]
-    with pytest.raises(ConfigError, match="heads of 16 and more, and the model's are 12"):
-        chosen("flex", 12)
-
-
-def test_a_soft_cap_is_a_constant_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: with sizes that change torch makes an input of a Python number, too, which FlexAttention
-    does not compile: no Gemma 2 started on CUDA. Law: another cap is another version."""
-    settings: Any = torch._dynamo.config
-    monkeypatch.setattr(settings, "specialize_float", False)
-    monkeypatch.setattr(settings, "recompile_limit", settings.recompile_limit)
-    given: list[tuple[Any, ...]] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        def run(*inputs: Any) -> Any:
-            given.append(inputs)
-            return graph(*inputs)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    run, made = _fused(), rows(CHAINS)
-    for cap in (2.0, 3.0):
-        asked = {"score_mod": _capped(cap), "enable_gqa": True}
-        torch.testing.assert_close(run(*made, **asked), _unfused(*made, **asked))
-    assert len(given) == 2
-    tensors = [each for inputs in given for each in inputs if isinstance(each, Tensor)]
-    assert all(each.dim() for each in tensors if each.is_floating_point())

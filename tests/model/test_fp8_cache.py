@@ -16,7 +16,7 @@ from engine.core import Engine
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.errors import ConfigError
 from engine.model import attention_choice
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import choose_attention
 from engine.model.kv_cache import Plane
 from engine.model.pair import Pair, load_pair, memory_plan
 from engine.scheduling.segment import ancestors_of
@@ -119,12 +119,11 @@ def test_who_cannot_read_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: one sentence each; `auto` finds who can."""
 
     def choose(name: Any, device: str = "cpu") -> str:
-        return choose_backend(
-            name, torch.device(device), dtype=torch.bfloat16, layers=[LayerShape(0, 2, 64, 64)],
-            block_size=16, in_fp8=True,
-        ).name  # fmt: skip
+        layers = [LayerShape(0, 2, 64, 64)]
+        where = torch.device(device)
+        return choose_attention(name, where, dtype=torch.bfloat16, layers=layers, in_fp8=True)
 
-    for name in ("flex", "compiled", "flashinfer"):
+    for name in ("compiled", "flashinfer"):
         with pytest.raises(ConfigError, match="'fp8', which only 'triton' and 'sdpa' read; use"):
             choose(name)
     assert choose("auto") == choose("sdpa") == "sdpa"

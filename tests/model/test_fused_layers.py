@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine.attention.interface import NAME, AttentionBackend, LayerShape, Span, register
+from engine.attention.interface import NAME, LayerShape, Span, register
 from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
 from engine.errors import ConfigError, ModelError
 from engine.model import loader
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import choose_attention
 from engine.model.batch import Batch
 from engine.model.kv_cache import Plane
 from engine.model.loaded import front_door
@@ -36,7 +36,7 @@ from tests.support.whole_sequence import whole_sequence
 
 triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
 
-from engine.attention.steady import SteadyBackend  # noqa: E402
+from engine.attention.triton import TritonBackend  # noqa: E402
 from engine.attention.triton_kernels import Splitting  # noqa: E402
 from engine.model import fused_layers as fused_layers_module  # noqa: E402
 from engine.model import triton_layers as kernels  # noqa: E402
@@ -188,7 +188,7 @@ def check_steady() -> None:
     shapes, expected = probe_layers(model, "it"), reference(model, "it")
     fused = fused_layers(model, shapes)
     assert make_steady(fused) is None
-    backend, call = SteadyBackend(CPU, SdpaBackend(CPU), Splitting(2, 32)), front_door(fused)
+    backend, call = TritonBackend(CPU, Splitting(2, 32)), front_door(fused)
 
     @torch.inference_mode()
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
@@ -251,14 +251,13 @@ def test_the_loader_says_why_a_model_is_not_steady(tmp_path: Path, interpreted: 
 def test_steady_attention_is_our_kernel() -> None:
     """Law: for prompts too; another backend by name, and another device, are refused."""
 
-    def choose(wanted: AttentionName, device: str) -> AttentionBackend:
+    def choose(wanted: AttentionName, device: str) -> AttentionName:
         where, shapes = torch.device(device), [LayerShape(0, 2, 64, 64)]
-        how: dict[str, Any] = {"dtype": torch.bfloat16, "layers": shapes, "block_size": 16}
-        return choose_backend(wanted, where, **how, steady=True)
+        return choose_attention(wanted, where, dtype=torch.bfloat16, layers=shapes, steady=True)
 
-    assert isinstance(choose("auto", "cuda"), SteadyBackend)
-    with pytest.raises(ConfigError, match="batch_invariant needs .* but attention is 'flex'"):
-        choose("flex", "cuda")
+    assert choose("auto", "cuda") == choose("triton", "cuda") == "triton"
+    with pytest.raises(ConfigError, match="batch_invariant needs .* but attention is 'sdpa'"):
+        choose("sdpa", "cuda")
     with pytest.raises(ConfigError, match="but the device is cpu"):
         choose("auto", "cpu")
 

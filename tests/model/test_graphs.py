@@ -4,7 +4,6 @@ padding, fixed tensors, eviction; the numbers are those of eager forwards."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,6 @@ import torch
 from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferBackend
-from engine.attention.flex import FlexBackend
-from engine.attention.interface import AttentionBackend
 from engine.config import MAX_K, EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
@@ -41,10 +38,6 @@ from tests.support.waits import Waits
 CPU = torch.device("cpu")
 BLOCK, BLOCKS = 4, 40
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
-    "flex": lambda: FlexBackend(CPU, BLOCK),
-    "flashinfer": lambda: FlashInferBackend(CPU, PagedPrefill),
-}
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +54,13 @@ def eager(model: LoadedModel) -> ModelRunner:
     return ModelRunner(model, KVCache(BLOCKS, BLOCK, "cpu"), "eager", attention="sdpa")
 
 
-def captured(
-    model: LoadedModel, recorder: Again, backend: str = "flex", most_steps: int = 0
-) -> ModelRunner:
+def captured(model: LoadedModel, recorder: Again, most_steps: int = 0) -> ModelRunner:
     """As on CUDA: by the model's own forward, without compiled code."""
     runner = ModelRunner(
         replace(model, logits=front_door(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
         model.role,
-        backend=BACKENDS[backend](),
+        backend=FlashInferBackend(CPU, PagedPrefill),
         graphs=Graphs(recorder, 24, most_steps),
     )
     runner._compiled = None
@@ -85,12 +76,11 @@ STEPS = [  # prompts, decodes, a verification beside a prompt, more rows than th
 ]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_replays_equal_eager_forwards(target: LoadedModel, name: str) -> None:
+def test_replays_equal_eager_forwards(target: LoadedModel) -> None:
     """Law: whatever the number of rows, however it is filled up, a replay's logits are those of the
     eager forward, and so is the cache that the next one reads."""
     recorder = Again()
-    ours, theirs = captured(target, recorder, name), eager(target)
+    ours, theirs = captured(target, recorder), eager(target)
     for segments in STEPS:
         found, expected = ours.forward(segments).logits, theirs.forward(segments).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -168,15 +158,14 @@ ASKS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("asks", ASKS, ids=str)
 def test_a_chain_draws_what_steps_draw(
-    draft: LoadedModel, name: str, count: int, asks: list[dict[str, Any]]
+    draft: LoadedModel, count: int, asks: list[dict[str, Any]]
 ) -> None:
     """Law: one graph of K steps draws the tokens that K forwards with the same keyed noise draw,
     whatever the fields, and leaves the same keys and values."""
-    ours, theirs = captured(draft, Again(), name), eager(draft)
+    ours, theirs = captured(draft, Again()), eager(draft)
     theirs._compiled = None
     seqs = [sequence(i, **fields) for i, fields in enumerate(asks[:count])]
     prompts = [Segment(seq.tokens, 0, seq.blocks, 1) for seq in seqs]
@@ -314,7 +303,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
     def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
-        backend = FlexBackend(CPU, BLOCK)
+        backend = FlashInferBackend(CPU, PagedPrefill)
         made = ModelRunner(model, cache, model.role, backend=backend, graphs=Graphs(recorder, 24))
         made._compiled = None
         return made

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from engine.attention.flashinfer import FlashInferBackend
-from engine.attention.flex import FlexBackend
-from engine.attention.interface import AttentionBackend
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
@@ -36,10 +34,6 @@ from tests.support.waits import Waits
 CPU = torch.device("cpu")
 BLOCK, BLOCKS = 4, 80
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
-BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
-    "flex": lambda: FlexBackend(CPU, BLOCK),
-    "flashinfer": lambda: FlashInferBackend(CPU, PagedPrefill),
-}
 STOPS = tuple(range(3, 120, 11))
 MakeEngine = Callable[..., Engine]
 
@@ -60,7 +54,6 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         k: int = 4,
         *,
         usual: bool = True,
-        backend: str = "flex",
         twin: bool = False,
         companions: Seq[str] = (),
         **more: Any,
@@ -75,7 +68,7 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
                 replace(model, logits=front_door(model.model)),
                 cache,
                 model.role,
-                backend=BACKENDS[backend](),
+                backend=FlashInferBackend(CPU, PagedPrefill),
                 graphs=graphs,
             )
             runner._compiled = None
@@ -142,14 +135,13 @@ class Counted:
         return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
-def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool, backend: str) -> None:
+def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool) -> None:
     """Law: nobody can see which way a step went: not in a text, an ending or a count. Prompts of
     several lengths, temperatures, drafts that are right or wrong and that end early."""
     asked = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]
-    ours, theirs = (make(k, usual=usual, twin=twin, backend=backend) for usual in (True, False))
+    ours, theirs = (make(k, usual=usual, twin=twin) for usual in (True, False))
     counted = Counted(ours)
     mine, other = told(ours, asked), told(theirs, asked)
     assert mine == other

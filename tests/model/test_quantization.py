@@ -119,8 +119,8 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> tor
 def test_what_torchao_is_asked_for(
     kind: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: transformers takes it, weights are packed where they will lie, and the compiler of
-    FlexAttention is left as it is. Bug: torchao set it to tune every kernel on the device."""
+    """Law: transformers takes it, weights are packed where they will lie, and torch's
+    compiler is left as it is. Bug: torchao set it to tune every kernel on the device."""
     device = on_cuda(monkeypatch, (9, 0))
     found = quantization_arguments(kind, device, torch.bfloat16, "a model", None)
     assert found["device_map"] == {"": "cuda:1"}

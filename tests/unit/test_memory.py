@@ -102,7 +102,7 @@ def test_one_block_more_would_not_fit() -> None:
 
 
 def test_tables_of_the_blocks_are_part_of_the_plan() -> None:
-    """Bug: FlexAttention's tables for graphs grow with the pool, and nobody had planned them."""
+    """Bug: tables of graphs grow with the pool, and nobody had planned them."""
     sizes = plan_memory(
         CacheConfig(block_size=16),
         SCHEDULE,

@@ -13,7 +13,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.cpu.attention import MOST_THREADS, CompiledBackend
 from engine.cpu.vectors import LANES
 from engine.errors import ConfigError
-from engine.model.attention_choice import choose_backend
+from engine.model.attention_choice import choose_attention
 from engine.model.kv_cache import Plane
 from engine.scheduling.segment import ancestors_of
 
@@ -204,7 +204,7 @@ def test_single_precision_is_answered_in_it() -> None:
 def test_it_is_chosen_by_device_threads_and_layers() -> None:
     def chosen(dtype: torch.dtype = torch.float32, **shape: Any) -> str:
         layer = LayerShape(**{"layer": 0, "kv_heads": 2, "key_dim": 32, "value_dim": 32, **shape})
-        return choose_backend("auto", CPU, dtype=dtype, layers=[layer], block_size=16).name
+        return choose_attention("auto", CPU, dtype=dtype, layers=[layer])
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -218,9 +218,7 @@ def test_it_is_chosen_by_device_threads_and_layers() -> None:
     finally:
         torch.set_num_threads(before)
     with pytest.raises(ConfigError, match="the device is cuda"):
-        choose_backend(
-            "compiled", torch.device("cuda"), dtype=torch.float32, layers=[], block_size=16
-        )
+        choose_attention("compiled", torch.device("cuda"), dtype=torch.float32, layers=[])
 
 
 @pytest.mark.parametrize(
@@ -235,4 +233,4 @@ def test_what_it_does_not_know_is_refused_where_it_is_asked_for(
     known = f"a multiple of {LANES} in float32 and of {2 * LANES} in bfloat16"
     said = f"{known}, .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
     with pytest.raises(ConfigError, match=said):
-        choose_backend("compiled", CPU, dtype=dtype, layers=layers, block_size=16)
+        choose_attention("compiled", CPU, dtype=dtype, layers=layers)
