@@ -24,12 +24,11 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.triton_kernels import PIECE_ROWS, Splitting, Tables, attend
+from engine.attention.triton_kernels import PIECE, PIECE_ROWS, ROW, Splitting, Tables, attend
 
 _Piece = tuple[int, int, int, int, int, int]
 
 MOST_NODES = 64  # of a tree: bits of a mask
-ROW, PIECE = 3, 6  # numbers in a record
 
 
 class TritonBackend:
@@ -133,7 +132,7 @@ class Listed:
         indices = of[3] + after
         block, place = np.divmod(indices + np.arange(steps, dtype=np.int32)[:, None], size)
         self.slots = self.pages[of[5] + block].astype(np.int64) * size + place
-        self.rows = np.zeros((len(numbers), ROW), np.int32)
+        self.rows = np.zeros((len(numbers), ROW.value), np.int32)
         self.rows[:, 0], self.rows[:, 1] = indices, (2 << after) - 1
 
     def _place_nodes(self, row: int, end: int, nodes: Sequence[Sequence[int]]) -> None:
@@ -166,7 +165,7 @@ class Packed:
         self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1
     ) -> None:
         self.slots = sent.part(steps, rows, dtype=torch.int64)
-        self._parts = sent.part(rows, ROW), sent.part(pieces, PIECE), sent.part(pages)
+        self._parts = sent.part(rows, ROW.value), sent.part(pieces, PIECE.value), sent.part(pages)
         self.steps = steps
 
     def fill(self, listed: Listed) -> None:

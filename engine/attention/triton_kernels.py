@@ -26,6 +26,7 @@ from torch import Tensor
 
 from engine.attention.interface import Variation
 
+ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
 PIECE_ROWS = 8  # at most
 SMALLEST = 16  # a side of a product
 WIDE = 128  # numbers of a head
@@ -88,8 +89,9 @@ def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
     """Of each line: both halves of its mask, and its position if there is a window."""
     position = mine
     if WINDOW > 0:
-        position = tl.load(rows + mine * 3, live, 0) + steps
-    return tl.load(rows + mine * 3 + 1, live, 0), tl.load(rows + mine * 3 + 2, live, 0), position
+        position = tl.load(rows + mine * ROW, live, 0) + steps
+    bits = rows + mine * ROW + 1
+    return tl.load(bits, live, 0), tl.load(bits + 1, live, 0), position
 
 
 @triton.jit
@@ -99,7 +101,7 @@ def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.
     bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
     seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
-        position = tl.load(rows + (origin + node) * 3, (node >= 0) & there, 0) + steps
+        position = tl.load(rows + (origin + node) * ROW, (node >= 0) & there, 0) + steps
         position = tl.where(node < 0, index, position)
         seen = seen & (own[:, None] - position[None, :] < WINDOW)
     return seen & there[None, :]
@@ -125,7 +127,7 @@ def attend_splits(
 ):  # fmt: skip
     """One piece, `SHARED` heads with one of keys, one split: `sums` `[rows, heads, SPLITS,
     VALUE_DIM]`, and `tops` `[rows, heads, SPLITS, 2]`, the best score and the sum of weights."""
-    piece = pieces + tl.program_id(0) * 6
+    piece = pieces + tl.program_id(0) * PIECE
     if tl.load(piece + 1) == 0:
         return
     end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p over rows of logits, without a word to the host: which ids survive, and
+"""top_k, top_p and min_p over rows of logits, none of which the host reads: which ids survive, and
 their logits.
 
 Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold that share of

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.sampling import plain
+from engine.sampling.row_facts import Wishes
 
 BLOCK = tl.constexpr(1024)  # ids of a program: a row of 128 k is 126 programs
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -25,6 +26,10 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
+# Columns of `device_texts.adjusted`'s wishes.
+_SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
+    tl.constexpr(column) for column in range(len(Wishes._fields))
+)
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
@@ -152,21 +157,22 @@ def adjust_blocks(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there, own = lanes < WIDTH, wishes + row * of_row
-    at = tl.load(own).to(tl.int64) * WIDTH + lanes
-    first, depth = tl.load(own + of_column).to(tl.int64), tl.load(own + 2 * of_column).to(tl.int32)
+    at = tl.load(own + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
+    first = tl.load(own + _FIRST_GUESS * of_column).to(tl.int64)
+    depth = tl.load(own + _DEPTH * of_column).to(tl.int32)
     held = tl.load(seen + at, mask=there, other=0)
     for guess in range(depth):
         held += tl.where(lanes == tl.load(ids + first + guess), _GENERATED, 0)
     scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
     scores += tl.load(biases + at, mask=there, other=0.0)
-    if tl.load(own + 3 * of_column) > 0:
+    if tl.load(own + _EARLY * of_column) > 0:
         scores = tl.where((held & _ENDS) > 0, -_INF, scores)
-    repetition = tl.load(own + 4 * of_column).to(tl.float32)
+    repetition = tl.load(own + _REPETITION * of_column).to(tl.float32)
     repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
     scores = tl.where((held & _TEXT) > 0, repeated, scores)
     counts = (held >> 2).to(tl.float32)
-    frequency = tl.load(own + 5 * of_column).to(tl.float32)
-    presence = tl.load(own + 6 * of_column).to(tl.float32)
+    frequency = tl.load(own + _FREQUENCY * of_column).to(tl.float32)
+    presence = tl.load(own + _PRESENCE * of_column).to(tl.float32)
     scores -= counts * frequency + tl.where(counts > 0, presence, 0.0)
     tl.store(out + row * WIDTH + lanes, scores, mask=there)
 
