@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, **others)
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {one_line(message)}\n")
+        sys.stderr.write(f"{self.prog}: {printable(message)}\n")
         raise SystemExit(2)
 
 
@@ -89,7 +89,7 @@ def exit_code(prog: str, work: Callable[[], int]) -> int:
     try:
         return work()
     except (EngineError, OSError) as error:
-        sys.stderr.write(f"{prog}: {one_line(str(error))}\n")
+        sys.stderr.write(f"{prog}: {printable(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -101,6 +101,6 @@ def show(text: str) -> int:
     return 0
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """What can be printed on a line, the rest escaped: names come from anywhere."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -13,6 +13,14 @@ from __future__ import annotations
 EXIT_CANNOT_START = 2  # exit code of an engine process whose construction raised an EngineError
 
 
+LONGEST = 300  # characters that are quoted of what a library says
+
+
+def one_line(said: object, most: int | None = LONGEST) -> str:
+    """Libraries' errors come with line breaks and advice in paragraphs. `most`: None for all."""
+    return " ".join(str(said).split())[:most]
+
+
 class EngineError(Exception):
     """Base of every error that is meant for a person to read."""
 

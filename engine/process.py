@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from engine.child import freeze_memory
-from engine.errors import EXIT_CANNOT_START, EngineError
+from engine.errors import EXIT_CANNOT_START, EngineError, one_line
 from engine.messages import (
     Abort,
     Command,
@@ -103,12 +103,12 @@ class EngineProcess:
             return EXIT_DONE
         except EngineError as error:
             if self._alone:
-                logger.error("the engine stops: %s", _one_line(error))
-            self._send(Fatal(_one_line(error), useless_to_retry=not made))
+                logger.error("the engine stops: %s", one_line(error, None))
+            self._send(Fatal(one_line(error, None), useless_to_retry=not made))
             return EXIT_UNEXPECTED if made else EXIT_CANNOT_START
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
-            self._send(Fatal(f"the engine failed: {type(error).__name__}: {_one_line(error)}"))
+            self._send(Fatal(f"the engine failed: {type(error).__name__}: {one_line(error, None)}"))
             return EXIT_UNEXPECTED
         finally:
             self._context.destroy(linger=LINGER_MILLISECONDS)
@@ -150,7 +150,7 @@ class EngineProcess:
                 try:
                     engine.set_speculation(command.mode, command.k)
                 except EngineError as error:
-                    logger.warning("speculation stays as it was: %s", _one_line(error))
+                    logger.warning("speculation stays as it was: %s", one_line(error, None))
                 self._send(Outputs([], engine.gauges()))  # shows it at once, also while idle
             case Drain():
                 self._draining = True
@@ -162,8 +162,3 @@ class EngineProcess:
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self._draining = True
-
-
-def _one_line(error: Exception) -> str:
-    """Libraries' messages come with line breaks and advice in paragraphs."""
-    return " ".join(str(error).split())

@@ -43,8 +43,8 @@ class QuickDraws:
         self._processor.forget(rows.seq)
 
     def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
-        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: go
-        the long way. Those behind the first that is not as guessed mean nothing."""
+        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: to
+        be drawn row by row on the host. Those behind the first one not as guessed mean nothing."""
         found: list[list[int] | None] = [None] * len(asked)
         places: list[tuple[int, int]] = []
         items: list[int] = []

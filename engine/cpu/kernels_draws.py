@@ -1,8 +1,9 @@
 """Draws in compiled code: a row of logits to its token, without a tensor in between.
 
 `draw` answers UNSURE where the two best scores, or a token and a filter's edge, lie closer than any
-rounding could move them, and the caller asks the long way (`engine.sampling.device_draws`). A token
-that is told is the long way's token. `guess`, for drafts, takes what seems best.
+rounding could move them, and the caller draws row by row on the host
+(`engine.sampling.device_draws`). A token that is told is the one drawn there. `guess`, for drafts,
+takes what seems best.
 
 Tokens stand in groups: all whose ids are equal modulo their number, so that neighbours belong to
 different groups and one vector instruction serves many of them. The largest logit and the smallest

@@ -16,7 +16,7 @@ from typing import Any
 from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 
 _BYTE_FF = b"\xff"
 
@@ -39,7 +39,7 @@ def load_vocabulary(
         ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(plain.eos_tokens)
         return LLTokenizer(TokenizerWrapper(words), eos_token=ends)
     except Exception as error:  # Rust and transformers raise whatever the file made them raise
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise ModelError(f"no grammar can be used with the tokenizer of {path}: {reason}") from None
 
 

@@ -29,12 +29,12 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` and `places` (positions) of all rows, and the `rows` that meet the LM head, on the
+    """`tokens` and `positions` of all rows, and the `rows` that meet the LM head, on the
     host. Their tensors are made, and sent to the device, when they are asked for: graphs have some
     of their own."""
 
     tokens: list[int]
-    places: list[int]
+    positions: list[int]
     rows: list[int]
     spans: list[Span]
     device: torch.device
@@ -46,7 +46,7 @@ class Batch:
     ) -> Batch:
         """Rows stand in segment order."""
         tokens: list[int] = []
-        places: list[int] = []
+        positions: list[int] = []
         rows: list[int] = []
         spans: list[Span] = []
         for segment in segments:
@@ -57,15 +57,15 @@ class Batch:
             parents = segment.tail_parents
             if parents is None or is_chain(parents):
                 ancestors = None
-                places += range(start, start + length)
+                positions += range(start, start + length)
             else:
                 ancestors = ancestors_of(parents)
                 root = start + length - len(parents)
-                places += range(start, root)
-                places += [root + len(above) for above in ancestors]
+                positions += range(start, root)
+                positions += [root + len(above) for above in ancestors]
             rows += range(row + length - segment.num_logits, row + length)
             spans.append(Span(row, length, start, segment.blocks, ancestors))
-        return cls(tokens, places, rows, spans, device, unseen)
+        return cls(tokens, positions, rows, spans, device, unseen)
 
     @property
     def trailing(self) -> bool:
@@ -76,7 +76,7 @@ class Batch:
     def _flat(self) -> Tensor:
         """Int64 `[2, rows]`. The host does not wait for what it sends, here and in all that
         prepares a forward."""
-        flat = torch.tensor([self.tokens, self.places]).to(self.device, non_blocking=True)
+        flat = torch.tensor([self.tokens, self.positions]).to(self.device, non_blocking=True)
         if self.unseen is not None:
             there = torch.tensor(self.unseen.rows).to(self.device, non_blocking=True)
             flat[0].index_copy_(0, there, self.unseen.ids)
@@ -88,7 +88,7 @@ class Batch:
         return self._flat[:1]
 
     @property
-    def positions(self) -> Tensor:
+    def position_ids(self) -> Tensor:
         """Int64 `[1, rows]`."""
         return self._flat[1:]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.attention.interface import NAME
 from engine.errors import ModelError
-from engine.model.proof import one_line
+from engine.model.proof import failure
 from engine.model.rope import served_positions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
     except Exception as error:  # transformers raises what it likes; the operator gets one line
-        raise ModelError(f"{name} has no usable configuration: {one_line(error)}") from error
+        raise ModelError(f"{name} has no usable configuration: {failure(error)}") from error
     stored = getattr(config, "quantization_config", None)
     if isinstance(stored, dict) and stored.get("quant_method") == "mxfp4":
         logger.info("%s is stored in MXFP4 and held in 16 bits, four times as large", name)
@@ -109,7 +109,7 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             **arguments,
         )
     except Exception as error:  # transformers raises what it likes
-        raise ModelError(f"{name} could not be loaded: {one_line(error)}") from error
+        raise ModelError(f"{name} could not be loaded: {failure(error)}") from error
     absent = sorted(report.get("missing_keys") or [])
     if absent:
         raise ModelError(

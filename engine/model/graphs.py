@@ -146,7 +146,7 @@ class _Static:
     def fill(self, batch: Batch, spans: Sequence[Span], along: Along) -> Tensor | None:
         used, unseen = len(batch.tokens), batch.unseen
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
-        self._positions.host[:used], self._positions.host[used:] = batch.places, 0
+        self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
         self._kept.host[: len(batch.rows)] = batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows

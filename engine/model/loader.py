@@ -34,7 +34,7 @@ from engine.model.checkpoint import (
 from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
-from engine.model.proof import forward_of, is_proven, one_line, probe_layers, prove, reference
+from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
 from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
         fused = fused_layers(loaded.model, loaded.layers)
         return _called(loaded, None if fused is None else front_door(fused), expected)
     except Exception as error:  # of a compiler that is missing, say: the model runs without
-        logger.warning("the %s model runs without fused layers: %s", loaded.role, one_line(error))
+        logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
         return loaded
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.attention.interface import NAME, AttentionBackend, LayerProbe, LayerShape
 from engine.attention.sdpa import SdpaBackend
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache, Plane
@@ -44,7 +44,7 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
         except ModelError as error:
             raise ModelError(f"{name} cannot be served: {error}") from error
         except Exception as error:  # any failure of foreign model code means the same here
-            raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
+            raise ModelError(f"{name} fails with paged attention: {failure(error)}") from error
     layers = tuple(probe.layers[i] for i in sorted(probe.layers))
     if not layers:
         raise ModelError(f"{name} has no attention layer")
@@ -105,7 +105,7 @@ def reference(model: Any, name: str) -> Tensor:
         logits: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
         model.set_attn_implementation(NAME)
     except Exception as error:  # any failure of foreign model code means the same here
-        raise ModelError(f"{name} fails its first forward: {one_line(error)}") from error
+        raise ModelError(f"{name} fails its first forward: {failure(error)}") from error
     if not bool(logits.isfinite().all()):
         raise ModelError(f"{name} computes logits that are not numbers; its weights are damaged")
     return logits
@@ -118,7 +118,7 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
         try:
             found = _paged(forward_of(loaded), loaded.layers, loaded.model)
         except Exception as error:  # as above
-            raise ModelError(f"{name} fails with paged attention: {one_line(error)}") from error
+            raise ModelError(f"{name} fails with paged attention: {failure(error)}") from error
     worst = _difference(found, expected)
     if not worst <= TOLERANCE[loaded.dtype]:
         raise ModelError(
@@ -134,7 +134,7 @@ def forward_of(loaded: LoadedModel) -> Forward:
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, loaded.device)
         prepared = backend.prepare(plane, batch.spans)
-        return loaded.logits(batch.input_ids, batch.positions, batch.keep, prepared).float()
+        return loaded.logits(batch.input_ids, batch.position_ids, batch.keep, prepared).float()
 
     return forward
 
@@ -178,7 +178,7 @@ def _difference(found: list[Tensor], expected: Tensor) -> float:
     return float((torch.stack(found) - expected).abs().max()) / scale
 
 
-def one_line(error: BaseException) -> str:
-    """An error's kind and its text, on one line of bearable length."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+def failure(error: BaseException) -> str:
+    """Of an error, on one line of bearable length."""
+    text = one_line(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

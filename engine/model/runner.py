@@ -275,7 +275,7 @@ class ModelRunner:
     def _eager(self, batch: Batch) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)
         with self._timer:  # packing is host work, and counted as such
-            logits = self.model.logits(batch.input_ids, batch.positions, batch.keep, prepared)
+            logits = self.model.logits(batch.input_ids, batch.position_ids, batch.keep, prepared)
             return logits.float()
 
     def chain(

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from server.errors import ChatTemplateError
 
 SPELLINGS = (
@@ -230,7 +230,7 @@ class Tokenizer:
                 ) from error
             # Templates are programs of the model's author: any of these means "not these messages".
             raise ChatTemplateError(
-                f"the model's chat template refused the messages: {_one_line(error)}"
+                f"the model's chat template refused the messages: {one_line(error)}"
             ) from error
         return str(text)
 
@@ -259,9 +259,4 @@ def load_tokenizer(
         )
         return Tokenizer(tokenizer)
     except Exception as error:  # transformers and Rust raise whatever the file made them raise
-        raise ModelError(f"cannot load a tokenizer from {path}: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return (text[:297] + "...") if len(text) > 300 else text or type(error).__name__
+        raise ModelError(f"cannot load a tokenizer from {path}: {one_line(error)}") from error

@@ -203,7 +203,7 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
         or isinstance(module, LlamaAttention)
     ]
     batch = Batch.pack([Segment(TOKENS, 0, STRAIGHT, 1)], CPU)
-    front_door(loaded.model)(batch.input_ids, batch.positions, batch.keep, Spy())
+    front_door(loaded.model)(batch.input_ids, batch.position_ids, batch.keep, Spy())
     for hook in hooks:
         hook.remove()
     assert seen == [None] * len(loaded.layers)

@@ -101,7 +101,7 @@ def compare(family: str) -> None:
         batch = Batch.pack(segments, CPU)
         prepared = SdpaBackend(CPU).prepare(plane, batch.spans)
         with patch.object(model.base_model.layers[0], "forward", None):  # is not called
-            return call(batch.input_ids, batch.positions, batch.keep, prepared)
+            return call(batch.input_ids, batch.position_ids, batch.keep, prepared)
 
     assert is_proven(forward, shapes, expected, model)
 
@@ -195,7 +195,7 @@ def check_steady() -> None:
         batch = Batch.pack(segments, CPU)
         with patch.object(torch.nn.functional, "linear", None):  # is not called
             prepared = backend.prepare(plane, batch.spans)
-            return call(batch.input_ids, batch.positions, batch.keep, prepared)
+            return call(batch.input_ids, batch.position_ids, batch.keep, prepared)
 
     assert is_proven(forward, shapes, expected, model)
     tokens, blocks = [(7 * i) % 120 + 4 for i in range(70)], [8, 1, 2, 3, 4]

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.attention.torchao_warnings import mute
 from engine.config import BUILTIN, Role, model_folder
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from engine.lab.plan.shape import ModelShape, model_shape
 
 Fields = dict[str, Any]
@@ -53,5 +53,5 @@ def find_model(name: str, role: Role) -> ModelShape:
             + ", ".join([BUILTIN, *PRESETS])
         ) from error
     except Exception as error:  # transformers raises what it likes
-        said = " ".join(str(error).split())[:300]
+        said = one_line(error)
         raise ModelError(f"the config.json of --{role} {name} cannot be used: {said}") from error

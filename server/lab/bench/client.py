@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine.errors import ConfigError, EngineError
+from engine.errors import ConfigError, EngineError, one_line
 
 _SAMPLE = re.compile(
     r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k|part)="(\w+)"[^}]*\} (\S+)$'
@@ -159,4 +159,4 @@ def _message(body: Any) -> str:
             body = json.loads(body)
     error = body.get("error", body) if isinstance(body, dict) else body
     found = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(found).split())[:300]
+    return one_line(found)

@@ -86,7 +86,7 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
     batch = Batch.pack([Segment(tokens, 0, blocks, 90)], loaded.device)
     prepared = SdpaBackend(loaded.device).prepare(other, batch.spans)
     door = front_door(loaded.model)
-    rounded = door(batch.input_ids, batch.positions, batch.keep, prepared).float()
+    rounded = door(batch.input_ids, batch.position_ids, batch.keep, prepared).float()
     exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     expected = exact(torch.tensor([tokens])).logits[0].float()
     assert found.shape == expected.shape
