@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from engine.sampling import plain
-from engine.sampling.row_facts import Wishes
 
 BLOCK = tl.constexpr(1024)  # ids of a program: a row of 128 k is 126 programs
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
@@ -26,9 +25,9 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
-# Columns of `device_texts.adjusted`'s wishes.
+# Columns of `device_texts.adjusted`'s wishes: the fields of row_facts.Wishes, which imports this.
 _SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
-    tl.constexpr(column) for column in range(len(Wishes._fields))
+    tl.constexpr(column) for column in range(7)
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
