@@ -80,9 +80,15 @@ def key_columns(
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
-def key_halves(seeds: Words, positions: Words) -> tuple[Halves, Halves]:
-    """The low and the high halves of the rows' keys, `[rows]` int32 each."""
-    words: Words = _splitmix64(_splitmix64(seeds) ^ positions)
+def seed_words(seeds: Words) -> Words:
+    """What seeds put into keys, uint64 each."""
+    words: Words = _splitmix64(seeds)
+    return words
+
+
+def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> tuple[Halves, Halves]:
+    """The low and the high halves of the rows' keys, `[rows]` int32 each, from `seed_words`."""
+    words: Words = _splitmix64(seeds ^ positions.astype(np.uint64))
     low, high = words.astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
     return low.view(np.int32), high.view(np.int32)
 

@@ -70,11 +70,16 @@ class Draft(msgspec.Struct):
         is_eos = token in eos_ids and not params.ignore_eos
         self.ended = is_eos or token in params.stop_token_ids
 
-    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: Collection[int]) -> None:
+    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
-        for token, lead in zip(tokens, leads, strict=True):
-            if self.wants_more:
-                self.take(token, lead, eos_ids)
+        params = self.seq.params
+        goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
+        if goes_on and not params.stop_token_ids and len(tokens) == self.k and min(tokens) >= 0:
+            self.tokens, self.confidences = tokens, leads
+        else:
+            for token, lead in zip(tokens, leads, strict=True):
+                if self.wants_more:
+                    self.take(token, lead, eos_ids)
         self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
         self.ended = True
 
