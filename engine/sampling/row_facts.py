@@ -18,7 +18,7 @@ from engine.attention.packed_copy import sent_alone
 from engine.messages import SamplingParams
 from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import key_halves, seed_words
+from engine.sampling.noise import key_halves, splitmix64
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.sequence import Sequence
 
@@ -65,16 +65,14 @@ _DEPTHS = UNWISHED + Wishes._fields.index("depths")
 
 class Fields(NamedTuple):
     """What some sequences ask for, which stays as it is while they live. `table` float64
-    `[sequences, COLUMNS]`, 0 in what a row or a step adds; what their seeds put into keys, uint64;
-    alternatives (-1: none are asked for); lengths until which they may not end. `filters`,
-    `scores`, `adjusts`: whether anybody asks for such; `look` as in filters.survivors."""
+    `[sequences, COLUMNS]`, 0 in what a row or a step adds; splitmix64 of their seeds; alternatives
+    (-1: none are asked for); lengths until which they may not end. `adjusts`: whether anybody asks
+    for more than filters; `look` as in filters.survivors, 0 if nobody asks for these."""
 
     table: Numbers
     seeds: Numbers
     counts: Numbers
     early: Numbers
-    filters: bool
-    scores: bool
     adjusts: bool
     look: int
 
@@ -84,14 +82,11 @@ def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fi
     plains = [processor.fields(seq) for seq in seqs]
     asked = [seq.params for seq in seqs]
     cut = [plain for plain in plains if plain.is_filtered(vocab)]
-    counts = np.array([-1 if p.logprobs is None else p.logprobs for p in asked])
     return Fields(
         np.array([_told(*each, vocab) for each in zip(asked, plains, strict=True)]),
-        seed_words(np.array([p.seed for p in asked], np.uint64)),
-        counts,
+        splitmix64(np.array([p.seed for p in asked], np.uint64)),
+        np.array([-1 if p.logprobs is None else p.logprobs for p in asked]),
         np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
-        bool(cut),
-        bool(counts.max() >= 0),
         any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
         look_of(cut, vocab) if cut else 0,
     )
@@ -137,13 +132,13 @@ def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
     table[:, _DEPTHS] = depths
     if fields.adjusts:
         table[:, _DEPTHS + 1] = depths < (fields.early - lengths).repeat(sizes)
-    nothing = numbers[:0]
+    nothing, alternatives = numbers[:0], int(fields.counts.max())
     return Plan(
         table,
         nothing if (first == before).all() else (first - before).repeat(sizes) + numbers,
-        table[:, UNWISHED - 1].nonzero()[0] if fields.filters else nothing,
-        (fields.counts.repeat(sizes) >= 0).nonzero()[0] if fields.scores else nothing,
-        int(fields.counts.max()),
+        table[:, UNWISHED - 1].nonzero()[0] if fields.look else nothing,
+        (fields.counts.repeat(sizes) >= 0).nonzero()[0] if alternatives >= 0 else nothing,
+        alternatives,
         fields.look,
         int(sizes.max()) - 1,
     )

@@ -233,9 +233,8 @@ class DraftModelProposer(Proposer):
         for draft in drafts:
             seq, guesses = draft.seq, draft.tokens
             tokens = seq.tokens
-            start, last = seq.num_draft_computed, len(tokens) - 1
-            if start > last:
-                start = last
+            last = len(tokens) - 1
+            start = min(seq.num_draft_computed, last)
             rows += last - start
             count = 0
             if judges and not guesses:

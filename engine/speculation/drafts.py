@@ -74,7 +74,8 @@ class Draft(msgspec.Struct):
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
         params = self.seq.params
         goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
-        if goes_on and not params.stop_token_ids and len(tokens) == self.k and min(tokens) >= 0:
+        whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
+        if goes_on and whole and not params.stop_token_ids:
             self.tokens, self.confidences = tokens, leads
         else:
             for token, lead in zip(tokens, leads, strict=True):
@@ -94,7 +95,7 @@ def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> 
 
 
 def starts_of(drafts: list[Draft]) -> list[Start]:
-    return [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
+    return [Start(draft.seq.blocks, len(draft.seq.tokens)) for draft in drafts]
 
 
 def chain_rows(drafts: list[Draft]) -> list[Rows]:

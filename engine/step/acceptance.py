@@ -33,9 +33,6 @@ NOTHING_LEFT = (
 )
 
 
-_NO_IDS = frozenset[int]()
-
-
 class Sampled(msgspec.Struct):
     """One sampling chunk on its way through a step. `row` is its root row in the logits."""
 
@@ -165,7 +162,7 @@ class Acceptor:
         params, room = seq.params, self._room(seq)
         item.path = result.path
         item.tokens = tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
-        eos_ids = _NO_IDS if params.ignore_eos else self._eos_ids
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         if seq.constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
             tokens = []  # none of them ends anything
         for i, token in enumerate(tokens):

@@ -27,15 +27,12 @@ def observe(
     overhead: Overhead,
 ) -> StepRecord:
     """The record of a step, after its commit."""
-    main, items = proposer.name, iter(sampled)  # in the order of the plan
-    item = next(items, None)
-    parts = list[Part]()
-    for chunk in plan.chunks:
-        if item is None or item.chunk is not chunk:
-            parts.append(_prompt_part(chunk))
-        else:
-            parts.append(_part(item, main, allowance))
-            item = next(items, None)
+    main, items = proposer.name, {id(item.chunk): item for item in sampled}
+    found = [items.get(id(chunk)) for chunk in plan.chunks]
+    parts = [
+        _prompt_part(chunk) if item is None else _part(item, main, allowance)
+        for chunk, item in zip(plan.chunks, found, strict=True)
+    ]
     speculates = any(part.proposed for part in parts)
     more = overhead.seconds(len(parts), speculates=speculates)
     return StepRecord(
@@ -78,14 +75,11 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
-    forced = _forced(item) if proposal.forced else _NONE_FORCED
+    forced = _forced(item) if proposal.forced else (0, 0)
     depths = [] if proposal.is_chain else proposal.depths()
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         item.num_accepted, num_tokens, tried, right, finish, source, bounded,
         made.confidences[:tried], forced, depths)  # fmt: skip
-
-
-_NONE_FORCED = 0, 0
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:

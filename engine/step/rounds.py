@@ -88,10 +88,10 @@ class Rounds:
         flight = self._draft.begin(chunks)
         if flight is None:
             return None
-        seconds.propose = lap()
         packed, rows, places, guessed = _packed(chunks, found)
         drawing = self._draws.plan(rows)
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
+        seconds.propose = lap()
         question = self._draws.ask(rows, drawing, len(places))
         output = self._runner.forward(packed, unseen, question.numbers)
         seconds.verify = lap()
