@@ -243,13 +243,11 @@ class Engine:
                 self._scheduler.commit(chunk, [], 0)
                 continue
             seq, item = chunk.seq, next(items)
-            proposed, accepted = len(item.proposal), item.num_accepted
-            predicted = proposed if item.proposal.source == PREDICTION else 0
             if item.tokens:
-                self._cache.straighten(seq.blocks, seq.num_tokens, item.path[:accepted])
-                self._scheduler.commit(
-                    chunk, item.tokens, accepted, num_proposed=proposed, num_predicted=predicted
-                )
+                proposed, accepted = len(item.proposal.tokens), item.num_accepted
+                predicted = proposed if item.proposal.source == PREDICTION else 0
+                self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
+                self._scheduler.commit(chunk, item.tokens, accepted, proposed, predicted)
         for item in sampled:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)

@@ -49,12 +49,10 @@ class Batch:
         positions: list[int] = []
         rows: list[int] = []
         spans: list[Span] = []
-        for segment in segments:
-            row, length, start = len(tokens), len(segment.tokens), segment.start
-            assert length > 0
-            assert 0 <= segment.num_logits <= length
-            tokens += segment.tokens
-            parents = segment.tail_parents
+        for given, start, blocks, num_logits, parents in segments:
+            row, length = len(tokens), len(given)
+            assert 0 <= num_logits <= length > 0
+            tokens += given
             if parents is None or is_chain(parents):
                 ancestors = None
                 positions += range(start, start + length)
@@ -63,8 +61,8 @@ class Batch:
                 root = start + length - len(parents)
                 positions += range(start, root)
                 positions += [root + len(above) for above in ancestors]
-            rows += range(row + length - segment.num_logits, row + length)
-            spans.append(Span(row, length, start, segment.blocks, ancestors))
+            rows += range(row + length - num_logits, row + length)
+            spans.append(Span(row, length, start, blocks, ancestors))
         return cls(tokens, positions, rows, spans, device, unseen)
 
     @property

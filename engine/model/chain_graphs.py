@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -198,7 +199,6 @@ class ChainGraphs:
         return next(size for size in self._sizes if size >= len(starts))
 
 
-def read_chains(numbers: list[list[list[float]]]) -> Found:
-    """Tokens and leads by sequence, of what `ChainGraphs` answers as lists."""
-    tokens, leads = (list(zip(*part, strict=True)) for part in numbers)
-    return [[int(token) for token in row] for row in tokens], [list(row) for row in leads]
+def read_chains(numbers: Numbers) -> Found:
+    """Tokens and leads by sequence, of what `ChainGraphs` answers as an array."""
+    return numbers[0].T.astype(np.int64).tolist(), numbers[1].T.tolist()

@@ -132,7 +132,7 @@ class KVCache:
         """Move the KV of the kept nodes of a token tree to where a chain would have written it.
         `before`: tokens of the sequence in front of the tree, whose node i was written at position
         `before + i`; `path`: the nodes kept, in order."""
-        if list(path) == list(range(len(path))):
+        if not path or path[-1] == len(path) - 1:  # it rises
             return
         size = self.block_size
 

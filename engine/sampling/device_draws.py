@@ -31,9 +31,12 @@ from engine.sampling.row_facts import (
     UNFILTERED,
     UNWISHED,
     Facts,
+    Fields,
     Numbers,
     Plan,
+    add_slots,
     apart,
+    fields_of,
     flat,
     is_adjusted,
     plan_of,
@@ -59,12 +62,12 @@ class Enqueued(NamedTuple):
     asked: Seq[Rows]
     sent: list[Tensor]
 
-    def told(self, numbers: Seq[list[float]], counts: Seq[int]) -> list[Drawn]:
+    def told(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
         """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
-        tokens, at, scored, found = numbers[0], 0, 0, list[Drawn]()
-        scores = np.reshape(numbers[1], self.sent[1].shape) if numbers[1:] else np.empty(0)
+        tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
+        scores = numbers[1] if numbers[1:] else np.empty(0)
         for rows, count in zip(self.asked, counts, strict=True):
-            drawn, asks, said = whole(tokens[at : at + count]), rows.seq.params.logprobs, None
+            drawn, asks, said = tokens[at : at + count], rows.seq.params.logprobs, None
             at += rows.size
             if asks is not None:
                 own = scores[scored : scored + count]
@@ -75,12 +78,11 @@ class Enqueued(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Rows that are to be drawn from, their plan, the guesses that are known, whether any row asks
-    for more than filters, and what the device must know of all this."""
+    """Rows that are to be drawn from, their plan, whether any row asks for more than filters, and
+    what the device must know of all this: the guesses that are known, too, if one does."""
 
     asked: Seq[Rows]
     plan: Plan
-    known: Numbers
     wanting: bool
     parts: list[Numbers]
 
@@ -98,6 +100,7 @@ class DeviceDraws:
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self._texts = DeviceTexts(vocab_size, processor.eos_ids, device)
+        self._fields: tuple[list[Sequence], Fields] | None = None  # of the last that were planned
 
     def warm(self) -> None:
         """Compile, or read the kept code, before anybody waits."""
@@ -136,46 +139,53 @@ class DeviceDraws:
     ) -> tuple[list[int], list[float]]:
         """`guess` of rows that anything may be asked of."""
         asked = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
-        out, plan = self._processor.adjust(logits, contexts), self._plan(asked)
+        out, plan = self._processor.adjust(logits, contexts), self.plan(asked)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
         tokens, leads = self._drawn(out, table, filtered, plan.look).tolist()
         if UNSURE in tokens:
             tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
         return whole(tokens), leads
 
-    def ask(self, asked: Seq[Rows], unseen: int = 0) -> Question:
+    def plan(self, asked: Seq[Rows]) -> Plan:
+        """Without slots."""
+        return plan_of(asked, self._fields_of([rows.seq for rows in asked]))
+
+    def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
         """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
-        wanting = [rows.seq for rows in asked if is_adjusted(rows.seq)]
-        slots, news = self._texts.news(wanting)
-        plan = self._plan(asked, slots, unseen)
-        known = np.array([token for rows in asked for token in rows.guesses], np.int64)
-        first = np.array_equal(plan.rows, np.arange(len(plan.rows)))
+        wanting = self._wanting([rows.seq for rows in asked])
         width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
-        parts = [plan.table[:, :width], plan.rows[:0] if first else plan.rows]
-        parts += [plan.filtered, plan.scored, known if wanting else known[:0], *news]
-        return Question(asked, plan, known, bool(wanting), parts)
+        parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
+        if wanting:
+            slots, news = self._texts.news(wanting)
+            left = iter(slots)
+            every = [next(left) if is_adjusted(rows.seq) else 0 for rows in asked]
+            add_slots(plan, asked, every, unseen)
+            known = np.array([token for rows in asked for token in rows.guesses], np.int64)
+            parts += [known, *news]
+        return Question(asked, plan, bool(wanting), parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
         turn whose `guesses` are left out."""
-        question = self.ask(asked, 0 if unseen is None else len(unseen))
+        question = self.ask(asked, self.plan(asked), 0 if unseen is None else len(unseen))
         return self.answer(logits, question, unseen, sent_alone(question.numbers, self._device))
 
     def answer(
         self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor
     ) -> Enqueued:
         """`enqueue`, with the question's numbers `there` on the device already."""
-        asked, plan, known, wanting, parts = question
-        table, rows, filtered, scored, ids, *written = apart(there, parts)
+        asked, plan, wanting, parts = question
+        table, rows, filtered, scored, *more = apart(there, parts)
         if len(rows):
             logits = logits.index_select(0, rows)
-        elif len(plan.rows) < len(logits):
-            logits = logits[: len(plan.rows)]
+        elif len(table) < len(logits):
+            logits = logits[: len(table)]
         out = logits
         if wanting:
+            ids, *written = more
             self._texts.write(*written)
             if unseen is not None:
-                ids = torch.cat([unseen, ids]) if len(known) else unseen
+                ids = torch.cat([unseen, ids]) if len(ids) else unseen
             wishes = table[:, UNWISHED:]
             out = adjusted(logits, self._texts.texts, wishes, ids, plan.most)
         found = [self._drawn(out, table, filtered, plan.look)]
@@ -186,9 +196,9 @@ class DeviceDraws:
 
     def held(self, seqs: Seq[Sequence]) -> Held | None:
         """What these ask for beyond filters, by all that they hold by now, if any of them does."""
-        mine = [is_adjusted(seq) for seq in seqs]
-        if not any(mine):
+        if not self._wanting(seqs):
             return None
+        mine = [is_adjusted(seq) for seq in seqs]
         slots, news = self._texts.news([seq for seq in seqs if is_adjusted(seq)])
         every = np.zeros(len(seqs), np.int64)
         every[mine] = slots
@@ -196,15 +206,16 @@ class DeviceDraws:
         self._texts.write(*written)
         return Held(there, self._texts.texts)
 
-    def table(self, asked: Seq[Rows]) -> Numbers:
-        """Plan.table, without slots."""
-        return self._plan(asked).table
+    def _wanting(self, seqs: Seq[Sequence]) -> list[Sequence]:
+        """Those whose next token is drawn with more than temperature and filters."""
+        adjusts = self._fields_of(seqs).adjusts
+        return [seq for seq in seqs if is_adjusted(seq)] if adjusts else []
 
-    def _plan(self, asked: Seq[Rows], slots: Seq[int] = (), unseen: int = 0) -> Plan:
-        """`slots` of those that want one, in order."""
-        left = iter(slots)
-        every = [next(left) if slots and is_adjusted(rows.seq) else 0 for rows in asked]
-        return plan_of(asked, self._processor, self._vocab, every, unseen)
+    def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
+        """Kept until others are asked about: from step to step they are mostly the same."""
+        if self._fields is None or self._fields[0] != seqs:
+            self._fields = [*seqs], fields_of(seqs, self._processor, self._vocab)
+        return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
         """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.
@@ -277,12 +288,12 @@ def together(tokens: Tensor, leads: Tensor) -> Tensor:
     return torch.stack([tokens.double(), leads.double()])
 
 
-def read_together(parts: Seq[Tensor]) -> list[list[float]]:
-    """The numbers of each of these float64 tensors, in one copy from the device."""
-    numbers: list[float] = torch.cat([part.reshape(-1) for part in parts]).tolist()
+def read_together(parts: Seq[Tensor]) -> list[Numbers]:
+    """The same as these float64 tensors, in one copy from the device."""
+    numbers = torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
     found, at = [], 0
     for part in parts:
-        found.append(numbers[at : at + part.numel()])
+        found.append(numbers[at : at + part.numel()].reshape(part.shape))
         at += part.numel()
     return found
 

@@ -80,20 +80,21 @@ def key_columns(
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
-def key_halves(seeds: Words, positions: Words) -> tuple[Halves, Halves]:
-    """The low and the high halves of the rows' keys, `[rows]` int32 each."""
-    words: Words = _splitmix64(_splitmix64(seeds) ^ positions)
+def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> tuple[Halves, Halves]:
+    """The low and the high halves of the rows' keys, `[rows]` int32 each. `seeds`: `splitmix64` of
+    them."""
+    words: Words = splitmix64(seeds ^ positions.astype(np.uint64))
     low, high = words.astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
     return low.view(np.int32), high.view(np.int32)
 
 
 def row_key(seed: int, position: int) -> int:
     """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) over both."""
-    key: int = _splitmix64(_splitmix64(seed & _MASK64) ^ (position & _MASK64))
+    key: int = splitmix64(splitmix64(seed & _MASK64) ^ (position & _MASK64))
     return key
 
 
-def _splitmix64(x: Any) -> Any:
+def splitmix64(x: Any) -> Any:
     """Of an int, or of each in an array of uint64."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.packed_copy import sent_alone
+from engine.messages import SamplingParams
 from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import key_halves
+from engine.sampling.noise import key_halves, splitmix64
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.sequence import Sequence
 
@@ -57,19 +58,55 @@ class Wishes(NamedTuple):
 
 
 COLUMNS = len(Facts._fields) + len(Wishes._fields)
-_COMPUTED = ("low", "high", "depths", "early")  # of each row; the others are the sequence's
-_KEPT = [i for i, n in enumerate(Facts._fields + Wishes._fields) if n not in _COMPUTED]
-_LOW, _DEPTHS = Facts._fields.index("low"), len(Facts._fields) + Wishes._fields.index("depths")
-
-
 UNFILTERED, UNWISHED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
+_LOW, _SLOT = Facts._fields.index("low"), UNWISHED + Wishes._fields.index("slots")
+_DEPTHS = UNWISHED + Wishes._fields.index("depths")
+
+
+class Fields(NamedTuple):
+    """What some sequences ask for, which stays as it is while they live. `table` float64
+    `[sequences, COLUMNS]`, 0 in what a row or a step adds; splitmix64 of their seeds; alternatives
+    (-1: none are asked for); lengths until which they may not end. `adjusts`: whether anybody asks
+    for more than filters; `look` as in filters.survivors, 0 if nobody asks for these."""
+
+    table: Numbers
+    seeds: Numbers
+    counts: Numbers
+    early: Numbers
+    adjusts: bool
+    look: int
+
+
+def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fields:
+    """Of sequences, in order."""
+    plains = [processor.fields(seq) for seq in seqs]
+    asked = [seq.params for seq in seqs]
+    cut = [plain for plain in plains if plain.is_filtered(vocab)]
+    return Fields(
+        np.array([_told(*each, vocab) for each in zip(asked, plains, strict=True)]),
+        splitmix64(np.array([p.seed for p in asked], np.uint64)),
+        np.array([-1 if p.logprobs is None else p.logprobs for p in asked]),
+        np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
+        any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
+        look_of(cut, vocab) if cut else 0,
+    )
+
+
+def _told(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...]:
+    """In the order of the columns."""
+    size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
+    return (
+        *(plain.scale or 1.0, plain.scale > 0, 0, 0),
+        *(size, plain.top_p, plain.floor, plain.is_filtered(vocab), 0, 0, 0, 0),
+        *(p.repetition_penalty, p.frequency_penalty, p.presence_penalty),
+    )
 
 
 class Plan(NamedTuple):
     """How rows are drawn. `table` float64 `[rows, COLUMNS]`, of which the first ones are sent as
-    far as somebody asks for them; `rows` of the logits; and by their numbers among these, which are
-    `filtered` and which `scored`, with so many `alternatives` at most. `look` as in
-    filters.survivors; no row is behind more than `most` guesses."""
+    far as somebody asks for them; `rows` of the logits (none: they are the first); and by their
+    numbers among these, which are `filtered` and which `scored`, with so many `alternatives` at
+    most. `look` as in filters.survivors; no row is behind more than `most` guesses."""
 
     table: Numbers
     rows: Numbers
@@ -80,53 +117,36 @@ class Plan(NamedTuple):
     most: int
 
 
-def plan_of(
-    asked: Seq[Rows], processor: LogitsProcessor, vocab: int, slots: Seq[int], unseen: int
-) -> Plan:
-    """Of all rows that are asked for, in order, with the slots of their sequences. The `unseen`
-    guesses come before those that are known: they are, in turn, of those whose `guesses` are left
-    out."""
-    sizes = [rows.size for rows in asked]
-    fields = [processor.fields(rows.seq) for rows in asked]
-    firsts = _first_guesses(asked, unseen)
-    told = [_told(*each, vocab) for each in zip(asked, fields, slots, firsts, strict=True)]
-    each = np.array(told).repeat(sizes, axis=0)
-    first, position, count, left, *_ = each.T
-    depths = depths_of(sizes)
-    seeds = np.array([rows.seq.params.seed for rows in asked], np.uint64).repeat(sizes)
-    table = np.empty((len(each), COLUMNS))
-    table[:, _KEPT] = each[:, 4:]
-    low, high = key_halves(seeds, (position + depths).astype(np.uint64))
-    table[:, _LOW], table[:, _LOW + 1] = low, high
-    table[:, _DEPTHS], table[:, _DEPTHS + 1] = depths, depths < left
-    cut = [plain for plain in fields if plain.is_filtered(vocab)]
+def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
+    """Of all rows that are asked for, in order, with the fields of their sequences."""
+    told = np.array(
+        [(rows.first, rows.size, rows.position, len(rows.seq.tokens)) for rows in asked]
+    )
+    first, sizes, position, lengths = told.T
+    before = sizes.cumsum() - sizes  # rows of others
+    table = fields.table.repeat(sizes, axis=0)
+    numbers = np.arange(len(table))
+    depths = numbers - before.repeat(sizes)
+    keys = key_halves(fields.seeds.repeat(sizes), (position - before).repeat(sizes) + numbers)
+    table[:, _LOW], table[:, _LOW + 1] = keys
+    table[:, _DEPTHS] = depths
+    if fields.adjusts:
+        table[:, _DEPTHS + 1] = depths < (fields.early - lengths).repeat(sizes)
+    nothing, alternatives = numbers[:0], int(fields.counts.max())
     return Plan(
         table,
-        first.astype(np.int64) + depths,
-        np.flatnonzero(table[:, Facts._fields.index("filtered")]),
-        np.flatnonzero(count >= 0),
-        int(count.max()),
-        look_of(cut, vocab) if cut else 0,
-        max(sizes) - 1,
+        nothing if (first == before).all() else (first - before).repeat(sizes) + numbers,
+        table[:, UNWISHED - 1].nonzero()[0] if fields.look else nothing,
+        (fields.counts.repeat(sizes) >= 0).nonzero()[0] if alternatives >= 0 else nothing,
+        alternatives,
+        fields.look,
+        int(sizes.max()) - 1,
     )
 
 
-def _told(rows: Rows, plain: Plain, slot: int, guess: int, vocab: int) -> tuple[float, ...]:
-    """Row, position, alternatives (-1: none are asked for), tokens until it may end; then what all
-    rows of a sequence have alike, in the order of the columns."""
-    seq, p = rows.seq, rows.seq.params
-    count = -1 if p.logprobs is None else p.logprobs
-    size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
-    filters = size, plain.top_p, plain.floor, plain.is_filtered(vocab)
-    return (
-        *(rows.first, rows.position, count, p.min_tokens - seq.num_output),
-        *(plain.scale or 1.0, plain.scale > 0, *filters),
-        *(slot, guess, p.repetition_penalty, p.frequency_penalty, p.presence_penalty),
-    )
-
-
-def _first_guesses(asked: Seq[Rows], unseen: int) -> list[int]:
-    """Where the guesses of each begin among all."""
+def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> None:
+    """Those of the sequences, and where their guesses begin. The `unseen` guesses come before those
+    that are known: they are, in turn, of those whose `guesses` are left out."""
     firsts, at, known = list[int](), 0, unseen
     for rows in asked:
         firsts.append(known if rows.guesses else at)
@@ -134,18 +154,13 @@ def _first_guesses(asked: Seq[Rows], unseen: int) -> list[int]:
             known += len(rows.guesses)
         else:
             at += rows.size - 1
-    return firsts
+    sizes = [rows.size for rows in asked]
+    plan.table[:, _SLOT : _SLOT + 2] = np.transpose([slots, firsts]).repeat(sizes, axis=0)
 
 
 def is_adjusted(seq: Sequence) -> bool:
     """Whether its next token is drawn with more than temperature and filters."""
     return RowContext(seq, []).is_adjusted
-
-
-def depths_of(sizes: Seq[int]) -> Numbers:
-    """Of rows, so many of each sequence, how many stand before each."""
-    ends = np.cumsum(sizes)
-    return np.arange(ends[-1]) - (ends - sizes).repeat(sizes)
 
 
 def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:

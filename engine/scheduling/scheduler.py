@@ -38,7 +38,8 @@ class Scheduler:
     def room(self, seq: Sequence) -> int:
         """Tokens that `seq` may still generate: by max_tokens, by the model's length, and by the
         whole pool. At 0 it must be finished with `length`."""
-        return min(seq.remaining, self.max_len - len(seq.tokens))
+        most = seq.params.max_tokens + seq.num_prompt
+        return (most if most < self.max_len else self.max_len) - len(seq.tokens)
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that fits, with room for a token unless it wants none."""
@@ -120,19 +121,21 @@ class Scheduler:
         start, total = seq.num_computed, len(seq.tokens)
         length = min(total - start, budget)
         end = start + length
+        pool, size = self.pool, self.pool.block_size
         k = want(seq) if end == total else 0
         if k:
             k = max(min(k, budget - length, self.room(seq) - 1), 0)
-        if not self.pool.reserve(seq, end + k):
-            room = (len(seq.blocks) + self.pool.num_free) * self.pool.block_size - end
+        if end + k > len(seq.blocks) * size and not pool.reserve(seq, end + k):
+            room = (len(seq.blocks) + pool.num_free) * size - end
             k = min(k, max(0, room))
-            while not self.pool.reserve(seq, end + k):
+            while not pool.reserve(seq, end + k):
                 self._preempt(plan, self._youngest(plan, seq))
                 if seq.status != "running":
                     return 0
         # Within one forward every layer writes its keys before anyone attends, so a sequence
         # admitted later in this very plan may share these blocks.
-        self.pool.publish(seq, end)
+        if end >= (seq.num_published + 1) * size:
+            pool.publish(seq, end)
         plan.chunks.append(Chunk(seq, start, length, k))
         return length + k
 
@@ -188,7 +191,6 @@ class Scheduler:
         chunk: Chunk,
         tokens: list[int],
         num_accepted: int,
-        *,
         num_proposed: int = 0,
         num_predicted: int = 0,
     ) -> None:
@@ -199,23 +201,29 @@ class Scheduler:
         behind the chunk. The drafter's plane is valid as far as the proposer itself said in
         `num_draft_computed`, but not beyond what was accepted. `num_predicted`: of the proposed.
         """
-        pool = self.pool
+        pool, size = self.pool, self.pool.block_size
         seq, start, length, _ = chunk
         assert seq.status == "running"
         assert seq.num_computed == start
         assert not tokens or start + length == len(seq.tokens)
         assert len(tokens) <= self.room(seq)
-        seq.tokens.extend(tokens)
-        seq.rounds += bool(tokens)
-        seq.proposed += num_proposed
-        seq.accepted += num_accepted
-        seq.predicted += num_predicted
-        total = len(seq.tokens)
-        seq.num_computed = min(start + length + num_accepted, total - 1)
-        seq.num_draft_computed = min(seq.num_draft_computed, seq.num_computed)
-        pool.publish(seq, seq.num_computed)
-        pool.mark_draft_ready(seq, seq.num_draft_computed)
-        pool.trim(seq, total)
+        seq.tokens += tokens
+        if tokens:
+            seq.rounds += 1
+            seq.proposed += num_proposed
+            seq.accepted += num_accepted
+            seq.predicted += num_predicted
+        total, computed = len(seq.tokens), start + length + num_accepted
+        seq.num_computed = computed = computed if computed < total else total - 1
+        if seq.num_draft_computed > computed:
+            seq.num_draft_computed = computed
+        # Most steps fill no block: calls would take longer than to see that.
+        if computed >= (seq.num_published + 1) * size:
+            pool.publish(seq, computed)
+        if seq.num_draft_computed >= (seq.num_draft_ready + 1) * size:
+            pool.mark_draft_ready(seq, seq.num_draft_computed)
+        if len(seq.blocks) * size >= total + size:
+            pool.trim(seq, total)
 
 
 def _priority(seq: Sequence) -> int:

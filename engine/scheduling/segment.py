@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+CHAIN = [*range(-1, 1 << 12)]  # longer than any proposal: parents; from the second on, nodes
+
 
 class Segment(NamedTuple):
     """One sequence's part of one forward: `tokens` at KV indices `start ..`, in the block table
@@ -36,4 +38,4 @@ def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:
-    return not parents or list(parents) == list(range(-1, len(parents) - 1))
+    return not parents or [*parents] == CHAIN[: len(parents)]

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
+from engine.sampling.row_facts import Numbers
 from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
@@ -47,21 +47,15 @@ from engine.speculation.drafts import (
 from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """Proposals of `steps` tokens each that the host has not seen yet. `sent`: float64 tensors on
+class InFlight(NamedTuple):
+    """Proposals that the host has not seen yet. `sent`: float64 tensors on
     the device, whose numbers say what was judged (if anything was), and then the proposals: tokens
-    and leads by step and sequence."""
+    and leads by step and sequence, which begin with a row of `output` each."""
 
     drafts: list[Draft]
-    steps: int
     judged: list[Rows]
     sent: list[Tensor]
-
-    @property
-    def ids(self) -> Tensor:
-        """Int64 `[sequences * steps]`, sequence by sequence, on the device; 0 for none."""
-        return self.sent[-1][0].T.reshape(-1).clamp(min=0).long()
+    output: ModelOutput
 
 
 class DraftModelProposer(Proposer):
@@ -119,8 +113,9 @@ class DraftModelProposer(Proposer):
         ]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """`propose` on the device alone: what `finish` makes proposals of once the host has the
-        numbers. None, with nothing done, where one graph of the drafter cannot do all of it."""
+        """The first part of `propose` on the device alone; `guess` is the second, and `finish`
+        makes proposals once the host has the numbers. None, with nothing done, where one graph of
+        the drafter cannot do all of it."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         if not drafts or not isinstance(draws, DeviceDraws) or not self._fits_one_call(drafts):
             return None
@@ -128,17 +123,22 @@ class DraftModelProposer(Proposer):
         output, counts = self._catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
         sent = draws.enqueue(output.logits, judged).sent[:1] if judged else []
-        found = self._unseen_chain(drafts, output.take(last))
-        return InFlight(drafts, drafts[0].k, judged, [*sent, found])
+        return InFlight(drafts, judged, sent, output.take(last))
 
-    def finish(self, flight: InFlight, numbers: Seq[list[float]]) -> list[Proposal]:
+    def guess(self, flight: InFlight, table: Numbers) -> Tensor:
+        """Send the chain of what has begun; `table` of the rows that its guesses are drawn from, as
+        row_facts.Plan's. The guesses, int64 `[sequences * steps]`, sequence by sequence, on the
+        device; 0 for none."""
+        found = self._unseen_chain(flight.drafts, flight.output, table)
+        flight.sent.append(found)
+        return found[0].T.reshape(-1).clamp(min=0).long()
+
+    def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
         """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
         `flight.sent`."""
         if flight.judged:
-            count = len(numbers[0]) // 2
-            self.agreements = agreements(flight.judged, numbers[0][:count], numbers[0][count:])
-        table = np.array(numbers[-1]).reshape(2, flight.steps, len(flight.drafts))
-        self._take_chains(flight.drafts, read_chains(table.tolist()))
+            self.agreements = agreements(flight.judged, *numbers[0].tolist())
+        self._take_chains(flight.drafts, read_chains(numbers[-1]))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
@@ -167,8 +167,10 @@ class DraftModelProposer(Proposer):
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
         elif self._fits_one_call(drafts):
-            found = self._unseen_chain(drafts, output.take(last))
-            self._take_chains(drafts, read_chains(found.tolist()))
+            assert isinstance(self._draws, DeviceDraws)
+            table = self._draws.plan(chain_rows(drafts)).table
+            found = self._unseen_chain(drafts, output.take(last), table)
+            self._take_chains(drafts, read_chains(found.cpu().numpy()))
             left = []
         return left, output.take(rows) if left else output
 
@@ -202,22 +204,22 @@ class DraftModelProposer(Proposer):
         alike = all(not d.tokens and d.k == steps and draws.takes(d.seq) for d in drafts)
         return alike and self._runner.fits_chain(starts_of(drafts), steps)
 
-    def _unseen_chain(self, drafts: list[Draft], output: ModelOutput) -> Tensor:
+    def _unseen_chain(self, drafts: list[Draft], output: ModelOutput, table: Numbers) -> Tensor:
         """As ModelRunner's; `output` has the row of each one's last token."""
-        draws, rows = self._draws, chain_rows(drafts)
-        assert isinstance(draws, DeviceDraws)
+        assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
             output,
             starts_of(drafts),
             steps=drafts[0].k,
-            table=draws.table(rows),
-            held=draws.held([each.seq for each in rows]),
+            table=table,
+            held=self._draws.held([draft.seq for draft in drafts]),
         )
 
     def _take_chains(self, drafts: list[Draft], found: Found) -> None:
         self.forward_seconds += self._runner.seconds
+        eos_ids = self._processor.eos_ids
         for draft, tokens, leads in zip(drafts, *found, strict=True):
-            draft.take_chain(tokens, leads, self._processor.eos_ids)
+            draft.take_chain(tokens, leads, eos_ids)
 
     # -- forwards over the drafter's plane -------------------------------------------------------
 
@@ -227,21 +229,21 @@ class DraftModelProposer(Proposer):
         are to be judged."""
         segments: list[Segment] = []
         counts: list[int] = []
-        judges = self._judges is None or self._judges()
-        self.catch_up_rows = 0
+        judges, rows = self._judges is None or self._judges(), 0
         for draft in drafts:
-            seq = draft.seq
-            start = min(seq.num_draft_computed, len(seq.tokens) - 1)
-            self.catch_up_rows += len(seq.tokens) - 1 - start
+            seq, guesses = draft.seq, draft.tokens
+            tokens = seq.tokens
+            last = len(tokens) - 1
+            start = min(seq.num_draft_computed, last)
+            rows += last - start
             count = 0
-            if judges and not draft.tokens:
+            if judges and not guesses:
                 count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
             counts.append(count)
-            segments.append(
-                Segment(seq.tokens[start:] + draft.tokens, start, seq.blocks, 1 + count)
-            )
-            draft.run = len(draft.tokens)
-            seq.num_draft_computed = len(seq.tokens) + draft.run
+            segments.append(Segment(tokens[start:] + guesses, start, seq.blocks, 1 + count))
+            draft.run = len(guesses)
+            seq.num_draft_computed = last + 1 + draft.run
+        self.catch_up_rows = rows
         return self._run(segments), counts
 
     def _extend(self, drafts: list[Draft]) -> ModelOutput:
@@ -257,6 +259,9 @@ class DraftModelProposer(Proposer):
     def _run(self, segments: list[Segment]) -> ModelOutput:
         """The rows they ask for, as wide as the target's vocabulary. Long ones go in several
         forwards."""
+        rows, width = sum([len(s.tokens) for s in segments]), self._runner.vocab_size
+        if rows <= self._max_step_tokens and width == self._vocab_size:
+            return self._forward(segments)
         found: list[ModelOutput] = []
         batch: list[Segment] = []
         room = self._max_step_tokens

@@ -70,11 +70,17 @@ class Draft(msgspec.Struct):
         is_eos = token in eos_ids and not params.ignore_eos
         self.ended = is_eos or token in params.stop_token_ids
 
-    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: Collection[int]) -> None:
+    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
         """All that a drafter guessed in one call, up to the end; it has run all but the last."""
-        for token, lead in zip(tokens, leads, strict=True):
-            if self.wants_more:
-                self.take(token, lead, eos_ids)
+        params = self.seq.params
+        goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
+        whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
+        if goes_on and whole and not params.stop_token_ids:
+            self.tokens, self.confidences = tokens, leads
+        else:
+            for token, lead in zip(tokens, leads, strict=True):
+                if self.wants_more:
+                    self.take(token, lead, eos_ids)
         self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
         self.ended = True
 
@@ -89,7 +95,7 @@ def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> 
 
 
 def starts_of(drafts: list[Draft]) -> list[Start]:
-    return [Start(draft.seq.blocks, draft.seq.num_tokens) for draft in drafts]
+    return [Start(draft.seq.blocks, len(draft.seq.tokens)) for draft in drafts]
 
 
 def chain_rows(drafts: list[Draft]) -> list[Rows]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.scheduling.segment import is_chain
+from engine.scheduling.segment import CHAIN, is_chain
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
@@ -76,8 +76,8 @@ def chain(
     confidences: Seq[float] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    parents = list(range(-1, len(tokens) - 1))
-    return Proposal(list(tokens), parents, source, frozenset(forced), list(confidences))
+    parents = CHAIN[: len(tokens)]
+    return Proposal([*tokens], parents, source, frozenset(forced), [*confidences])
 
 
 EMPTY = Proposal()

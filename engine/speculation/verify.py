@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.scheduling.segment import CHAIN
 from engine.speculation.proposal import Proposal
 
 
@@ -29,10 +30,11 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
     if proposal.is_chain and min(drawn) >= 0:
-        kept, count = 0, len(proposal)
-        while kept < count and drawn[kept] == proposal.tokens[kept]:
+        guesses = proposal.tokens
+        kept, count = 0, len(guesses)
+        while kept < count and drawn[kept] == guesses[kept]:
             kept += 1
-        return VerifyResult(list(range(kept)), drawn[: kept + 1])
+        return VerifyResult(CHAIN[1 : kept + 1], drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
     for node, place in enumerate(zip(proposal.parents, proposal.tokens, strict=True)):
         children.setdefault(place, node)

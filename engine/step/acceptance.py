@@ -50,7 +50,8 @@ class Sampled(msgspec.Struct):
     @property
     def num_accepted(self) -> int:
         """Kept tokens that were guessed."""
-        return min(len(self.path), len(self.tokens))
+        guessed, kept = len(self.path), len(self.tokens)
+        return guessed if guessed < kept else kept
 
 
 def prompt_rows(chunk: Chunk) -> int:
@@ -158,11 +159,12 @@ class Acceptor:
         """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
         sequence may grow no further."""
         seq = item.chunk.seq
-        params = seq.params
-        room = self._room(seq)
+        params, room = seq.params, self._room(seq)
         item.path = result.path
-        item.tokens = tokens = result.tokens[:room]
-        eos_ids = () if params.ignore_eos else self._eos_ids
+        item.tokens = tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        if seq.constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
+            tokens = []  # none of them ends anything
         for i, token in enumerate(tokens):
             if token in eos_ids or token in params.stop_token_ids:
                 item.tokens = tokens[: i + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from engine.messages import StepMetrics, StepSeconds
@@ -26,12 +27,11 @@ def observe(
     overhead: Overhead,
 ) -> StepRecord:
     """The record of a step, after its commit."""
-    items = {id(item.chunk): item for item in sampled}
+    main, items = proposer.name, {id(item.chunk): item for item in sampled}
+    found = [items.get(id(chunk)) for chunk in plan.chunks]
     parts = [
-        _part(items[id(chunk)], proposer.name, allowance)
-        if id(chunk) in items
-        else _prompt_part(chunk)
-        for chunk in plan.chunks
+        _prompt_part(chunk) if item is None else _part(item, main, allowance)
+        for chunk, item in zip(plan.chunks, found, strict=True)
     ]
     speculates = any(part.proposed for part in parts)
     more = overhead.seconds(len(parts), speculates=speculates)
@@ -63,7 +63,7 @@ def _of_prompt(chunk: Chunk) -> int:
 def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     chunk, proposal, num_tokens = item.chunk, item.proposal, len(item.tokens)
     seq, start, length, k = chunk
-    made = allowance.cut.get(seq, proposal)
+    made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if made.source in (main, EMPTY.source) else made.source
     bounded = False
     if seq.sources is not None:
@@ -86,13 +86,13 @@ def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
     """Guesses whose fate became known, and those of them that were right: what was left out of the
     forward is compared with the tokens that came."""
     guesses, tokens, right = made.tokens, item.tokens, 0
-    most = min(len(guesses), len(tokens))
+    most = len(guesses) if len(guesses) < len(tokens) else len(tokens)
     if not made.is_chain:
         right = item.num_accepted
     else:
         while right < most and guesses[right] == tokens[right]:
             right += 1
-    return min(most, right + 1), right
+    return right + 1 if right < most else most, right
 
 
 def _forced(item: Sampled) -> tuple[int, int]:
@@ -138,22 +138,23 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
         return
     proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
-    for part in sampling:
-        proposed, accepted = part.proposed, part.accepted
-        k_counts[proposed] += 1
+    alike = Counter(
+        [(p.proposed, p.accepted, p.source, p.forced, tuple(p.depths)) for p in sampling]
+    )
+    for (proposed, accepted, source, (forced, kept), depths), number in alike.items():
+        k_counts[proposed] += number
         if not proposed:
             continue
-        for depth in part.depths or range(1, proposed + 1):
-            proposed_at[depth - 1] += 1
+        for depth in depths or range(1, proposed + 1):
+            proposed_at[depth - 1] += number
         for i in range(accepted):
-            accepted_at[i] += 1
-        forced, kept = part.forced
-        shares = [(part.source or main, proposed - forced, accepted - kept)]
+            accepted_at[i] += number
+        shares = [(source or main, proposed - forced, accepted - kept)]
         if forced:
             shares.append((GRAMMAR, forced, kept))
         for name, given, right in shares:
             before = by_proposer.get(name, (0, 0))
-            by_proposer[name] = before[0] + given, before[1] + right
+            by_proposer[name] = before[0] + number * given, before[1] + number * right
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer

@@ -31,7 +31,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.plain import Rows, plain_of
-from engine.sampling.row_facts import plan_of
+from engine.sampling.row_facts import fields_of, plan_of
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 
@@ -195,8 +195,9 @@ class Rehearsal:
                 runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
-                plan = plan_of(rows, LogitsProcessor(()), runner.vocab_size, [0] * sequences, 0)
-                runner.unseen_chain(output, starts, steps=count, table=plan.table)
+                fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)
+                table = plan_of(rows, fields).table
+                runner.unseen_chain(output, starts, steps=count, table=table)
             return _read(runner)
 
         turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]

@@ -27,7 +27,7 @@ from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
-from engine.speculation.draft_model import DraftModelProposer, InFlight
+from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import within_grammars
 from engine.speculation.proposal import Proposal, Proposer
 from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
@@ -88,9 +88,11 @@ class Rounds:
         flight = self._draft.begin(chunks)
         if flight is None:
             return None
+        packed, rows, places, guessed = _packed(chunks, found)
+        drawing = self._draws.plan(rows)
+        unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
-        packed, unseen, rows = _packed(chunks, found, flight)
-        question = self._draws.ask(rows, len(unseen.ids))
+        question = self._draws.ask(rows, drawing, len(places))
         output = self._runner.forward(packed, unseen, question.numbers)
         seconds.verify = lap()
         assert output.along is not None
@@ -117,25 +119,27 @@ class Rounds:
 
 
 def _packed(
-    chunks: list[Chunk], found: list[Proposal], flight: InFlight
-) -> tuple[list[Segment], Unseen, list[Rows]]:
-    """What the target computes, the places of guesses in it that the host has not seen, and the
-    rows of logits to draw from, for each chunk that samples. `found` by look-ups."""
+    chunks: list[Chunk], found: list[Proposal]
+) -> tuple[list[Segment], list[Rows], list[int], list[int]]:
+    """What the target computes, and the rows of logits to draw from, for each chunk that samples;
+    of guesses that the host has not seen, their places among the former, and among the latter the
+    rows that they are drawn from. `found` by look-ups."""
     packed, rows = list[Segment](), list[Rows]()
-    places, at, row = list[int](), 0, 0
-    for chunk, own in zip(chunks, found, strict=True):
-        seq, k = chunk.seq, chunk.k if chunk.samples else 0
-        guesses = own.tokens or [0] * k
-        tokens = seq.tokens[chunk.start : chunk.end] + guesses
-        asked = len(guesses) + 1 if chunk.samples else 0
-        packed.append(Segment(tokens, chunk.start, seq.blocks, asked))
-        if not own.tokens:
-            places += range(at + chunk.length, at + len(tokens))
-        at += len(tokens)
+    places, guessed, at, row = list[int](), list[int](), 0, 0
+    for (seq, start, length, k), own in zip(chunks, found, strict=True):
+        end, total, guesses = start + length, len(seq.tokens), own.tokens
+        asked = 1 + (len(guesses) or k) if end == total else 0
+        if asked > 1 and not guesses:
+            places += range(at + length, at + length + k)
+            guessed += range(row, row + k)
+            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, asked))
+        else:
+            packed.append(Segment(seq.tokens[start:end] + guesses, start, seq.blocks, asked))
+        at += length + max(asked - 1, 0)
         if asked:
-            rows.append(Rows(seq, row, asked, seq.num_tokens, own.tokens))
+            rows.append(Rows(seq, row, asked, total, guesses))
             row += asked
-    return packed, Unseen(places, flight.ids), rows
+    return packed, rows, places, guessed
 
 
 def settle(seconds: StepSeconds) -> None:

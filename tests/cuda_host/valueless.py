@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -14,6 +15,7 @@ from engine.attention.interface import NAME
 from engine.model import loader
 from engine.model.proof import LENGTH
 from engine.sampling import device_draws
+from engine.sampling.row_facts import Numbers
 from engine.step import rounds
 
 
@@ -33,8 +35,8 @@ def without_values() -> None:
 
     read_together = device_draws.read_together
 
-    def zeros(parts: Sequence[Tensor]) -> list[list[float]]:
-        return [[0.0] * len(numbers) for numbers in read_together(parts)]
+    def zeros(parts: Sequence[Tensor]) -> list[Numbers]:
+        return [np.zeros_like(numbers) for numbers in read_together(parts)]
 
     for module in (device_draws, rounds):
         mock.patch.object(module, "read_together", zeros).start()

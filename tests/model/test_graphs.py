@@ -173,7 +173,7 @@ def test_a_chain_draws_what_steps_draw(
     theirs.forward(prompts)
     draws = draws_of(draft)
     for steps in (3, 4, 3):
-        found = read_chains(chained(ours, output, draws, seqs, steps).tolist())
+        found = read_chains(chained(ours, output, draws, seqs, steps).numpy())
         assert found[0] == stepwise(theirs, output.logits, seqs, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
@@ -192,7 +192,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     for steps in (3, 2, 3, 1):
         told = chained(ours, output, draws_of(draft), seqs, steps)
         expected = stepwise(theirs, output.logits, seqs, steps)
-        assert read_chains(told.tolist())[0] == expected
+        assert read_chains(told.numpy())[0] == expected
     assert recorder.recorded == 6 + 4 * 3
 
 
@@ -263,7 +263,7 @@ def chained(
         output,
         [Start(seq.blocks, seq.num_tokens) for seq in seqs],
         steps=steps,
-        table=draws.table([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]),
+        table=draws.plan([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]).table,
         held=draws.held(seqs),
     )
 

@@ -206,7 +206,7 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     logits[8:16] = np.round(logits[8:16])
     logits[16:, 4:] = -np.inf
     logits[16, 1], logits[17, 2], logits[18, 0], logits[19] = np.nan, -np.nan, np.inf, -np.inf
-    table = draws.table(asked)
+    table = draws.plan(asked).table
     for width in (1500, 900):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
         facts, look = facts_in(torch.from_numpy(table)), min(width, 1024)
