@@ -219,7 +219,8 @@ def top_of_parts(
         token = tl.maximum(tl.load(tokens + row).to(tl.int32), 0)
         bound = _keys_of(tl.load(values + token).to(tl.float32), token, WIDTH)
     top = tl.full((COUNT,), _LEAST_KEY, tl.int64)
-    most, total, before = tl.full((), -_INF, tl.float32), 0.0, 0
+    most, total = tl.full((), -_INF, tl.float32), 0.0
+    before = tl.full((), 0, tl.int32)
     for step in range(STEPS):
         own = (part * STEPS + step) * COUNT + lanes
         there = own < WIDTH
