@@ -58,9 +58,10 @@ class ModelConfig(Part):
     trust_remote_code: bool = Field(False, description="run Python code found in the model folder")
     batch_invariant: bool = Field(
         False,
-        description="on CUDA: products and attention (`triton`) that give a row the same bits"
+        description="products and attention (on CUDA `triton`) that give a row the same bits"
         " whatever is computed beside it, so that a seed's text does not depend on the load;"
-        " slower, by how much is not measured",
+        " slower on CUDA, by how much is not measured; on a CPU refused unless compiled code runs"
+        " all rows in bfloat16",
     )
 
 

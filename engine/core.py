@@ -79,15 +79,17 @@ class Engine:
         self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
         self._processor = LogitsProcessor(target.eos_ids)
-        draws = build_draws(self._processor, target.vocab_size, target.device)
+        most = config.schedule.max_sequences
+        of = self._processor, target.vocab_size, target.device, most
+        draws = build_draws(*of)
         stops = draft is not None and not draft.chains
         self._controller = Modes(controller(config.speculation, stops=stops))
         main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
         self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = DeviceDraws(self._processor, target.vocab_size, target.device)
+        exact = DeviceDraws(*of)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
-        self._max_sequences = config.schedule.max_sequences
+        self._max_sequences = most
         free = build_free(config.speculation)
         self._allowance = Allowance(self._controller, main.name, free)
         self._proposer = Cascade(main, free, limits=self._allowance.limits)

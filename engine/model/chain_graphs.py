@@ -23,16 +23,16 @@ from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_guesses, draw_rows
-from engine.sampling.device_texts import Held, Texts, adjusted
 from engine.sampling.noise import token_words_of
 from engine.sampling.plain import GENERATED
 from engine.sampling.row_facts import COLUMNS, UNWISHED, Facts, Numbers, Wishes
+from engine.sampling.token_counts import Counts, Held, adjusted
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
 MOST_SEQUENCES = 64
 USUAL_SEQUENCES = 8  # of the chains that are recorded at start; of others when they are needed
-PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what depends on texts too
+PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what depends on the text too
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
 
 class _Chain:
     """The inputs of one kind, and the loop over them. Each sequence begins with a row of `logits`.
-    `texts` are those of other chains, too: each is filled right before it is replayed."""
+    `counts` are those of other chains, too: each is filled right before it is replayed."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class _Chain:
         words: Tensor,
         kind: Kind,
         logits: Tensor,
-        texts: Texts | None,
+        counts: Counts | None,
     ) -> None:
         rows, steps, *_ = kind
         self._call, self._site, self._words = call, site, words
-        self._kind, self._logits, self._texts = kind, logits, texts
+        self._kind, self._logits, self._counts = kind, logits, counts
         self._sent = sent = PackedCopy(words.device)
         self._table = sent.part(COLUMNS, rows, 1, dtype=torch.float32)
         self._early = sent.part(steps, rows, 1, dtype=torch.float32)
@@ -95,9 +95,9 @@ class _Chain:
         self._positions.host[:used] = [start.position for start in starts]
         self._positions.host[used:] = 0
         self.send(starts)
-        if self._texts is not None and held is not None:
-            for there, texts in zip(self._texts, held.texts, strict=True):
-                torch.index_select(texts, 0, held.slots, out=there[:used])
+        if self._counts is not None and held is not None:
+            for there, kept in zip(self._counts, held.counts, strict=True):
+                torch.index_select(kept, 0, held.slots, out=there[:used])
 
     def send(self, starts: Sequence[Start]) -> None:
         if self._attention is not None:
@@ -117,21 +117,21 @@ class _Chain:
         """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
-        texts = (self._texts[0].clone(), self._texts[1]) if self._texts else None
+        counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
         table = self._table.there
         for step in range(self._kind.steps):
             facts = [*table[:_SLOT]]
             facts[_KEYS] = self._keys.there[step]
-            if texts is not None:
+            if counts is not None:
                 early = self._early.there[step : step + 1]
                 wishes = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
-                logits = adjusted(logits, texts, wishes, self._none, 0)
+                logits = adjusted(logits, counts, wishes, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()
-                if texts is not None:
-                    texts[0].scatter_add_(1, ids.T, texts[0].new_full(ids.T.shape, GENERATED))
+                if counts is not None:
+                    counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
                 positions, attention = self._positions.there[None] + step, self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         return torch.stack(found, dim=1)
@@ -143,14 +143,14 @@ class ChainGraphs:
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
-        self._texts: Texts | None = None
+        self._counts: Counts | None = None
         words = token_words_of(logits.shape[1], site.device)
 
         def make(kind: Kind) -> _Chain:
-            texts = None
+            counts = None
             if kind.asks == ADJUSTED:
-                texts = self._shared(logits[: self._sizes[-1]], kind.rows)
-            return _Chain(call, site, words, kind, logits, texts)
+                counts = self._shared(logits[: self._sizes[-1]], kind.rows)
+            return _Chain(call, site, words, kind, logits, counts)
 
         most = len(self._sizes) * MAX_K * KINDS  # all that there can be
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)
@@ -188,11 +188,11 @@ class ChainGraphs:
         self._pool.inputs(kind).fill(first, starts, table, held)
         return self._pool.replay(kind)[:, :, : len(starts)]
 
-    def _shared(self, like: Tensor, rows: int) -> Texts:
+    def _shared(self, like: Tensor, rows: int) -> Counts:
         """Of all chains, as wide as `like` and for as many sequences."""
-        if self._texts is None:
-            self._texts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
-        seen, biases = self._texts
+        if self._counts is None:
+            self._counts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
+        seen, biases = self._counts
         return seen[:rows], biases[:rows]
 
     def _rows(self, starts: Sequence[Start]) -> int:

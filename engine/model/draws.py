@@ -12,10 +12,12 @@ from engine.sampling.logits import LogitsProcessor
 Draws = QuickDraws | DeviceDraws
 
 
-def build_draws(processor: LogitsProcessor, vocab_size: int, device: torch.device) -> Draws:
-    """For this device and so many ids, ready to be used."""
+def build_draws(
+    processor: LogitsProcessor, vocab_size: int, device: torch.device, sequences: int
+) -> Draws:
+    """For this device, so many ids and at most so many sequences, ready to be used."""
     if device.type != "cpu":
-        there = DeviceDraws(processor, vocab_size, device)
+        there = DeviceDraws(processor, vocab_size, device, sequences)
         if device.type == "cuda":
             there.warm()
         return there

@@ -48,9 +48,14 @@ class LoadedModel:
     @property
     def exact(self) -> bool:
         """Whether a token's logits are promised to be the same in any batch: to all digits that
-        matter in float32, to the bit where compiled code or kernels of ours run every row."""
+        matter in float32, or to the bit."""
+        return self.dtype == torch.float32 or self.has_steady_rows
+
+    @property
+    def has_steady_rows(self) -> bool:
+        """Whether they are the same to the bit: compiled code or kernels of ours run every row."""
         everywhere = self.compiled is not None and self.compiled.takes_all_rows
-        return self.dtype == torch.float32 or everywhere or self.batch_invariant
+        return everywhere or self.batch_invariant
 
     @property
     def device_name(self) -> str:

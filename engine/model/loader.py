@@ -57,8 +57,8 @@ def load_model(
     batch_invariant: bool = False,
 ) -> LoadedModel:
     """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
-    `engine.model.precision`. `max_model_len` defaults to the model's own. `batch_invariant`: on
-    CUDA, so that a row's bits depend on the row alone. Raises ModelError."""
+    `engine.model.precision`. `max_model_len` defaults to the model's own. `batch_invariant`: so
+    that a row's bits depend on the row alone. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
@@ -71,7 +71,12 @@ def load_model(
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
         logger.info("%s runs in float32: compiled code does not run it in bfloat16", source.name)
-        return source.load("float32", eight=False)
+        loaded = source.load("float32", eight=False)
+    if batch_invariant and not loaded.has_steady_rows:
+        raise ModelError(
+            f"{source.name} cannot be served with target.batch_invariant: on a CPU compiled code"
+            " would have to run all of its rows, in bfloat16, and does not"
+        )
     return loaded
 
 

@@ -12,6 +12,7 @@ from engine.cpu.fused import FusedDecoder
 from engine.model.chain_graphs import KINDS, MOST_SEQUENCES
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
+from engine.sampling.token_counts import bytes_of
 from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
 
 UNTOLD = 1 << 62  # where a machine does not say what it has
@@ -73,6 +74,7 @@ def reserve_of(
     *,
     rows: int,
     logit_rows: int,
+    sequences: int,
     graphs: bool,
 ) -> tuple[Part, ...]:
     """What forwards, sampling and captured graphs take, by rule: not measured. `attention` of each
@@ -86,10 +88,12 @@ def reserve_of(
             for model, name in zip(models, attention, strict=True) if name == "triton"
         ))  # fmt: skip
         parts.append(Part("attention workspace", max(spaces) * len(models)))
+        counts = bytes_of(sequences, models[0].vocab_size)
+        parts.append(Part("token counts", counts, f"penalties and biases of {sequences} sequences"))
     if graphs:
         held = sum(buckets(max(rows, MOST_SEQUENCES))[-1] * m.vocab_size * 4 for m in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
-        # Of each sequence: a draft's logits, noise and scores, and twice what its text holds.
+        # Of each sequence: a draft's logits, noise and scores, and twice the counts of its tokens.
         draws = 8 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
         parts.append(
             Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -64,6 +64,8 @@ def load_pair(config: EngineConfig) -> Pair:
     if not isinstance(config.speculation.proposer, DraftModelConfig):
         return Pair(target)
     draft = _load(config, config.speculation.proposer, "draft")
+    if config.cache.dtype != "auto":  # which compiled code does not read
+        draft = replace(draft, compiled=None)
     check_pair(target, draft)
     return Pair(target, draft)
 
@@ -232,8 +234,13 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         device=str(device),
         weights=weights,
         reserved=reserve_of(
-            models, attention, rows=rows, logit_rows=min(rows, asked), graphs=graphs
-        ),
+            models,
+            attention,
+            rows=rows,
+            logit_rows=min(rows, asked),
+            sequences=schedule.max_sequences,
+            graphs=graphs,
+        ),  # fmt: skip
         token_bytes={m.role: bytes_per_token(m.layers, kept or m.dtype) for m in models},
         table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,

@@ -27,10 +27,10 @@ from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
 from engine.model.graphs import Along, ForwardGraphs, Recorder, Site
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
-from engine.sampling.device_texts import Held
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.sampling.row_facts import Numbers
+from engine.sampling.token_counts import Held
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Segment, Start
 

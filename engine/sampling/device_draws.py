@@ -21,8 +21,7 @@ from torch import Tensor
 from engine.attention.packed_copy import sent_alone
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
-from engine.sampling.device_texts import DeviceTexts, Held, adjusted
-from engine.sampling.filters import MOST, Bounds, ranked, survivors
+from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
@@ -42,6 +41,7 @@ from engine.sampling.row_facts import (
     plan_of,
     sent,
 )
+from engine.sampling.token_counts import Held, TokenCounts, adjusted
 from engine.sampling.triton_draws import available, draw, draw_likeliest
 from engine.scheduling.sequence import Sequence
 
@@ -92,14 +92,20 @@ class Question(NamedTuple):
 
 
 class DeviceDraws:
-    """`vocab_size` is the width of the logits."""
+    """`vocab_size` is the width of the logits; no call asks for more `sequences`."""
 
-    def __init__(self, processor: LogitsProcessor, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        processor: LogitsProcessor,
+        vocab_size: int,
+        device: torch.device,
+        sequences: int = 64,
+    ) -> None:
         self._processor = processor
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
-        self._texts = DeviceTexts(vocab_size, processor.eos_ids, device)
+        self.counts = TokenCounts(vocab_size, processor.eos_ids, device, sequences)
         self._fields: tuple[list[Sequence], Fields] | None = None  # of the last that were planned
 
     def warm(self) -> None:
@@ -156,7 +162,7 @@ class DeviceDraws:
         width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
         if wanting:
-            slots, news = self._texts.news(wanting)
+            slots, news = self.counts.news(wanting)
             left = iter(slots)
             every = [next(left) if is_adjusted(rows.seq) else 0 for rows in asked]
             add_slots(plan, asked, every, unseen)
@@ -183,14 +189,16 @@ class DeviceDraws:
         out = logits
         if wanting:
             ids, *written = more
-            self._texts.write(*written)
+            self.counts.write(*written)
             if unseen is not None:
                 ids = torch.cat([unseen, ids]) if len(ids) else unseen
             wishes = table[:, UNWISHED:]
-            out = adjusted(logits, self._texts.texts, wishes, ids, plan.most)
+            out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
         found = [self._drawn(out, table, filtered, plan.look)]
         if len(scored):
-            tokens = found[0][0].index_select(0, scored).clamp(min=0).long()
+            tokens = found[0][0]
+            if len(scored) < len(tokens):
+                tokens = tokens.index_select(0, scored)
             found.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
         return Enqueued(asked, found)
 
@@ -199,12 +207,12 @@ class DeviceDraws:
         if not self._wanting(seqs):
             return None
         mine = [is_adjusted(seq) for seq in seqs]
-        slots, news = self._texts.news([seq for seq in seqs if is_adjusted(seq)])
+        slots, news = self.counts.news([seq for seq in seqs if is_adjusted(seq)])
         every = np.zeros(len(seqs), np.int64)
         every[mine] = slots
         there, *written = sent(self._device, [every, *news])
-        self._texts.write(*written)
-        return Held(there, self._texts.texts)
+        self.counts.write(*written)
+        return Held(there, self.counts.tables)
 
     def _wanting(self, seqs: Seq[Sequence]) -> list[Sequence]:
         """Those whose next token is drawn with more than temperature and filters."""
@@ -220,11 +228,15 @@ class DeviceDraws:
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
         """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.
         `filtered`: the rows that are; `look` as in filters.survivors."""
-        if len(filtered) == len(logits):
-            return draw_survivors(logits, self._words, facts_in(table), look)
-        drawn = draw_rows(logits, self._words, facts_in(table))
-        if not len(filtered):
+        facts, drawn = facts_in(table), None
+        if len(filtered) < len(logits):
+            drawn = draw_rows(logits, self._words, facts)
+        if not len(filtered) and drawn is not None:
             return drawn
+        if _ranks(logits, look):
+            return draw_likeliest(drawn, logits, facts.scales, *facts[2:])
+        if drawn is None:
+            return draw_survivors(logits, self._words, facts, look)
         some = facts_in(table.index_select(0, filtered))
         rows = logits.index_select(0, filtered)
         return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, look))
@@ -238,8 +250,10 @@ def facts_in(table: Tensor) -> Facts:
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
     """`draw_rows`, filtered where facts say so and that is known from the likeliest ids: a guess
     need not be the target's token."""
-    drawn = draw_rows(logits, words, facts)
-    some = draw_survivors(logits, words, facts, min(MOST, logits.shape[1]))
+    drawn, look = draw_rows(logits, words, facts), min(MOST, logits.shape[1])
+    if _ranks(logits, look):
+        return draw_likeliest(drawn, logits, facts.scales, *facts[2:], guessed=True)
+    some = draw_survivors(logits, words, facts, look)
     use = (facts.filtered[:, 0] > 0) & (some[0] != UNSURE)
     return some.where(use, drawn)
 
@@ -248,9 +262,6 @@ def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Te
     """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where these may
     not be all that survive."""
     scaled = logits * facts.scales.float()
-    if look <= MOST and available(scaled.device):  # as many always: sums then round alike
-        likeliest = ranked(scaled, min(MOST, scaled.shape[1]))
-        return draw_likeliest(scaled, likeliest, *facts[2:7])
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
     left = survivors(scaled, bounds, look)
     keys = facts.low.int(), facts.high.int()
@@ -262,6 +273,11 @@ def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Te
     tokens = tokens.masked_fill(~left.known, UNSURE)
     finite = scaled.amax(dim=1).isfinite()
     return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+
+
+def _ranks(logits: Tensor, look: int) -> bool:
+    """Whether `draw_likeliest` knows as many likeliest ids; then these, whatever `look`."""
+    return look <= MOST and available(logits.device)
 
 
 def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:

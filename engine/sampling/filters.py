@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.plain import BELOW_ZERO, Plain
-from engine.sampling.triton_draws import MOST_RANKED, available, rank
+from engine.sampling.triton_draws import MOST_RANKED
 
 MOST = MOST_RANKED  # ids of a row that are looked at, if that is enough
 
@@ -85,8 +85,6 @@ def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
 def ranked(values: Tensor, count: int) -> Tensor:
     """[rows, count] ids of the largest values, ties to the lower id: the value's bits, made to
     order like integers, with the reversed id below them, in one int64."""
-    if count <= MOST_RANKED and available(values.device):
-        return rank(values, count)
     bits = (values + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)

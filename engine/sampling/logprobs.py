@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from engine.messages import TokenLogprobs
+from engine.sampling import triton_draws
 from engine.sampling.filters import ranked
+from engine.sampling.triton_draws import MOST_RANKED, available
 
 ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 
@@ -33,27 +35,25 @@ def token_logprobs(
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     """Float64 `[rows, 2 + 2 * count]`, still to be computed when this returns: of each of `tokens`
-    int64 at the row of `logits` in `rows` int64 its log-probability and its rank, then the row's
-    `count` most likely ids, and theirs."""
+    (of any type; below 0 is 0) at the row of `logits` in `rows` int64 its log-probability and its
+    rank, then the row's `count` most likely ids, and theirs."""
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
+    if count <= MOST_RANKED and available(logits.device):
+        return triton_draws.scores(logits, rows, tokens, count)
     return torch.cat(
         [
-            _scored(logits.index_select(0, some), own, count)
+            _scored(logits.index_select(0, some), own.clamp(min=0).long()[:, None], count)
             for some, own in zip(torch.split(rows, piece), torch.split(tokens, piece), strict=True)
         ]
     )
 
 
 def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    log_probs, chosen = logits.log_softmax(dim=1), tokens[:, None]
-    own = log_probs.gather(1, chosen)
-    every = torch.arange(log_probs.shape[1], device=logits.device)
-    before = (log_probs > own) | ((log_probs == own) & (every < chosen))  # of equals, lower ids
+    every, own = torch.arange(logits.shape[1], device=logits.device), logits.gather(1, tokens)
+    before = (logits > own) | ((logits == own) & (every < tokens))  # of equals, lower ids
     ranks = before.sum(dim=1, keepdim=True) + 1
-    if not count:
-        return torch.cat([own.double(), ranks.double()], dim=1)
-    ids = ranked(log_probs, count)
-    tops = log_probs.gather(1, ids)
+    ids, log_probs = ranked(logits, count), logits.log_softmax(dim=1)
+    own, tops = log_probs.gather(1, tokens), log_probs.gather(1, ids)
     return torch.cat([own.double(), ranks.double(), ids.double(), tops.double()], dim=1)
 
 

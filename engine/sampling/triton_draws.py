@@ -1,6 +1,7 @@
 """A draw over the whole vocabulary in two launches, which read the logits once and nothing else of
 the vocabulary's size: noise and the ids' words are made where they are used. And penalties, bias
-and impossible ends in one. `triton_kernels` says how the numbers compare to torch's."""
+and impossible ends in one, filters in two, log-probabilities in two, whatever the number of rows.
+`triton_kernels` says how the numbers compare to torch's."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_RANKED = 1024  # ids of a row that `rank` finds, at once
+MOST_RANKED = 1024  # ids of a row that are ranked
 PARTS = 16  # of a row that are ranked side by side
+_LEAST_KEPT = 16  # ids of each
 _LEAST_CAPABILITY = (8, 0)  # of a device that Triton compiles for
 
 
@@ -48,7 +50,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
 
 
 def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Tensor) -> Tensor:
-    """`device_texts.adjusted` of `[rows, vocab]` logits, to the bit. One launch."""
+    """`token_counts.adjusted` of `[rows, vocab]` logits, to the bit. One launch."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -62,38 +64,63 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Te
     return out
 
 
-def rank(values: Tensor, count: int) -> Tensor:
-    """`filters.ranked` of `[rows, any]` float32 values, for counts up to `MOST_RANKED`: sorted in
-    pieces, which are merged. Two launches."""
+def draw_likeliest(
+    drawn: Tensor | None, logits: Tensor, scales: Tensor, *columns: Tensor, guessed: bool = False
+) -> Tensor:
+    """`device_draws.draw_survivors` of `[rows, vocab]` logits, among the `MOST_RANKED` likeliest
+    ids, to those rows of `drawn` that are filtered (None: all are); what is `guessed` stays where
+    it would be UNSURE. `columns`: halves of keys, sizes, shares and floors, and which rows are
+    filtered, as in `draw`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 
-    (rows, width), values = values.shape, values.contiguous()
-    most = MOST_RANKED
-    pieces = -(-width // most)
+    if drawn is None:
+        drawn = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
+    apart = [column.stride(0) for column in columns]
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        *found, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
+        kernels.best_of_likeliest[len(logits),](
+            drawn, *found, *columns, *apart, GUESSED=guessed, **sizes
+        )
+    return drawn
+
+
+def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """`logprobs.scores`, for counts up to `MOST_RANKED`. Two launches."""
+    from engine.sampling import triton_kernels as kernels
+
+    logits, kept = logits.contiguous(), max(_LEAST_KEPT, 1 << (count - 1).bit_length())
+    told = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
+    with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        *found, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
+        kernels.scores_of_rows[len(rows),](
+            told, *found, logits, rows, tokens, count, 2 + 2 * count, **sizes
+        )
+    return told
+
+
+def _topped(
+    logits: Tensor,
+    kept: int,
+    *,
+    rows: Tensor | None = None,
+    tokens: Tensor | None = None,
+    scales: Tensor | None = None,
+    filtered: Tensor | None = None,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """What `top_of_parts` leaves for another kernel, and that one's sizes."""
+    from engine.sampling import triton_kernels as kernels
+
+    width, logits = logits.shape[1], logits.contiguous()
+    pieces = -(-width // MOST_RANKED)
     steps = -(-pieces // PARTS)
     parts = -(-pieces // steps)
-    tops = torch.empty(rows, parts, most, dtype=torch.int64, device=values.device)
-    ids = torch.empty(rows, most, dtype=torch.int64, device=values.device)
-    given: dict[str, Any] = {"WIDTH": width, "COUNT": most, **kernels.OPTIONS}
-    with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
-        kernels.top_of_parts[rows, parts](tops, values, STEPS=steps, **given)
-        kernels.top_of_rows[rows,](ids, tops, PARTS=parts, **given)
-    return ids[:, :count]
-
-
-def draw_likeliest(scaled: Tensor, ids: Tensor, *columns: Tensor) -> Tensor:
-    """`device_draws.draw_survivors` of `[rows, vocab]` logits after temperature, by the likeliest
-    `ids` of each row. `columns`: halves of keys, sizes, shares and floors, as in `draw`. One launch
-    behind the sum of each row."""
-    from engine.sampling import triton_kernels as kernels
-
-    (rows, vocab), look = scaled.shape, ids.shape[1]
-    drawn = torch.empty(2, rows, dtype=torch.float64, device=scaled.device)
-    totals = scaled.logsumexp(dim=1)
-    apart = [part.stride(0) for part in (ids, *columns)]
-    with torch.cuda.device_of(scaled):  # type: ignore[no-untyped-call]
-        kernels.best_of_likeliest[rows,](
-            drawn, scaled, ids, totals, *columns, *apart,
-            WIDTH=vocab, LOOK=look, LANES=1 << (look - 1).bit_length(), **kernels.OPTIONS,
-        )  # fmt: skip
-    return drawn
+    grid = len(logits if rows is None else rows), parts
+    tops = torch.empty(*grid, kept, dtype=torch.int64, device=logits.device)
+    sums = torch.empty(*grid, 3, device=logits.device)
+    apart = [0 if column is None else column.stride(0) for column in (scales, filtered)]
+    sizes: dict[str, Any] = {"WIDTH": width, "KEPT": kept, **kernels.OPTIONS}
+    kernels.top_of_parts[grid](
+        tops, sums, logits, rows, tokens, scales, filtered, *apart,
+        COUNT=MOST_RANKED, STEPS=steps, **sizes,
+    )  # fmt: skip
+    return tops, sums, {**sizes, "PARTS": parts, "LANES": 1 << (parts - 1).bit_length()}

@@ -151,7 +151,7 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
 def adjust_blocks(
     out, logits, seen, biases, wishes, ids, of_row, of_column, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Each `(row, block)` of `device_texts.adjusted`. `of_...`: from one number of `wishes` to the
+    """Each `(row, block)` of `token_counts.adjusted`. `of_...`: from one number of `wishes` to the
     next. What is one number for a row is float32 from the start, as in torch."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
@@ -177,12 +177,19 @@ def adjust_blocks(
 
 
 @triton.jit
-def _keys_of(values, lanes, WIDTH: tl.constexpr):
-    """`filters.ranked`'s: they order like the values, of equals the lower id first."""
-    bits = (tl.load(values + lanes, mask=lanes < WIDTH, other=0.0) + 0.0).to(tl.int32, bitcast=True)
+def _keys_of(values, ids, WIDTH: tl.constexpr):
+    """`filters.ranked`'s: they order like the float32 values, of equals the lower id first."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    keys = (ordered << 32) | (WIDTH - 1 - lanes).to(tl.int64)
-    return tl.where(lanes < WIDTH, keys, _LEAST_KEY)
+    return (ordered << 32) | (WIDTH - 1 - ids).to(tl.int64)
+
+
+@triton.jit
+def _told_by(keys, WIDTH: tl.constexpr):
+    """Ids and values."""
+    ordered = (keys >> 32).to(tl.int32)
+    values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return WIDTH - 1 - (keys & 0xFFFFFFFF), values
 
 
 @triton.jit
@@ -192,42 +199,101 @@ def _merged(top, keys):
 
 
 @triton.jit
+def _finite(shift):
+    """What is taken off before `exp`: 0 where there is nothing."""
+    return tl.where(shift > -_INF, shift, 0.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=("rows", "tokens", "scales", "filtered"))
 def top_of_parts(
-    tops, values, WIDTH: tl.constexpr, COUNT: tl.constexpr, STEPS: tl.constexpr
+    tops, sums, logits, rows, tokens, scales, filtered, of_scales, of_filtered,
+    WIDTH: tl.constexpr, COUNT: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Of each `(row, part)` of `[rows, WIDTH]` values the COUNT largest keys, falling. A part has
-    STEPS times COUNT values."""
+    """Of each `(row, part)` of `[any, WIDTH]` logits times their scale the KEPT largest keys,
+    falling, and in `sums` their maximum, the sum of exp(logit - maximum), and how many stand before
+    the row's token. A part has STEPS times COUNT ids. For `rows` of the logits and their `tokens`,
+    or (None) for all that are `filtered`, by their `scales`."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
+    if rows is None:
+        if tl.load(filtered + row * of_filtered) <= 0:
+            return
+        values, bound, scale = logits + row * WIDTH, 0, tl.load(scales + row * of_scales)
+        scale = scale.to(tl.float32)
+    else:
+        values, scale = logits + tl.load(rows + row) * WIDTH, 1.0
+        token = tl.maximum(tl.load(tokens + row).to(tl.int32), 0)
+        bound = _keys_of(tl.load(values + token).to(tl.float32), token, WIDTH)
     top = tl.full((COUNT,), _LEAST_KEY, tl.int64)
+    most, total = tl.full((), -_INF, tl.float32), 0.0
+    before = tl.full((), 0, tl.int32)
     for step in range(STEPS):
         own = (part * STEPS + step) * COUNT + lanes
-        top = _merged(top, tl.sort(_keys_of(values + row * WIDTH, own, WIDTH)))
-    tl.store(tops + (row * tl.num_programs(1) + part) * COUNT + lanes, top)
+        there = own < WIDTH
+        found = tl.load(values + own, mask=there, other=-_INF).to(tl.float32) * scale
+        keys = tl.where(there, _keys_of(found, own, WIDTH), _LEAST_KEY)
+        top = _merged(top, tl.sort(keys))
+        before += tl.sum((keys > bound).to(tl.int32), axis=0)
+        last, most = most, tl.maximum(most, tl.max(found, axis=0))
+        total = total * tl.exp(last - _finite(most))
+        total += tl.sum(tl.exp(found - _finite(most)), axis=0)
+    at = row * tl.num_programs(1) + part
+    tl.store(tops + at * KEPT + lanes, top, mask=lanes < KEPT)
+    tl.store(sums + at * 3, most)
+    tl.store(sums + at * 3 + 1, total)
+    tl.store(sums + at * 3 + 2, before.to(tl.float32))
 
 
 @triton.jit
-def top_of_rows(ids, tops, WIDTH: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
-    """What `top_of_parts` left, to int64 `[rows, COUNT]` ids."""
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, COUNT)
-    top = tl.load(tops + row * PARTS * COUNT + lanes)
+def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr):
+    """What `top_of_parts` left: the row's KEPT largest keys, its logsumexp in float64, and how many
+    ids stand before its token. LANES: a power of two, not below PARTS."""
+    lanes, parts = tl.arange(0, KEPT), tl.arange(0, LANES)
+    top = tl.load(tops + row * PARTS * KEPT + lanes)
     for part in range(1, PARTS):
-        top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * COUNT - 1 - lanes))
-    tl.store(ids + row * COUNT + lanes, WIDTH - 1 - (top & 0xFFFFFFFF))
+        top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * KEPT - 1 - lanes))
+    there, at = parts < PARTS, sums + (row * PARTS + parts) * 3
+    most = tl.load(at, mask=there, other=-_INF).to(tl.float64)
+    shift = _finite(tl.max(most, axis=0))
+    total = tl.load(at + 1, mask=there, other=0.0).to(tl.float64) * tl.exp(_finite(most) - shift)
+    before = tl.sum(tl.load(at + 2, mask=there, other=0.0), axis=0)
+    return top, shift + tl.log(tl.sum(total, axis=0)), before
 
 
-@triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors"))
-def best_of_likeliest(
-    drawn, scaled, ids, totals, low, high, sizes, shares, floors,
-    of_ids, of_low, of_high, of_sizes, of_shares, of_floors,
-    WIDTH: tl.constexpr, LOOK: tl.constexpr, LANES: tl.constexpr,
+@triton.jit(do_not_specialize=("of_row",), do_not_specialize_on_alignment=("rows", "tokens"))
+def scores_of_rows(
+    scores, tops, sums, logits, rows, tokens, count, of_row,
+    WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """`device_draws.draw_survivors` of one row of `[rows, WIDTH]` logits after temperature, whose
-    logsumexp is in `totals`, by its LOOK likeliest `ids`: as in `filters.survivors`."""
-    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    there = lanes < LOOK
-    own = tl.load(ids + row * of_ids + lanes, mask=there, other=0)
-    top = tl.load(scaled + row * WIDTH + own, mask=there, other=-_INF)
-    most, total = tl.max(top, axis=0).to(tl.float64), tl.load(totals + row).to(tl.float64)
+    """What `top_of_parts` left, to a row of `logprobs.scores`."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
+    top, total, before = _of_row(tops, sums, row, KEPT, PARTS, LANES)
+    token = tl.maximum(tl.load(tokens + row).to(tl.int64), 0)
+    own = tl.load(logits + tl.load(rows + row) * WIDTH + token).to(tl.float64)
+    ids, values = _told_by(top, WIDTH)
+    to = scores + row * of_row
+    tl.store(to, (own - total).to(tl.float32).to(tl.float64))
+    tl.store(to + 1, before.to(tl.float64) + 1)
+    tl.store(to + 2 + lanes, ids.to(tl.float64), mask=lanes < count)
+    values = (values.to(tl.float64) - total).to(tl.float32).to(tl.float64)
+    tl.store(to + 2 + count + lanes, values, mask=lanes < count)
+
+
+@triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors", "filtered"))
+def best_of_likeliest(
+    drawn, tops, sums, low, high, sizes, shares, floors, filtered,
+    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, GUESSED: tl.constexpr,
+    WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """What `top_of_parts` left, to float64 `[2, rows]` tokens and leads of `filtered` rows, as
+    `filters.survivors` has it. What is GUESSED stays as it is where it would be unsure."""
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
+    if tl.load(filtered + row * of_filtered) <= 0:
+        return
+    there = lanes < WIDTH
+    keys, total, _ = _of_row(tops, sums, row, KEPT, PARTS, LANES)
+    own, top = _told_by(keys, WIDTH)
+    top = tl.where(there, top, -_INF)
+    most = tl.max(top, axis=0).to(tl.float64)
     size = tl.load(sizes + row * of_sizes).to(tl.int32)
     share = tl.load(shares + row * of_shares).to(tl.float64)
     sums = tl.cumsum(tl.where(there, tl.exp(top.to(tl.float64) - most), 0.0), axis=0)
@@ -247,8 +313,10 @@ def best_of_likeliest(
     scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(own), first, second))
     scores = tl.where(there & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
     best, token, next_best = _top(scores, own.to(tl.int32), -_INF)
-    sure = tl.where(needed <= LOOK, 1, tl.where(possible < LOOK, 1, tl.where(floor > last, 1, 0)))
-    token = tl.where(sure > 0, token, _UNSURE) if LOOK < WIDTH else token
+    sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
+    token = tl.where(sure > 0, token, _UNSURE) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
-    tl.store(drawn + row, token.to(tl.float64))
-    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, _lead(best, next_best).to(tl.float64))
+    told = (token != _UNSURE) if GUESSED else (token == token)
+    tl.store(drawn + row, token.to(tl.float64), mask=told)
+    lead = _lead(best, next_best).to(tl.float64)
+    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=told)

@@ -61,9 +61,10 @@ FIELDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 FIELDS["all fields"] = FIELDS["filters"] | FIELDS["penalties"] | FIELDS["logprobs"]
 ASKED = {
-    "filters": (18, 19, 19), "penalties": (11, 12, 12), "logprobs": (29, 51, 71),
-    "all fields": (46, 68, 88),
+    "filters": (6, 7, 7), "penalties": (11, 12, 12), "logprobs": (8, 9, 9),
+    "all fields": (13, 14, 14),
 }  # fmt: skip
+WANTED_OF_ASKED = 24
 NODES = (
     Nodes("target layer", 10, 12),
     Nodes("target forward", 335, None),
@@ -108,7 +109,7 @@ def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
     for step in STEPS:
         ceiling = field_ceiling(step, asked, column)
         if ceiling is not None:
-            wanted = step.wanted[column] if step.wanted else None
+            wanted = WANTED_OF_ASKED if step is LAUNCHES else step.wanted and step.wanted[column]
             rows.append((start + step.name, there["most"][step.name], ceiling, wanted))
     least = there["milliseconds"]["least"]
     return [*rows, (start + "host ms, least", least, None, WANTED_OF_FIELDS[column])]

@@ -19,6 +19,7 @@ from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import Rows
+from engine.sampling.token_counts import bytes_of
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, guess
 from tests.support.waits import Waits
@@ -130,12 +131,13 @@ def test_behind_guesses_as_behind_committed_tokens(
 
 
 def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
-    """Law: with more sequences than slots, at once and in turns, each is penalised by its own
-    text."""
-    draws = DeviceDraws(processor, VOCAB, torch.device("cpu"))
+    """Law: with more sequences than slots, in turns, each is penalised by its own text; so many
+    slots as one call may ask for are allotted when the first does, and take what the plan says."""
+    draws = DeviceDraws(processor, VOCAB, torch.device("cpu"), 14)
+    assert sum(table.nbytes for table in draws.counts.tables) == 0
     seqs = [sequence(i, repetition_penalty=1.9, frequency_penalty=1.0) for i in range(24)]
     generator = torch.Generator().manual_seed(2)
-    for some in (seqs[:5], seqs[:14], seqs[10:], seqs[:3], seqs[5:19], seqs):
+    for some in (seqs[:5], seqs[:14], seqs[10:], seqs[:3], seqs[5:19], seqs[:14]):
         logits = torch.randn(len(some), VOCAB, generator=generator)
         logits[:, :5] = 4.0  # the prompt
         asked = [Rows(seq, i, 1, seq.num_tokens) for i, seq in enumerate(some)]
@@ -143,6 +145,7 @@ def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
         assert [found.tokens for found in draws.draw(logits, asked)] == [[t] for t in expected]
         for seq, token in zip(some, expected, strict=True):
             seq.tokens.append(token)
+    assert sum(table.nbytes for table in draws.counts.tables) == bytes_of(14, VOCAB)
 
 
 @pytest.mark.parametrize("count", [0, 3, 5000])
@@ -243,5 +246,5 @@ def test_only_survivors_are_given_noise(
 
 
 def test_the_device_decides(processor: LogitsProcessor) -> None:
-    assert isinstance(build_draws(processor, VOCAB, torch.device("meta")), DeviceDraws)
-    assert isinstance(build_draws(processor, VOCAB, torch.device("cpu")), QuickDraws)
+    assert isinstance(build_draws(processor, VOCAB, torch.device("meta"), 8), DeviceDraws)
+    assert isinstance(build_draws(processor, VOCAB, torch.device("cpu"), 8), QuickDraws)

@@ -72,6 +72,13 @@ def test_facts_of_a_loaded_model(tiny_target: str) -> None:
     assert load(tiny_target, dtype="bfloat16").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_their_own_are_not_promised_in_vain(dtype: str, tiny_target: str) -> None:
+    """Bug: on a CPU where compiled code does not run all rows, batch_invariant was ignored."""
+    sentence = refusal(tiny_target, dtype=dtype, batch_invariant=True)
+    assert "cannot be served with target.batch_invariant: on a CPU" in sentence
+
+
 def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
     folder = copy_of(tiny_target, tmp_path / "m", eos_token_id=7)
     (folder / "generation_config.json").unlink()

@@ -14,21 +14,23 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, facts_in
-from engine.sampling.device_texts import adjusted as by_torch
-from engine.sampling.filters import ranked as by_topk
 from engine.sampling.logits import LogitsProcessor
+from engine.sampling.logprobs import scores as scores_by_torch
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
 from engine.sampling.plain import NOT_FINITE, UNSURE, Rows
+from engine.sampling.row_facts import Facts
+from engine.sampling.token_counts import adjusted as by_torch
 from engine.sampling.triton_draws import available
 from engine.scheduling.sequence import Sequence
 from tests.support.interpreted_draws import (
+    RANKED,
     Array,
     Interpreted,
     adjusted,
     drawn,
     guessed,
     noise,
-    ranked,
+    scored,
     survivors,
     words,
 )
@@ -37,6 +39,7 @@ pytest.importorskip("triton", reason="needs Triton, which comes with torch for C
 
 KEYS: list[Key] = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095), (7, 7)]
 ROWS = len(KEYS)
+FILTERED = Facts._fields.index("filtered")
 LOUD = np.array([True, True, False, True, True, False])
 SCALES = np.array([1.0, 0.7, 1.0, 3.0, 1.0, 1.0])
 WIDTHS = [1, 2, 1024, 1025, 5000]  # a block is 1024
@@ -180,19 +183,25 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     assert np.array_equal(found[0], logits[0])
 
 
-@pytest.mark.parametrize("width", [900, 3500])
-def test_the_likeliest_are_the_same(interpreted: Interpreted, width: int) -> None:
-    """Law: in order, ties to the lower id, in one piece and in parts of several."""
-    values = np.random.default_rng(6).standard_normal((2, width)).astype(np.float32)
-    values[1] = np.round(values[1])
-    values[1, ::2], values[1, ::3] = -np.inf, -0.0
-    expected = by_topk(torch.from_numpy(values), min(width, 1024)).numpy()
-    assert np.array_equal(interpreted(ranked, values), expected)
+@pytest.mark.parametrize(("width", "count"), [(50, 0), (50, 3), (230, 40)])
+def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, count: int) -> None:
+    """Law: of some rows, ids and ranks exactly, ties to the lower id, whether a row is one piece or
+    parts of several; NOT_FINITE counts as id 0."""
+    logits = normal(width)
+    logits[1:4] = np.round(logits[1:4])
+    logits[3, ::2], logits[3, ::3] = -np.inf, -0.0
+    rows, tokens = np.array([0, 1, 3, 3, 5]), np.array([3.0, 40, 6, 1, NOT_FINITE])
+    own, at, ids = (torch.from_numpy(array) for array in (logits, rows, tokens))
+    expected = scores_by_torch(own, at, ids, count).numpy()
+    found = interpreted(scored, logits, rows, tokens, np.array(count))
+    assert np.array_equal(found[:, 1 : 2 + count], expected[:, 1 : 2 + count])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     """Law: tokens, leads, and where more may survive than are looked at, under each filter alone
-    and all together; where logits tie, are few, or are no numbers."""
+    and all together; where logits tie, are few, or are no numbers. A row without filters stays as
+    it is, as does a guess that is not sure."""
     filters: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
         {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},
@@ -201,18 +210,22 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     params = [SamplingParams(seed=i, max_tokens=9, **each) for i, each in enumerate(filters * 3)]
     seqs = [Sequence(str(i), each, [1], 1) for i, each in enumerate(params)]
     asked = [Rows(seq, i, 1, 1) for i, seq in enumerate(seqs)]
-    draws = DeviceDraws(LogitsProcessor([0]), 1500, torch.device("cpu"))
-    logits = (np.random.default_rng(9).standard_normal((24, 1500)) * 3).astype(np.float32)
+    draws = DeviceDraws(LogitsProcessor([0]), 100, torch.device("cpu"))
+    logits = (np.random.default_rng(9).standard_normal((24, 100)) * 3).astype(np.float32)
     logits[8:16] = np.round(logits[8:16])
     logits[16:, 4:] = -np.inf
     logits[16, 1], logits[17, 2], logits[18, 0], logits[19] = np.nan, -np.nan, np.inf, -np.inf
     table = draws.plan(asked).table
-    for width in (1500, 900):
+    for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
-        facts, look = facts_in(torch.from_numpy(table)), min(width, 1024)
+        facts, look = facts_in(torch.from_numpy(table)), min(width, RANKED)
         tokens, leads = draw_survivors(torch.from_numpy(logits), words, facts, look).numpy()
-        found = interpreted(survivors, logits, table)
+        table[5, FILTERED] = 0
+        tokens[5] = leads[5] = 7
+        found = interpreted(survivors, logits, table, False)
         assert found[0].tolist() == tokens.tolist()
+        guess = interpreted(survivors, logits[4:5], table[4:5], True)
+        assert np.array_equal(guess, [[7], [7]] if tokens[4] == UNSURE else found[:, 4:5])
         assert (UNSURE in tokens) == (width > look)
         sure = tokens >= 0
         assert np.abs(found[1] - leads)[sure].max() < 1e-5
@@ -240,7 +253,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def compiled(kernel: object, pointers: dict[str, str], constants: dict[str, int]) -> str:
+    def compiled(kernel: object, pointers: dict[str, str], constants: dict[str, Any]) -> str:
         types = pointers | dict.fromkeys(constants, "constexpr")
         apart = {f"of_{name}": "i32" for name in columns if name in pointers}
         aligned = {(2,): [["tt.divisibility", 16]]} if "logits" in pointers else {}
@@ -249,7 +262,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert made.asm["cubin"]
         return str(made.asm["ptx"])
 
-    columns = ("scales", "low", "high", "loud")
+    columns: tuple[str, ...] = ("scales", "low", "high", "loud")
     for kinds in (("*fp64",) * 4, ("*fp32", "*i32", "*i32", "*i1")):
         for logits, wide in (("*fp32", "ld.global.v4.b32"), ("*bf16", "ld.global.v4.b32")):
             pointers = {"tops": "*fp32", "ids": "*i32", "logits": logits}
@@ -262,14 +275,21 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pointers |= {"wishes": kind, "of_row": "i32", "of_column": "i32"}
         text = compiled(kernels.adjust_blocks, pointers, {"WIDTH": 128_256})
         assert "ld.global.v4.b32" in text
-    sizes = {"WIDTH": 128_256, "COUNT": 1024}
-    compiled(kernels.top_of_parts, {"tops": "*i64", "values": "*fp32"}, {**sizes, "STEPS": 8})
-    given = {"drawn": "*fp64", "scaled": "*fp32", "ids": "*i64", "totals": "*fp32"}
-    given |= dict.fromkeys(("low", "high", "sizes", "shares", "floors"), "*fp64")
-    given |= {f"of_{name}": "i32" for name in ("ids", *list(given)[4:])}
-    sizes_of_look = {"WIDTH": 128_256, "LOOK": 1000, "LANES": 1024}
-    compiled(kernels.best_of_likeliest, given, sizes_of_look)
-    compiled(kernels.top_of_rows, {"ids": "*i64", "tops": "*i64"}, {**sizes, "PARTS": 16})
+    left = {"tops": "*i64", "sums": "*fp32"}
+    sizes = {"WIDTH": 128_256, "KEPT": 1024}
+    pieces, parts = {**sizes, "COUNT": 1024, "STEPS": 8}, {**sizes, "PARTS": 16, "LANES": 16}
+    columns = ("scales", "filtered", "low", "high", "sizes", "shares", "floors")
+    own = {"scales": "*fp64", "filtered": "*fp64"}
+    none = {"rows": None, "tokens": None}
+    compiled(kernels.top_of_parts, {**left, "logits": "*bf16", **own}, {**pieces, **none})
+    asked = {"logits": "*fp32", "rows": "*i64", "tokens": "*fp64"}
+    few = {"KEPT": 16}
+    without = {"scales": None, "filtered": None, "of_scales": 0, "of_filtered": 0}
+    compiled(kernels.top_of_parts, {**left, **asked}, {**pieces, **few, **without})
+    numbers = {"count": "i32", "of_row": "i32"}
+    compiled(kernels.scores_of_rows, {"scores": "*fp64", **left, **asked, **numbers}, parts | few)
+    given = {"drawn": "*fp64", **left, **dict.fromkeys(columns[1:], "*fp64")}
+    compiled(kernels.best_of_likeliest, given, {**parts, "GUESSED": 1})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

@@ -18,11 +18,12 @@ from engine.messages import SamplingParams
 from engine.sampling import device_draws, triton_draws
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import token_words_of
 from engine.sampling.plain import Rows
 from engine.scheduling.sequence import Sequence
 
 Array = npt.NDArray[Any]
+
+RANKED = 64  # ids at once: what is sorted is what takes the interpreter long
 
 
 class Interpreted:
@@ -55,19 +56,20 @@ def adjusted(*arrays: Array) -> Array:
     return triton_draws.adjust(*(torch.from_numpy(array) for array in arrays)).numpy()
 
 
-def ranked(values: Array) -> Array:
-    """Of `rank`, as many as it finds, in two parts."""
-    with patch.object(triton_draws, "PARTS", 2):
-        return triton_draws.rank(torch.from_numpy(values), min(values.shape[1], 1024)).numpy()
+def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
+    """Of `scores`, ranked in two parts."""
+    with patch.multiple(triton_draws, PARTS=2, MOST_RANKED=RANKED):
+        given = (torch.from_numpy(array) for array in (logits, rows, tokens))
+        return triton_draws.scores(*given, int(count)).numpy()
 
 
-def survivors(logits: Array, table: Array) -> Array:
-    """Of `draw_survivors`, by the kernels."""
+def survivors(logits: Array, table: Array, guessed: bool) -> Array:
+    """Of `draw_likeliest`, over tokens 7 and leads 7."""
     facts = device_draws.facts_in(torch.from_numpy(table))
-    words = token_words_of(logits.shape[1])
-    with patch.object(device_draws, "available", lambda device: True):  # but ids ranked by torch
-        found = device_draws.draw_survivors(torch.from_numpy(logits), words, facts, 1)
-    return found.numpy()
+    drawn = torch.full((2, len(logits)), 7.0, dtype=torch.float64)
+    given = torch.from_numpy(logits), facts.scales, *facts[2:]
+    with patch.object(triton_draws, "MOST_RANKED", RANKED):
+        return triton_draws.draw_likeliest(drawn, *given, guessed=guessed).numpy()
 
 
 def words(ids: Array, low: Array, high: Array) -> Array:

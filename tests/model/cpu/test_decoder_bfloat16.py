@@ -50,12 +50,15 @@ def load(
     role: Literal["target", "draft"] = "target",
     dtype: Any = "auto",
     kind: QuantizationName = "none",
+    steady: bool = False,
     **shape: Any,
 ) -> LoadedModel:
     """A random Llama, saved in bfloat16 as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     path = tiny.save(model.bfloat16(), folder)
-    return load_model(path, role=role, device="cpu", dtype=dtype, quantization=kind)
+    return load_model(
+        path, role=role, device="cpu", dtype=dtype, quantization=kind, batch_invariant=steady
+    )
 
 
 def decoder_of(loaded: LoadedModel) -> CompiledDecoder:
@@ -141,7 +144,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(
 def test_a_node_has_the_bits_of_a_chain(committed: int, parents: list[int], tmp_path: Path) -> None:
     """Law: a node's logits are to the bit those of its path without the tree around it, behind the
     same text, whatever stood in the blocks and whoever shares the forward."""
-    loaded = load(tmp_path, **WIDE)
+    loaded = load(tmp_path, steady=True, **WIDE)
     assert loaded.compiled is not None
     decoder, cache = loaded.compiled, KVCache(64, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("p", loaded.layers, loaded.dtype)

@@ -1,5 +1,5 @@
-"""What sequences hold and ask for, id by id, on the device: penalties, logit_bias and min_tokens
-without a word to the host.
+"""How often each token stands in a text, and its bias, on the device: penalties, logit_bias and
+min_tokens without a word to the host.
 
 A sequence that asks for one of these has a slot, brought up to date by the few tokens that were
 committed since it was last asked about. What a step guesses is counted where it is used. The rule
@@ -22,34 +22,44 @@ from engine.sampling.row_facts import Numbers
 from engine.sampling.triton_draws import adjust, available
 from engine.scheduling.sequence import Sequence
 
-_LEAST_SLOTS = 8
+Counts = tuple[Tensor, Tensor]  # TokenCounts.seen and biases, or some slots of them
 
 
-Texts = tuple[Tensor, Tensor]  # DeviceTexts.seen and biases, or some slots of them
+def bytes_of(sequences: int, vocab_size: int) -> int:
+    """That TokenCounts take for so many sequences."""
+    return (sequences + 1) * vocab_size * 8
 
 
 class Held(NamedTuple):
-    """What sequences hold: the `slots` int64 `[sequences]` of `texts`, on the device."""
+    """Of sequences: the `slots` int64 `[sequences]` of `counts`, on the device."""
 
     slots: Tensor
-    texts: Texts
+    counts: Counts
 
 
-class DeviceTexts:
-    """`seen` int32 and `biases` float32 `[slots, vocab]`: of an id a sum of marks (plain), and what
-    is added to its logit. `eos_ids` are ends of every sequence. Slots are as many as one
-    call ever asked for, rounded up; who was asked for longest ago gives way. Slot 0 is nobody's."""
+class TokenCounts:
+    """`seen` int32 and `biases` float32 `[sequences + 1, vocab]`, the most of one call: of an id a
+    sum of marks (plain), and what is added to its logit. `eos_ids` are ends of every sequence. A
+    slot is free once whoever has it was asked for longest ago; slot 0 is nobody's. Allotted when
+    they are first asked for, as `bytes_of` says."""
 
-    def __init__(self, vocab_size: int, eos_ids: Collection[int], device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, eos_ids: Collection[int], device: torch.device, sequences: int
+    ) -> None:
         self._vocab, self._eos_ids, self._device = vocab_size, eos_ids, device
         self._held: OrderedDict[Sequence, tuple[int, int]] = OrderedDict()  # slots, and lengths
-        self.seen = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        self.biases = torch.zeros(0, vocab_size, device=device)
+        self._sequences = sequences
+        self._allot(0)
+
+    def _allot(self, slots: int) -> None:
+        self.seen = torch.zeros(slots, self._vocab, dtype=torch.int32, device=self._device)
+        self.biases = torch.zeros(slots, self._vocab, device=self._device)
 
     def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
         """The slots of these, and what `write` needs to bring them up to date."""
-        if seqs:
-            self._make_room(len(seqs))
+        assert len(seqs) <= self._sequences
+        if seqs and not len(self.seen):
+            self._allot(self._sequences + 1)
         adds, biases = _Entries(), _Entries()
         for seq in seqs:
             if seq in self._held:
@@ -65,7 +75,7 @@ class DeviceTexts:
         return [self._held[seq][0] for seq in seqs], [*adds.arrays(), *biases.arrays()]
 
     @property
-    def texts(self) -> Texts:
+    def tables(self) -> Counts:
         return self.seen, self.biases
 
     def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
@@ -74,14 +84,6 @@ class DeviceTexts:
             self.seen.view(-1).index_add_(0, places, adds.int())
         if len(biased):
             self.biases.view(-1).index_copy_(0, biased, biases.float())
-
-    def _make_room(self, count: int) -> None:
-        slots = max(len(self.seen), _LEAST_SLOTS)
-        while slots <= count:
-            slots *= 2
-        if more := slots - len(self.seen):
-            self.seen = torch.cat([self.seen, self.seen.new_zeros(more, self._vocab)])
-            self.biases = torch.cat([self.biases, self.biases.new_zeros(more, self._vocab)])
 
     def _free_slot(self) -> int:
         if len(self._held) + 1 < len(self.seen):
@@ -115,14 +117,14 @@ class _Entries:
         return np.array(self._places, np.int64), np.array(self._numbers, np.float64)
 
 
-def adjusted(logits: Tensor, texts: Texts, wishes: Tensor, ids: Tensor, most: int) -> Tensor:
+def adjusted(logits: Tensor, tables: Counts, wishes: Tensor, ids: Tensor, most: int) -> Tensor:
     """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order.
     `wishes` `[rows, fields of Wishes]`; of the guesses `ids` int64 those that a row is behind,
     `most` at most, count as generated. A row without a wish stays as it is."""
     if available(logits.device):
-        return adjust(logits, *texts, wishes, ids)
+        return adjust(logits, *tables, wishes, ids)
     slots, first, depths, early, repetition, frequency, presence = torch.split(wishes, 1, dim=1)
-    seen, biases = (each.index_select(0, slots[:, 0].long()) for each in texts)
+    seen, biases = (each.index_select(0, slots[:, 0].long()) for each in tables)
     if most:
         steps = torch.arange(most, device=seen.device)
         guesses = ids[(first.long() + steps).clamp(max=len(ids) - 1)]
