@@ -59,8 +59,8 @@ def adjusted(*arrays: Array) -> Array:
 def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
     """Of `scores`, ranked in two parts."""
     with patch.multiple(triton_draws, PARTS=2, MOST_RANKED=RANKED):
-        given = (torch.from_numpy(array) for array in (logits, rows, tokens))
-        return triton_draws.scores(*given, int(count)).numpy()
+        own, at, ids = (torch.from_numpy(array) for array in (logits, rows, tokens))
+        return triton_draws.scores(own, at, ids, int(count)).numpy()
 
 
 def survivors(logits: Array, table: Array, guessed: bool) -> Array:
