@@ -35,6 +35,7 @@ from engine.sampling.row_facts import (
     Plan,
     apart,
     flat,
+    guesses_of,
     is_adjusted,
     plan_of,
     sent,
@@ -148,7 +149,7 @@ class DeviceDraws:
         wanting = [rows.seq for rows in asked if is_adjusted(rows.seq)]
         slots, news = self._texts.news(wanting)
         plan = self._plan(asked, slots, unseen)
-        known = np.array([token for rows in asked for token in rows.guesses], np.int64)
+        known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
         first = np.array_equal(plan.rows, np.arange(len(plan.rows)))
         width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows[:0] if first else plan.rows]

@@ -19,6 +19,7 @@ from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import key_halves
 from engine.sampling.plain import Plain, Rows
+from engine.scheduling.segment import ancestors_of
 from engine.scheduling.sequence import Sequence
 
 Numbers = npt.NDArray[Any]
@@ -44,8 +45,8 @@ class Facts(NamedTuple):
 
 class Wishes(NamedTuple):
     """Of rows, `[rows, 1]` each: the slot of the sequence (0: it asks for nothing), where among all
-    guesses its own begin, how many of these the row is behind, whether ends are impossible still
-    (not 0), and the penalties."""
+    guesses those begin that the row is behind, and how many these are, whether ends are impossible
+    still (not 0), and the penalties."""
 
     slots: Tensor
     first: Tensor
@@ -59,7 +60,8 @@ class Wishes(NamedTuple):
 COLUMNS = len(Facts._fields) + len(Wishes._fields)
 _COMPUTED = ("low", "high", "depths", "early")  # of each row; the others are the sequence's
 _KEPT = [i for i, n in enumerate(Facts._fields + Wishes._fields) if n not in _COMPUTED]
-_LOW, _DEPTHS = Facts._fields.index("low"), len(Facts._fields) + Wishes._fields.index("depths")
+_LOW, _FIRST = Facts._fields.index("low"), len(Facts._fields) + Wishes._fields.index("first")
+_DEPTHS = _FIRST + 1
 
 
 UNFILTERED, UNWISHED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
@@ -92,23 +94,47 @@ def plan_of(
     told = [_told(*each, vocab) for each in zip(asked, fields, slots, firsts, strict=True)]
     each = np.array(told).repeat(sizes, axis=0)
     first, position, count, left, *_ = each.T
-    depths = depths_of(sizes)
+    places = depths_of(sizes)
+    depths, begins = _of_trees(asked, places)
     seeds = np.array([rows.seq.params.seed for rows in asked], np.uint64).repeat(sizes)
     table = np.empty((len(each), COLUMNS))
     table[:, _KEPT] = each[:, 4:]
     low, high = key_halves(seeds, (position + depths).astype(np.uint64))
     table[:, _LOW], table[:, _LOW + 1] = low, high
     table[:, _DEPTHS], table[:, _DEPTHS + 1] = depths, depths < left
+    table[:, _FIRST] += begins
     cut = [plain for plain in fields if plain.is_filtered(vocab)]
     return Plan(
         table,
-        first.astype(np.int64) + depths,
+        first.astype(np.int64) + places,
         np.flatnonzero(table[:, Facts._fields.index("filtered")]),
         np.flatnonzero(count >= 0),
         int(count.max()),
         look_of(cut, vocab) if cut else 0,
-        max(sizes) - 1,
+        int(depths.max()),
     )
+
+
+def _of_trees(asked: Seq[Rows], places: Numbers) -> tuple[Numbers, Numbers]:
+    """How many guesses each row is behind, and where these begin among those of its sequence;
+    `places` are the former of chains."""
+    depths, begins, at = places.copy(), np.zeros_like(places), 0
+    for rows in asked:
+        if rows.parents is not None:
+            own = np.array([0, *(1 + len(above) for above in ancestors_of(rows.parents))])
+            depths[at : at + rows.size] = own
+            begins[at : at + rows.size] = own.cumsum() - own
+        at += rows.size
+    return depths, begins
+
+
+def guesses_of(rows: Rows) -> Seq[int]:
+    """Of a chain as they are; of a tree those that each node is behind and its own, one node after
+    the other."""
+    if rows.parents is None:
+        return rows.guesses
+    above = ancestors_of(rows.parents)
+    return [rows.guesses[i] for node, own in enumerate(above) for i in (*own, node)]
 
 
 def _told(rows: Rows, plain: Plain, slot: int, guess: int, vocab: int) -> tuple[float, ...]:
@@ -131,7 +157,7 @@ def _first_guesses(asked: Seq[Rows], unseen: int) -> list[int]:
     for rows in asked:
         firsts.append(known if rows.guesses else at)
         if rows.guesses:
-            known += len(rows.guesses)
+            known += len(guesses_of(rows))
         else:
             at += rows.size - 1
     return firsts

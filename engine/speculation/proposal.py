@@ -48,6 +48,11 @@ class Proposal(msgspec.Struct, frozen=True):
     def is_chain(self) -> bool:
         return is_chain(self.parents)
 
+    @property
+    def branches(self) -> list[int] | None:
+        """Its parents, None for a chain."""
+        return None if self.is_chain else self.parents
+
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
         depths: list[int] = []

@@ -48,6 +48,11 @@ class Sampled(msgspec.Struct):
     bad_request: bool = False  # as in Output
 
     @property
+    def rows(self) -> list[int]:
+        """Where among its rows the kept tokens were drawn: at the root, then at nodes."""
+        return [0, *(1 + node for node in self.path)][: len(self.tokens)]
+
+    @property
     def num_accepted(self) -> int:
         """Kept tokens that were guessed."""
         return min(len(self.path), len(self.tokens))
@@ -75,7 +80,7 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
                 start,
                 seq.blocks,
                 committed + len(guesses),
-                None if proposal.is_chain else proposal.parents,
+                proposal.branches,
             )
         )
     return packed
@@ -127,7 +132,7 @@ class Acceptor:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
             elif result.tokens:
                 self._keep(item, result)
-                item.logprobs = own.logprobs and own.logprobs[: len(item.tokens)]
+                item.logprobs = own.logprobs and [own.logprobs[i] for i in item.rows]
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
                 item.finish, item.error = "error", sentence
@@ -184,13 +189,10 @@ def _ends(constraint: Constraint, token: int) -> bool:
     return constraint.is_complete(()) or constraint.error is not None
 
 
-def _rows(item: Sampled) -> Rows | None:
-    """Those of a chain: position after position."""
-    proposal = item.proposal
-    if not proposal.is_chain:
-        return None
-    seq, guesses = item.chunk.seq, proposal.tokens
-    return Rows(seq, item.row, 1 + len(guesses), len(seq.tokens), guesses)
+def _rows(item: Sampled) -> Rows:
+    seq, guesses = item.chunk.seq, item.proposal.tokens
+    size, position = 1 + len(guesses), len(seq.tokens)
+    return Rows(seq, item.row, size, position, guesses, item.proposal.branches)
 
 
 def _contexts(item: Sampled) -> list[RowContext]:
@@ -213,8 +215,7 @@ def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
         return
     rows, tokens, counts = [], [], []
     for item in asked:
-        nodes = [-1, *item.path][: len(item.tokens)]
-        rows += [item.row + 1 + node for node in nodes]
+        rows += [item.row + row for row in item.rows]
         tokens += item.tokens
         counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
     found = iter(token_logprobs(output.logits, rows, tokens, counts))

@@ -128,12 +128,12 @@ def _packed(
         guesses = own.tokens or [0] * k
         tokens = seq.tokens[chunk.start : chunk.end] + guesses
         asked = len(guesses) + 1 if chunk.samples else 0
-        packed.append(Segment(tokens, chunk.start, seq.blocks, asked))
+        packed.append(Segment(tokens, chunk.start, seq.blocks, asked, own.branches))
         if not own.tokens:
             places += range(at + chunk.length, at + len(tokens))
         at += len(tokens)
         if asked:
-            rows.append(Rows(seq, row, asked, seq.num_tokens, own.tokens))
+            rows.append(Rows(seq, row, asked, seq.num_tokens, own.tokens, own.branches))
             row += asked
     return packed, Unseen(places, flight.ids), rows
 
