@@ -34,6 +34,8 @@ class Cascade(Proposer):
         self._limits = limits
         self._learners = [own for own in (main, *self._free.values()) if own.learns]
         self.learns = bool(self._learners)
+        self.every_node = any(own.every_node for own in self._learners)
+        self.hidden = main.hidden
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from engine.scheduling.constraint import Constraint
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
-from engine.speculation.proposal import Proposal, Verified
+from engine.speculation.proposal import Proposal
 from engine.speculation.verify import VerifyResult, walk
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
@@ -58,9 +58,6 @@ class Sampled(msgspec.Struct):
         """Kept tokens that were guessed."""
         return min(len(self.path), len(self.tokens))
 
-    def verified(self) -> Verified:
-        return Verified(self.chunk.seq, self.proposal, self.drawn, self.path, self.tokens)
-
 
 def prompt_rows(chunk: Chunk) -> int:
     """Committed rows of the chunk whose logits are wanted for prompt log-probabilities: all of
@@ -92,7 +89,8 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 class Acceptor:
     """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
-    still grow; where `draws` are unsure, `exact` are not."""
+    still grow; where `draws` are unsure, `exact` are not. `every_node`: also what is drawn behind
+    wrong guesses matters."""
 
     def __init__(
         self,
@@ -101,11 +99,13 @@ class Acceptor:
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],
+        every_node: bool = False,
     ) -> None:
         self._draws = draws
         self._exact = exact
         self._eos_ids = frozenset(eos_ids)
         self._room = room
+        self._every_node = every_node
 
     def accept(
         self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
@@ -148,6 +148,8 @@ class Acceptor:
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
+        if self._every_node:
+            asked = [rows._replace(guesses=()) for rows in asked]
         return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
