@@ -90,13 +90,7 @@ class Engine:
         free = build_free(config.speculation)
         self._allowance = Allowance(self._controller, main.name, free)
         self._proposer = Cascade(main, free, limits=self._allowance.limits)
-        acceptor = Acceptor(
-            draws,
-            exact,
-            eos_ids=target.eos_ids,
-            room=self._scheduler.room,
-            every_node=self._proposer.every_node,
-        )
+        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)

@@ -114,8 +114,8 @@ class Verified(msgspec.Struct, frozen=True):
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces; `learns`: it is told what became of proposals, with `every_node` also behind those that
-    were wrong, and with the `hidden` states of the target that it asks for. Of the last `propose`:
+    forces; `learns`: it is told what became of proposals, of `every_node` or of those that were
+    right, and with the `hidden` states of the target that it asks for. Of the last `propose`:
     `forward_seconds` is the time spent in model forwards, `catch_up_rows` what was run first of
     committed tokens, beyond one of each sequence, and `agreements` what it found out on the
     way."""
@@ -123,7 +123,7 @@ class Proposer(Protocol):
     name: str
     follows_grammar: bool = False
     learns: bool = False
-    every_node: bool = False
+    every_node: bool = True
     hidden: HiddenRows | None = None
     forward_seconds: float = 0.0
     catch_up_rows: int = 0

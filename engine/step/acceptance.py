@@ -89,8 +89,7 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 class Acceptor:
     """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
-    still grow; where `draws` are unsure, `exact` are not. `every_node`: also what is drawn behind
-    wrong guesses matters."""
+    still grow; where `draws` are unsure, `exact` are not."""
 
     def __init__(
         self,
@@ -99,18 +98,17 @@ class Acceptor:
         *,
         eos_ids: Collection[int],
         room: Callable[[Sequence], int],
-        every_node: bool = False,
     ) -> None:
         self._draws = draws
         self._exact = exact
         self._eos_ids = frozenset(eos_ids)
         self._room = room
-        self._every_node = every_node
 
     def accept(
-        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
+        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput, *, every: bool = False
     ) -> list[Sampled]:
-        """Draw the target's token at every row, then walk each proposal along those draws."""
+        """Draw the target's token at each row, then walk each proposal along those draws. Behind a
+        wrong guess there may be none, unless `every` one is wanted."""
         sampled: list[Sampled] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
@@ -122,7 +120,7 @@ class Acceptor:
                 sampled.append(Sampled(chunk, proposal, row))
                 row += 1 + len(proposal.tokens)
         if sampled:
-            self.walk(sampled, output, self._quick(sampled, output))
+            self.walk(sampled, output, self._quick(sampled, output, every))
         return sampled
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
@@ -143,12 +141,12 @@ class Acceptor:
                 item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
 
-    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[Drawn]:
+    def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """By item, what is drawn at its rows, if that is no matter of the long way."""
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
-        if self._every_node:
+        if every:
             asked = [rows._replace(guesses=()) for rows in asked]
         return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
 

@@ -78,7 +78,8 @@ class Rounds:
         packed = segments(plan, proposals)
         output = self._runner.forward(packed)
         seconds.verify = lap()
-        sampled = self._acceptor.accept(plan, proposals, output)
+        every = self._proposer.every_node
+        sampled = self._acceptor.accept(plan, proposals, output, every=every)
         self._tell(plan, sampled, output, packed)
         return sampled
 

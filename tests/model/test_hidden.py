@@ -83,7 +83,7 @@ def model(folder: str) -> LoadedModel:
 @pytest.fixture(scope="module")
 def states(folder: str) -> Callable[[list[int]], Tensor]:
     """`[rows, layers * width]` of a text, by transformers alone."""
-    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     @torch.inference_mode()
     def of(tokens: list[int]) -> Tensor:
