@@ -76,7 +76,6 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, memory = build_cache(config, pair, cache)
-        self._runner = runner_of(config, target, self._cache, clock)
         draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
         self._processor = LogitsProcessor(target.eos_ids)
         most = config.schedule.max_sequences
@@ -85,14 +84,15 @@ class Engine:
         stops = draft is not None and not draft.chains
         self._controller = Modes(controller(config.speculation, stops=stops))
         main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
+        self._runner = runner_of(config, target, self._cache, clock, main.hidden)
         self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         exact = DeviceDraws(*of)
-        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._max_sequences = most
         free = build_free(config.speculation)
         self._allowance = Allowance(self._controller, main.name, free)
         self._proposer = Cascade(main, free, limits=self._allowance.limits)
+        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)

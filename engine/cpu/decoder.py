@@ -40,13 +40,15 @@ from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
 from engine.sampling.plain import NOT_FINITE, Plain, plain_of
-from engine.scheduling.segment import Segment, Start, ancestors_of, is_chain
+from engine.scheduling.segment import HiddenRows, Segment, Start, ancestors_of, is_chain
 
 MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
 LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
 TOGETHER = 16  # rows of a prompt that attend together: more look at keys that few of them may see
 LONGEST = 1 << 17  # positions whose angles are kept in a table
+
+NONE_HIDDEN, NO_STATES = HiddenRows(()), np.empty((0, 0, 0), np.float32)
 
 Integers = npt.NDArray[np.int64]
 Quantised = tuple[Packed, ...]  # of `engine.cpu.weights.quantised`
@@ -132,9 +134,20 @@ class CompiledDecoder:
         """`forward` as a tensor."""
         return torch.from_numpy(self.forward(segments, Memory.of(plane)))
 
-    def forward(self, segments: Sequence[Segment], memory: Memory) -> Floats:
+    def states(self, segments: Sequence[Segment], hidden: HiddenRows) -> Floats:
+        """Room for what `forward` leaves there, float32 `[rows, layers, width]`."""
+        shape = hidden.count(segments), len(hidden.layers), self._weights[0].shape[1]
+        return np.empty(shape, np.float32)
+
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        memory: Memory,
+        hidden: HiddenRows = NONE_HIDDEN,
+        states: Floats = NO_STATES,
+    ) -> Floats:
         """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `memory`
-        afterwards. `suits(segments)` must hold."""
+        afterwards, and in `states` the hidden rows. `suits(segments)` must hold."""
         tokens: list[int] = []
         positions: list[int] = []
         asked: list[int] = []
@@ -171,7 +184,8 @@ class CompiledDecoder:
             flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3),
             flat[spans:nodes_end].reshape(-1, 3), flat[nodes_end:],
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
-            keys, values, logits,
+            keys, values, np.arange(rows) if hidden.every else flat[nodes_end:],
+            np.array(hidden.layers, np.int64), states, logits,
         )  # fmt: skip
         return logits if logits.shape[1] == self._vocab else logits[:, : self._vocab]
 

@@ -44,22 +44,25 @@ class QuickDraws:
 
     def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
         """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: to
-        be drawn row by row on the host. Those behind the first one not as guessed mean nothing."""
+        be drawn row by row on the host. Those behind a guess that is not what was drawn mean
+        nothing."""
         found: list[list[int] | None] = [None] * len(asked)
         places: list[tuple[int, int]] = []
         items: list[int] = []
         wanted: list[int] = []
+        above: list[int] = []
         for i, rows in enumerate(asked):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
-                _, first, size, position, guesses = rows
+                _, first, size, position, guesses, parents = rows
                 places.append((i, size))
                 items += (first, size, position, *plain.words)
-                wanted += (*guesses, 0) if guesses else [_ANY] * size
+                wanted += (_ANY, *guesses) if guesses else [_ANY] * size
+                above += range(-1, size - 1) if parents is None else (-1, *(p + 1 for p in parents))
         if not places:
             return found
-        tokens = np.array(wanted, np.int64)
-        kernels_draws.draw(logits, _table(items, len(places)), self._words, tokens)
+        tokens, nodes = np.array([wanted, above], np.int64)
+        kernels_draws.draw(logits, _table(items, len(places)), self._words, nodes, tokens)
         drawn, at = tokens.tolist(), 0
         for i, size in places:
             mine = drawn[at : at + size]
@@ -72,7 +75,7 @@ class QuickDraws:
         """Of rows that anything may be asked of, UNSURE for some."""
         items, table = self._adjusted(logits, contexts)
         tokens = np.full(len(items), _ANY, np.int64)
-        kernels_draws.draw(table, items, self._words, tokens)
+        kernels_draws.draw(table, items, self._words, tokens.copy(), tokens)
         drawn: list[int] = tokens.tolist()
         return drawn
 

@@ -13,6 +13,7 @@ the same after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from engine.cpu.jit import HAS_TILES
 from engine.cpu.kernels_products import product
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import Floats, array_of, has_even_inputs, is_exact, pack, padded
+from engine.scheduling.segment import LAST
 
 FAMILIES = frozenset({"llama", "mistral"})
 LONGEST_TABLE = 1 << 15  # positions whose angles are kept; longer contexts compute them
@@ -122,7 +124,12 @@ class FusedDecoder:
         return sum(weight.packed_bytes for weight in weights)
 
     def __call__(
-        self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        keep: int | Tensor,
+        prepared: PreparedAttention,
+        see: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         hidden: Floats = self._embed(input_ids[0]).float().numpy()
         at = positions[0].numpy()
@@ -137,6 +144,11 @@ class FusedDecoder:
             inner = np.empty((len(hidden), self._inner), np.float32)
             kernels_rows.gate(layer.gate_up(normed), inner)
             kernels_rows.add(layer.down(inner), hidden)
+            if see is not None:
+                see(layer.index, torch.from_numpy(hidden)[None])
+        if see is not None:
+            kernels_rows.normalise(hidden, self._norm, self._epsilon, normed)
+            see(LAST, torch.from_numpy(normed)[None])
         kept = hidden[-keep:] if isinstance(keep, int) else hidden[keep.numpy()]
         normed = normed[: len(kept)]
         kernels_rows.normalise(kept, self._norm, self._epsilon, normed)

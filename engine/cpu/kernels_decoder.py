@@ -19,19 +19,21 @@ from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
 from engine.cpu.kernels_tiles import room
 from engine.cpu.vectors import PANEL
+from engine.scheduling.segment import LAST
 
 
 @fast
 def forward(
     parts: Any, tokens: Any, positions: Any, facts: Any, paths: Any, asked: Any, tables: Any,
     block_size: Any, weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any,
-    logits: Any,
+    shown: Any, layers: Any, states: Any, logits: Any,
 ) -> None:  # fmt: skip
-    """Logits of the rows `asked`. `facts` `[spans, 3]` as of `kernels_attention.attend`, a sequence
-    each in `tables`, or parts of one in order; `paths` as of `kernels_attention.follow`; `keys` and
-    `values` words `[layers, kv_heads, slots, words]`. `weights` of `weights.packed_weights`;
-    `shape`: heads, key-value heads, inner width, dimensions of a head; `numbers`: epsilon, scaling
-    of attention, whether rows are rounded."""
+    """Logits of the rows `asked`, and of the rows `shown` what stands behind `layers`, LAST among
+    them, to `states` `[shown, layers, width]`. `facts` `[spans, 3]` as of
+    `kernels_attention.attend`, a sequence each in `tables`, or parts of one in order; `paths` as of
+    `kernels_attention.follow`; `keys` and `values` words `[layers, kv_heads, slots, words]`.
+    `weights` of `weights.packed_weights`; `shape`: heads, key-value heads, inner width, dimensions
+    of a head; `numbers`: epsilon, scaling of attention, whether rows are rounded."""
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
     epsilon, scaling, rounded = numbers
     heads, kv_heads, inner, dim = shape
@@ -60,10 +62,22 @@ def forward(
         gate(wide, narrow)
         product(narrow, down[layer], rounded, added)
         add(added, hidden)
+        _show(hidden, layer, shown, layers, states)
+    if (layers == LAST).any():
+        normalise(hidden, last_norm, epsilon, normed)
+        _show(normed, LAST, shown, layers, states)
     for i in range(len(asked)):  # rising, so nothing is written over that is still needed
         hidden[i] = hidden[asked[i]]
     normalise(hidden[: len(asked)], last_norm, epsilon, normed[: len(asked)])
     product(normed[: len(asked)], head, rounded, logits)
+
+
+@fast
+def _show(rows: Any, layer: Any, shown: Any, layers: Any, states: Any) -> None:
+    for at in range(len(layers)):
+        if layers[at] == layer:
+            for i in range(len(shown)):
+                states[i, at] = rows[shown[i]]
 
 
 @fast
@@ -109,7 +123,7 @@ def chain(
     rows, space = np.arange(count), space_for(vocab)
     facts, tokens, live = np.ones((count, 3), np.int64), np.empty(count, np.int64), count
     facts[:, 0] = rows
-    own = np.empty_like(tables)
+    own, nothing = np.empty_like(tables), np.empty((0, 0, 0), np.float32)
     for step in range(out.shape[1]):
         left = 0
         for i in range(live):
@@ -128,7 +142,8 @@ def chain(
             return
         forward(
             parts, tokens[:live], facts[:live, 2].copy(), facts[:live], facts[:0], np.arange(live),
-            own, block_size, weights, angles, shape, numbers, keys, values, wide[:live],
+            own, block_size, weights, angles, shape, numbers, keys, values, rows[:0], rows[:0],
+            nothing, wide[:live],
         )  # fmt: skip
 
 

@@ -211,21 +211,25 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
 
 
 @fast
-def draw(logits: Any, items: Any, words: Any, tokens: Any) -> None:
+def draw(logits: Any, items: Any, words: Any, parents: Any, tokens: Any) -> None:
     """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some. Where
-    they hold a guess before, not a negative number, and another token is drawn, it is the last of
-    its item: what is guessed behind it is not kept, whatever is drawn there.
+    they hold a guess before, not a negative number, that is not what is drawn at its parent, they
+    keep it, as do those behind it: it is not kept, whatever is drawn there.
 
     `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the
-    first, and plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words."""
+    first, and plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words. `parents` int64, of
+    each row the one of its item that it follows, -1 for the first."""
     space, sure = space_for(logits.shape[1]), np.bool_(True)
-    at = 0
+    at, depths = 0, np.zeros(len(tokens), np.int64)  # -1: of what is not drawn
     for i in range(len(items)):
-        for j in range(items[i, 1]):
-            row, guessed = logits[items[i, 0] + j], tokens[at + j]
-            tokens[at + j] = _drawn(row, words, items[i], items[i, 2] + j, space, sure)[0]
-            if guessed >= 0 and tokens[at + j] != guessed:
-                break
+        for j in range(at, at + items[i, 1]):
+            if parents[j] >= 0:
+                above = at + parents[j]
+                kept = depths[above] >= 0 and (tokens[j] < 0 or tokens[j] == tokens[above])
+                depths[j] = depths[above] + 1 if kept else -1
+            if depths[j] >= 0:
+                row, position = logits[items[i, 0] + j - at], items[i, 2] + depths[j]
+                tokens[j] = _drawn(row, words, items[i], position, space, sure)[0]
         at += items[i, 1]
 
 

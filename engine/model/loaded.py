@@ -4,21 +4,37 @@ by quicker code that was proven to do the same (`engine.model.loader`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.interface import LayerShape, PreparedAttention
 from engine.config import QuantizationName, Role
 from engine.cpu.decoder import CompiledDecoder
+from engine.scheduling.segment import LAST
 
-# (input_ids, positions `[1, rows]`, keep, prepared) -> logits `[kept, vocab]`. `keep` is how many
-# trailing rows to keep (at least 1), or which.
-Call = Callable[[Tensor, Tensor, int | Tensor, PreparedAttention], Tensor]
+See = Callable[[int, Tensor], None]
+
+
+class Call(Protocol):
+    """One forward: logits `[kept, vocab]` of ids and positions `[1, rows]`. `keep` is how many
+    trailing rows to keep (at least 1), or which. `see` is shown the rows `[1, rows, width]` behind
+    each layer, and as LAST those behind the last norm; they stand no longer than the call."""
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        keep: int | Tensor,
+        prepared: PreparedAttention,
+        see: See | None = None,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +52,7 @@ class LoadedModel:
     max_model_len: int
     eos_ids: tuple[int, ...]
     layers: tuple[LayerShape, ...]
-    logits: Call  # one forward: (input_ids, positions, keep, prepared) -> [kept, vocab]
+    logits: Call
     quantization: QuantizationName = "none"
     compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
     batch_invariant: bool = False  # by kernels for that, on a GPU
@@ -66,16 +82,45 @@ def front_door(model: Any) -> Call:
     """The model's own forward."""
 
     def call(
-        input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
+        input_ids: Tensor,
+        positions: Tensor,
+        keep: int | Tensor,
+        prepared: PreparedAttention,
+        see: See | None = None,
     ) -> Tensor:
-        output = model(
-            input_ids=input_ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=keep,
-            foredraft=prepared,
-        )
+        with _watched(model, see):
+            output = model(
+                input_ids=input_ids,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=keep,
+                foredraft=prepared,
+            )
         logits: Tensor = output.logits[0]
         return logits
 
     return call
+
+
+@contextmanager
+def _watched(model: Any, see: See | None) -> Iterator[None]:
+    """By hooks that are there for this call alone."""
+    handles = []
+    if see is not None:
+        places = [*enumerate(layers_of(model)), (LAST, model.base_model)]
+        handles = [module.register_forward_hook(partial(_show, see, at)) for at, module in places]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """The decoder layers, whatever a family calls them."""
+    lists = (part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    return next(part for part in lists if len(part) == model.config.num_hidden_layers)
+
+
+def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:
+    see(layer, output if isinstance(output, Tensor) else output[0])

@@ -42,6 +42,7 @@ from engine.scheduling.memory import (
     refuse_heavy_weights,
     weight_bytes_in,
 )
+from engine.scheduling.segment import HiddenRows
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +185,20 @@ def runner_of(
     model: LoadedModel,
     cache: KVCache,
     clock: Callable[[], float] = time.perf_counter,
+    hidden: HiddenRows | None = None,
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
+    `hidden` as of ModelRunner.
     Raises ConfigError where the configured attention cannot serve the model."""
     graphs = _graphs_of(config, model)
     runner = ModelRunner(
-        model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
+        model,
+        cache,
+        model.role,
+        attention=config.attention,
+        graphs=graphs,
+        hidden=hidden,
+        clock=clock,
     )
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"

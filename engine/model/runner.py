@@ -20,11 +20,12 @@ from torch import Tensor
 from engine.attention.interface import FP8, AttentionBackend, StagingBackend
 from engine.attention.packed_copy import sent_alone
 from engine.config import AttentionName
-from engine.cpu.decoder import MOST_ROWS, Memory
+from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
 from engine.model.graphs import Along, ForwardGraphs, Recorder, Site
+from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.sampling.penalties import Penalties
@@ -32,7 +33,7 @@ from engine.sampling.plain import Plain
 from engine.sampling.row_facts import Numbers
 from engine.sampling.token_counts import Held
 from engine.scheduling.memory import buckets
-from engine.scheduling.segment import Segment, Start
+from engine.scheduling.segment import HiddenRows, Segment, Start
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,14 +42,19 @@ class ModelOutput:
     """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
     on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch. On a
     device the next forward of the model writes over them, unless they are `kept`, and over the
-    numbers that were sent `along`, an int64 tensor there."""
+    numbers that were sent `along`, an int64 tensor there, and `hidden`, if the runner leaves hidden
+    states: `[rows of HiddenRows, layers * width]`, of a CPU float32, else the model's precision."""
 
-    __slots__ = ("_given", "_rows", "along")
+    __slots__ = ("_given", "_rows", "along", "hidden")
 
     def __init__(
-        self, given: Tensor | Floats, rows: list[int] | None = None, along: Tensor | None = None
+        self,
+        given: Tensor | Floats,
+        rows: list[int] | None = None,
+        along: Tensor | None = None,
     ) -> None:
         self._given, self._rows, self.along = given, rows, along
+        self.hidden: Tensor | None = None
 
     @property
     def logits(self) -> Tensor:
@@ -157,7 +163,8 @@ class Graphs(NamedTuple):
 
 class ModelRunner:
     """`plane` names the model's plane in `cache`; it is added there if it is not yet. With
-    `graphs`, forwards whose attention can be staged are replayed; the cache needs a scrap block."""
+    `graphs`, forwards whose attention can be staged are replayed; the cache needs a scrap block.
+    Outputs of forwards have the `hidden` states that are asked for."""
 
     def __init__(
         self,
@@ -168,6 +175,7 @@ class ModelRunner:
         attention: AttentionName = "auto",
         backend: AttentionBackend | None = None,
         graphs: Graphs | None = None,
+        hidden: HiddenRows | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -193,13 +201,16 @@ class ModelRunner:
         self._forwards: ForwardGraphs | None = None
         self._chains: ChainGraphs | None = None
         self._most_steps = graphs.most_steps if graphs is not None else 0
+        largest = buckets(graphs.most_rows)[-1] if graphs is not None else 0
+        self._hidden = HiddenCall(model, hidden, largest) if hidden is not None else None
+        self._call = self._hidden or model.logits
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
             site = Site(self.backend, self._plane, cache.scrap, model.device)
             asked = max(graphs.most_rows, MOST_SEQUENCES)
             sizes = buckets(asked)[-1], model.vocab_size
             self._logits = torch.zeros(sizes, device=model.device)
-            given = (model.logits, site, graphs.recorder, self._logits)
+            given = (self._call, site, graphs.recorder, self._logits)
             self._forwards = ForwardGraphs(*given, graphs.most_rows)
             if model.role == "draft":
                 self._chains = ChainGraphs(*given)
@@ -261,21 +272,40 @@ class ModelRunner:
         compiled = self._compiled
         if unseen is None and compiled is not None and compiled.suits(segments):
             with self._timer:
-                return ModelOutput(compiled.forward(segments, self._memory))
+                return self._compiled_output(compiled, segments)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device, unseen)
             if self._forwards is not None:
                 with self._timer:
                     replayed = self._forwards(batch, along)
                 if replayed is not None:
-                    return ModelOutput(replayed[0], along=replayed[1])
+                    return self._output(*replayed, segments)
             there = None if along is None else sent_alone(along, self.model.device)
-            return ModelOutput(self._eager(batch), along=there)
+            return self._output(self._eager(batch), there, segments)
+
+    def _output(
+        self, logits: Tensor, along: Tensor | None, segments: Sequence[Segment]
+    ) -> ModelOutput:
+        """As the last call left it."""
+        output = ModelOutput(logits, along=along)
+        if self._hidden is not None:
+            output.hidden = self._hidden.rows(self._hidden.asked.count(segments))
+        return output
+
+    def _compiled_output(
+        self, decoder: CompiledDecoder, segments: Sequence[Segment]
+    ) -> ModelOutput:
+        if self._hidden is None:
+            return ModelOutput(decoder.forward(segments, self._memory))
+        states = decoder.states(segments, self._hidden.asked)
+        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.asked, states))
+        output.hidden = torch.from_numpy(states).flatten(1)
+        return output
 
     def _eager(self, batch: Batch) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)
         with self._timer:  # packing is host work, and counted as such
-            logits = self.model.logits(batch.input_ids, batch.position_ids, batch.keep, prepared)
+            logits = self._call(batch.input_ids, batch.position_ids, batch.keep, prepared)
             return logits.float()
 
     def chain(

@@ -37,6 +37,7 @@ from engine.sampling.row_facts import (
     apart,
     fields_of,
     flat,
+    guesses_of,
     is_adjusted,
     plan_of,
     sent,
@@ -166,7 +167,7 @@ class DeviceDraws:
             left = iter(slots)
             every = [next(left) if is_adjusted(rows.seq) else 0 for rows in asked]
             add_slots(plan, asked, every, unseen)
-            known = np.array([token for rows in asked for token in rows.guesses], np.int64)
+            known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
             parts += [known, *news]
         return Question(asked, plan, bool(wanting), parts)
 

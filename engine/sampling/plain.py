@@ -42,15 +42,17 @@ class Plain(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Neighbouring rows of logits of one sequence; the first of them predicts `position`, each one
-    more the next. `guesses` of these tokens, but for the last: behind the first that differs from
-    what is drawn nothing is asked for. Without any, all rows are."""
+    """Neighbouring rows of logits of one sequence: the first predicts `position`, each one more a
+    guess, the next position after its parent's (as of Proposal; None: a chain). Nothing is asked
+    for behind a guess that differs from what is drawn at its parent. Without `guesses`, all rows
+    are."""
 
     seq: Sequence
     first: int
     size: int
     position: int
     guesses: Seq[int] = ()
+    parents: Seq[int] | None = None
 
 
 def plain_of(params: SamplingParams) -> Plain:

@@ -20,6 +20,7 @@ from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import key_halves, splitmix64
 from engine.sampling.plain import Plain, Rows
+from engine.scheduling.segment import ancestors_of
 from engine.scheduling.sequence import Sequence
 
 Numbers = npt.NDArray[Any]
@@ -45,8 +46,8 @@ class Facts(NamedTuple):
 
 class Wishes(NamedTuple):
     """Of rows, `[rows, 1]` each: the slot of the sequence (0: it asks for nothing), where among all
-    guesses its own begin, how many of these the row is behind, whether ends are impossible still
-    (not 0), and the penalties."""
+    guesses those begin that the row is behind, and how many these are, whether ends are impossible
+    still (not 0), and the penalties."""
 
     slots: Tensor
     first: Tensor
@@ -127,7 +128,10 @@ def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
     table = fields.table.repeat(sizes, axis=0)
     numbers = np.arange(len(table))
     depths = numbers - before.repeat(sizes)
-    keys = key_halves(fields.seeds.repeat(sizes), (position - before).repeat(sizes) + numbers)
+    for rows, at in zip(asked, before.tolist(), strict=True):
+        if rows.parents is not None:
+            depths[at + 1 : at + rows.size] = [1 + len(n) for n in ancestors_of(rows.parents)]
+    keys = key_halves(fields.seeds.repeat(sizes), position.repeat(sizes) + depths)
     table[:, _LOW], table[:, _LOW + 1] = keys
     table[:, _DEPTHS] = depths
     if fields.adjusts:
@@ -140,22 +144,36 @@ def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
         (fields.counts.repeat(sizes) >= 0).nonzero()[0] if alternatives >= 0 else nothing,
         alternatives,
         fields.look,
-        int(sizes.max()) - 1,
+        int(depths.max()),
     )
 
 
+def guesses_of(rows: Rows) -> Seq[int]:
+    """Of a chain as they are; of a tree those that each node is behind and its own, one node after
+    the other."""
+    if rows.parents is None:
+        return rows.guesses
+    above = ancestors_of(rows.parents)
+    return [rows.guesses[i] for node, own in enumerate(above) for i in (*own, node)]
+
+
 def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> None:
-    """Those of the sequences, and where their guesses begin. The `unseen` guesses come before those
-    that are known: they are, in turn, of those whose `guesses` are left out."""
+    """Those of the sequences, and where each row's guesses begin. The `unseen` guesses come before
+    those that are known: they are, in turn, of those whose `guesses` are left out."""
     firsts, at, known = list[int](), 0, unseen
     for rows in asked:
         firsts.append(known if rows.guesses else at)
         if rows.guesses:
-            known += len(rows.guesses)
+            known += len(guesses_of(rows))
         else:
             at += rows.size - 1
     sizes = [rows.size for rows in asked]
     plan.table[:, _SLOT : _SLOT + 2] = np.transpose([slots, firsts]).repeat(sizes, axis=0)
+    before = np.cumsum(sizes) - sizes
+    for rows, at in zip(asked, before.tolist(), strict=True):
+        if rows.parents is not None:
+            own = plan.table[at : at + rows.size]
+            own[:, _SLOT + 1] += own[:, _DEPTHS].cumsum() - own[:, _DEPTHS]
 
 
 def is_adjusted(seq: Sequence) -> bool:

@@ -28,6 +28,20 @@ class Start(NamedTuple):
     position: int
 
 
+LAST = -1  # in place of a layer: what the last norm makes of the last layer's rows
+
+
+class HiddenRows(NamedTuple):
+    """Which hidden states a forward leaves: those behind each of these `layers`, side by side, of
+    `every` row or of those that meet the LM head."""
+
+    layers: tuple[int, ...]
+    every: bool = False
+
+    def count(self, segments: Sequence[Segment]) -> int:
+        return sum(len(s.tokens) if self.every else s.num_logits for s in segments)
+
+
 def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
     """The nodes above each node, nearest last; parents precede their children."""
     above: list[list[int]] = []

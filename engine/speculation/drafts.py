@@ -131,7 +131,7 @@ def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list
 def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
     """What was drawn in these rows against what is committed."""
     found, at = [], 0
-    for seq, _, count, first, _ in asked:
+    for seq, _, count, first, *_ in asked:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
         guesses = list(zip(leads[at : at + count], hits, strict=True))

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from engine.scheduling.segment import CHAIN, is_chain
+from engine.scheduling.segment import CHAIN, HiddenRows, is_chain
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRAMMAR = "grammar"  # who guesses what a grammar forces
 
@@ -47,6 +50,11 @@ class Proposal(msgspec.Struct, frozen=True):
     @property
     def is_chain(self) -> bool:
         return is_chain(self.parents)
+
+    @property
+    def branches(self) -> list[int] | None:
+        """Its parents, None for a chain."""
+        return None if self.is_chain else self.parents
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
@@ -83,20 +91,50 @@ def chain(
 EMPTY = Proposal()
 
 
+class Verified(msgspec.Struct, frozen=True):
+    """What became of a proposal about `seq`, before it is committed. `drawn`: the target's token
+    behind the root, then behind each node as if the path to it were the text (negative: none could
+    be drawn; behind nodes that are not in `path` it means nothing, but for proposers that ask for
+    `every_node`); `path`: the nodes that were right, in order; `tokens`: what is kept, of their
+    tokens and one new.
+
+    `hidden` `[rows, layers * width]`, where the main proposer asks for it, is of the positions from
+    `first` on: of one, or with `every` row of all that were computed, to the one behind which the
+    newest of `tokens` was drawn. On a device it may still be computed."""
+
+    seq: Sequence
+    proposal: Proposal
+    drawn: list[int]
+    path: list[int]
+    tokens: list[int]
+    first: int = 0
+    hidden: Tensor | None = None
+
+
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces. Of the last `propose`: `forward_seconds` is the time spent in model forwards,
-    `catch_up_rows` what was run first of committed tokens, beyond one of each sequence, and
-    `agreements` what it found out on the way."""
+    forces; `learns`: it is told what became of proposals, of `every_node` or of those that were
+    right, and with the `hidden` states of the target that it asks for. Of the last `propose`:
+    `forward_seconds` is the time spent in model forwards, `catch_up_rows` what was run first of
+    committed tokens, beyond one of each sequence, and `agreements` what it found out on the
+    way."""
 
     name: str
     follows_grammar: bool = False
+    learns: bool = False
+    every_node: bool = True
+    hidden: HiddenRows | None = None
     forward_seconds: float = 0.0
     catch_up_rows: int = 0
     agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
+
+    def learn(self, verified: Seq[Verified]) -> None:
+        """Once a step, of all that sampled in it, whoever guessed; empty proposals are among
+        them. With hidden states of every row also of prompts' parts, which have no `tokens`."""
+        return None
 
     def forget(self, seq: Sequence) -> None:
         """`seq` has ended or gives way: what is kept for it can go."""

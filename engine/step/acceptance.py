@@ -40,12 +40,18 @@ class Sampled(msgspec.Struct):
     proposal: Proposal
     row: int
     tokens: list[int] = []  # kept: accepted drafts, then the new token
+    drawn: list[int] = []  # the target's token at the root, then at each node
     path: list[int] = []  # accepted nodes, in order
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
     bad_request: bool = False  # as in Output
+
+    @property
+    def rows(self) -> list[int]:
+        """Where among its rows the kept tokens were drawn: at the root, then at nodes."""
+        return [0, *(1 + node for node in self.path)][: len(self.tokens)]
 
     @property
     def num_accepted(self) -> int:
@@ -76,7 +82,7 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
                 start,
                 seq.blocks,
                 committed + len(guesses),
-                None if proposal.is_chain else proposal.parents,
+                proposal.branches,
             )
         )
     return packed
@@ -100,9 +106,10 @@ class Acceptor:
         self._room = room
 
     def accept(
-        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
+        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput, *, every: bool = False
     ) -> list[Sampled]:
-        """Draw the target's token at every row, then walk each proposal along those draws."""
+        """Draw the target's token at each row, then walk each proposal along those draws. Behind a
+        wrong guess there may be none, unless `every` one is wanted."""
         sampled: list[Sampled] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
@@ -114,7 +121,7 @@ class Acceptor:
                 sampled.append(Sampled(chunk, proposal, row))
                 row += 1 + len(proposal.tokens)
         if sampled:
-            self.walk(sampled, output, self._quick(sampled, output))
+            self.walk(sampled, output, self._quick(sampled, output, every))
         return sampled
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
@@ -128,18 +135,20 @@ class Acceptor:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
             elif result.tokens:
                 self._keep(item, result)
-                item.logprobs = own.logprobs and own.logprobs[: len(item.tokens)]
+                item.logprobs = own.logprobs and [own.logprobs[i] for i in item.rows]
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
                 item.finish, item.error = "error", sentence
                 item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
 
-    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[Drawn]:
+    def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """By item, what is drawn at its rows, if that is no matter of the long way."""
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
+        if every:
+            asked = [rows._replace(guesses=()) for rows in asked]
         return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
@@ -160,7 +169,7 @@ class Acceptor:
         sequence may grow no further."""
         seq = item.chunk.seq
         params, room = seq.params, self._room(seq)
-        item.path = result.path
+        item.drawn, item.path = result.drawn, result.path
         item.tokens = tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         if seq.constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
@@ -186,13 +195,10 @@ def _ends(constraint: Constraint, token: int) -> bool:
     return constraint.is_complete(()) or constraint.error is not None
 
 
-def _rows(item: Sampled) -> Rows | None:
-    """Those of a chain: position after position."""
-    proposal = item.proposal
-    if not proposal.is_chain:
-        return None
-    seq, guesses = item.chunk.seq, proposal.tokens
-    return Rows(seq, item.row, 1 + len(guesses), len(seq.tokens), guesses)
+def _rows(item: Sampled) -> Rows:
+    seq, guesses = item.chunk.seq, item.proposal.tokens
+    size, position = 1 + len(guesses), len(seq.tokens)
+    return Rows(seq, item.row, size, position, guesses, item.proposal.branches)
 
 
 def _contexts(item: Sampled) -> list[RowContext]:
@@ -215,8 +221,7 @@ def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
         return
     rows, tokens, counts = [], [], []
     for item in asked:
-        nodes = [-1, *item.path][: len(item.tokens)]
-        rows += [item.row + 1 + node for node in nodes]
+        rows += [item.row + row for row in item.rows]
         tokens += item.tokens
         counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
     found = iter(token_logprobs(output.logits, rows, tokens, counts))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from engine.messages import StepSeconds
 from engine.model.batch import Unseen
 from engine.model.draws import Draws
-from engine.model.runner import ModelRunner
+from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws, read_together
 from engine.sampling.plain import Rows
 from engine.scheduling.segment import Segment
@@ -32,6 +32,7 @@ from engine.speculation.grammar import within_grammars
 from engine.speculation.proposal import Proposal, Proposer
 from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
 from engine.step.clock import Stopwatch
+from engine.step.told import verified_of
 
 OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
@@ -74,9 +75,13 @@ class Rounds:
             proposals = within_grammars(plan.chunks, proposals)
             proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose = lap()
-        output = self._runner.forward(segments(plan, proposals))
+        packed = segments(plan, proposals)
+        output = self._runner.forward(packed)
         seconds.verify = lap()
-        return self._acceptor.accept(plan, proposals, output)
+        every = self._proposer.every_node
+        sampled = self._acceptor.accept(plan, proposals, output, every=every)
+        self._tell(plan, sampled, output, packed)
+        return sampled
 
     def _with_one_wait(
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
@@ -108,8 +113,17 @@ class Rounds:
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
         told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
         self._acceptor.walk(sampled, output, told)
+        self._tell(plan, sampled, output, packed)
         self._proposer.take_over()
         return sampled
+
+    def _tell(
+        self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]
+    ) -> None:
+        """Those that learn of what became of guesses, and of hidden states if they ask for some."""
+        if self._proposer.learns:
+            every = self._proposer.hidden is not None and self._proposer.hidden.every
+            self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
     def _is_usual(self, chunk: Chunk) -> bool:
         seq = chunk.seq
@@ -134,10 +148,11 @@ def _packed(
             guessed += range(row, row + k)
             packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, asked))
         else:
-            packed.append(Segment(seq.tokens[start:end] + guesses, start, seq.blocks, asked))
+            tokens = seq.tokens[start:end] + guesses
+            packed.append(Segment(tokens, start, seq.blocks, asked, own.branches))
         at += length + max(asked - 1, 0)
         if asked:
-            rows.append(Rows(seq, row, asked, total, guesses))
+            rows.append(Rows(seq, row, asked, total, guesses, own.branches))
             row += asked
     return packed, rows, places, guessed
 

@@ -26,11 +26,11 @@ from engine.errors import ConfigError, ModelError
 from engine.model import loader
 from engine.model.attention_choice import choose_attention
 from engine.model.batch import Batch
-from engine.model.kv_cache import Plane
+from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import front_door
 from engine.model.loader import load_model
 from engine.model.proof import is_proven, probe_layers, reference
-from engine.scheduling.segment import Segment
+from engine.scheduling.segment import LAST, Segment
 from tests.support import tiny
 from tests.support.whole_sequence import whole_sequence
 
@@ -111,6 +111,26 @@ def test_it_equals_the_model(family: str, interpreted: Run) -> None:
     """Law: of a prompt in two chunks and a sequence beside it, through the paged cache: the model's
     own logits, but for the last bits."""
     interpreted(compare, family)
+
+
+def check_hidden() -> None:
+    model, tokens, seen = model_of("qwen3"), torch.arange(5)[None], list[dict[int, Tensor]]()
+    shapes = probe_layers(model, "it")
+    for call in (front_door(model), front_door(fused_layers(model, shapes))):
+        plane, found = KVCache(2, 4, CPU).add_plane("it", shapes, model.dtype), dict[int, Tensor]()
+        prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 5, 0, [0, 1])])
+        with torch.inference_mode():
+            call(tokens, tokens, 1, prepared, found.__setitem__)
+        seen.append(found)
+    assert list(seen[0]) == list(seen[1]) == [0, 1, LAST]
+    for layer, rows in seen[0].items():
+        torch.testing.assert_close(seen[1][layer], rows, atol=1e-4, rtol=1e-4)
+
+
+def test_hidden_states_are_the_models(interpreted: Run) -> None:
+    """Law: what stands behind each fused layer, and behind the last norm, is what does in the
+    model's own."""
+    interpreted(check_hidden)
 
 
 def check_weights() -> None:

@@ -371,7 +371,7 @@ def test_who_has_the_host_wait_is_named(
     said, modes = "called a synchronizing CUDA operation", list[str]()
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
-    def dynamic_frequency_update(*_given: object) -> torch.Tensor:
+    def dynamic_frequency_update(*_given: object, **_named: object) -> torch.Tensor:
         raise RuntimeError(said)
 
     assert waits_for_device(target) is None

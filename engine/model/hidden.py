@@ -1,0 +1,57 @@
+"""Hidden states that leave a forward beside its logits, for proposers that ask for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.attention.interface import PreparedAttention
+from engine.model.loaded import LoadedModel, See
+from engine.scheduling.segment import HiddenRows
+
+
+class HiddenCall:
+    """A model's call that leaves what is `asked` for: up to `most` rows in a tensor that stays
+    where it is, as graphs need; more, which no graph has, in one of their own."""
+
+    def __init__(self, model: LoadedModel, asked: HiddenRows, most: int) -> None:
+        self._call, self.asked = model.logits, asked
+        self._place = {layer: at for at, layer in enumerate(asked.layers)}
+        width = model.model.get_output_embeddings().weight.shape[1]
+        dtype = torch.float32 if model.device.type == "cpu" else model.dtype
+        shape = (most, len(asked.layers), width)
+        self._fixed = torch.empty(shape, dtype=dtype, device=model.device)
+        self._large = self._fixed
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        keep: int | Tensor,
+        prepared: PreparedAttention,
+        see: See | None = None,
+    ) -> Tensor:
+        every, place = self.asked.every, self._place
+        kept = keep if isinstance(keep, int) else len(keep)
+        out = self._of(input_ids.shape[1] if every else kept)
+
+        def take(layer: int, rows: Tensor) -> None:
+            if layer in place:
+                own = rows[0]
+                if not every:
+                    own = own[-keep:] if isinstance(keep, int) else own.index_select(0, keep)
+                out[:, place[layer]].copy_(own)
+
+        return self._call(input_ids, positions, keep, prepared, take)
+
+    def rows(self, count: int) -> Tensor:
+        """What the last call has left, `[count, layers * width]`, a graph's too."""
+        found = self._fixed if count <= len(self._fixed) else self._large
+        self._large = self._fixed  # whoever has them keeps them
+        return found[:count].flatten(1)
+
+    def _of(self, rows: int) -> Tensor:
+        if rows <= len(self._fixed):
+            return self._fixed[:rows]
+        self._large = self._fixed.new_empty(rows, *self._fixed.shape[1:])
+        return self._large

@@ -1,0 +1,53 @@
+"""What proposers that learn are told of a step: outcomes, and rows of hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from engine.scheduling.segment import Segment
+from engine.scheduling.step_plan import StepPlan
+from engine.speculation.proposal import EMPTY, Verified
+from engine.step.acceptance import Sampled
+
+
+def verified_of(
+    plan: StepPlan,
+    sampled: list[Sampled],
+    hidden: Tensor | None,
+    packed: list[Segment],
+    *,
+    every: bool,
+) -> list[Verified]:
+    """`hidden` are the target's, of `every` row of `packed` or of those that met the LM head."""
+    items, row, found = iter(sampled), 0, list[Sampled]()
+    rows = list[list[int]]()
+    for chunk, segment in zip(plan.chunks, packed, strict=True):
+        item = next(items) if chunk.samples else Sampled(chunk, EMPTY, 0)
+        last = row + chunk.length - 1  # of what was committed before
+        nodes = item.rows[1:] if item.tokens else []
+        if every and (item.tokens or not chunk.samples):
+            found.append(item)
+            rows.append([*range(row, last + 1), *(last + node for node in nodes)])
+        elif item.tokens:
+            found.append(item)
+            rows.append([item.row + item.rows[-1]])
+        row += len(segment.tokens)
+    parts = _parts(hidden, rows)
+    return [_verified(*each) for each in zip(found, rows, parts, strict=True)]
+
+
+def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
+    """In one copy."""
+    if hidden is None or not rows:
+        return [None] * len(rows)
+    there = torch.tensor([row for own in rows for row in own]).to(hidden.device, non_blocking=True)
+    return torch.split(hidden.index_select(0, there), [len(own) for own in rows])
+
+
+def _verified(item: Sampled, rows: list[int], hidden: Tensor | None) -> Verified:
+    chunk, tokens = item.chunk, item.tokens
+    first = chunk.end + max(len(tokens) - 1, 0) - len(rows)
+    return Verified(chunk.seq, item.proposal, item.drawn, item.path, tokens, first, hidden)

@@ -1,0 +1,111 @@
+"""What is drawn at a node of a tree is what a chain along its path draws, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cpu.draws import QuickDraws
+from engine.messages import SamplingParams
+from engine.sampling.device_draws import DeviceDraws, Drawn
+from engine.sampling.logits import LogitsProcessor
+from engine.sampling.plain import Rows
+from engine.scheduling.segment import ancestors_of
+from engine.scheduling.sequence import Sequence
+from engine.speculation.proposal import Proposal
+from engine.speculation.verify import walk
+
+VOCAB, NODES, PROMPT = 500, 14, 5
+PLAIN: list[dict[str, Any]] = [
+    {"temperature": 0.0}, {}, {"top_k": 9, "top_p": 0.9}, {"temperature": 0.7, "min_p": 0.1},
+]  # fmt: skip
+MORE: list[dict[str, Any]] = [
+    {"logprobs": 2}, {"temperature": 0.0, "presence_penalty": 1.5, "logprobs": 0},
+    {"repetition_penalty": 1.7, "top_p": 0.9}, {"frequency_penalty": -2.0},
+    {"logit_bias": {3: 4.0}, "min_tokens": 3, "stop_token_ids": (5, 9, 77)},
+]  # fmt: skip
+
+
+def tree(seed: int) -> list[int]:
+    """Parents of random nodes."""
+    generator = np.random.default_rng(seed)
+    return [int(generator.integers(-1, node)) if node else -1 for node in range(NODES)]
+
+
+def sequence(seed: int, **fields: Any) -> Sequence:
+    params = SamplingParams(seed=seed, max_tokens=99, **fields)
+    return Sequence(f"{seed}", params, list(range(PROMPT)), PROMPT)
+
+
+def peaked(rows: int, seed: int) -> Tensor:
+    """Few ids are likely, so that guesses of them matter to penalties."""
+    logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+    logits[:, 20:32] += 6
+    return logits
+
+
+def paths(parents: list[int]) -> list[list[int]]:
+    """Of each row, the rows from the root's to it."""
+    above = ancestors_of(parents)
+    return [[0], *([0, *(1 + i for i in own), 1 + node] for node, own in enumerate(above))]
+
+
+def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Drawn:
+    """By a chain."""
+    guesses = [rows.guesses[row - 1] for row in path[1:]]
+    chain = Rows(rows.seq, 0, len(path), rows.position, guesses)
+    own = logits[[rows.first + row for row in path]].contiguous()
+    return draws.draw(own, [chain])[0]
+
+
+@pytest.mark.parametrize("fields", [*PLAIN, *MORE], ids=str)
+def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -> None:
+    """Law: with every field, beside a chain and another tree in one call."""
+    draws = DeviceDraws(LogitsProcessor([0]), VOCAB, torch.device("cpu"))
+    logits, asked = peaked(2 * (NODES + 1) + 3, 4), list[Rows]()
+    for i in range(2):
+        guesses = np.random.default_rng(i).integers(20, 32, NODES).tolist()
+        first, seq = i * (NODES + 4), sequence(i, **fields)
+        asked.append(Rows(seq, first, NODES + 1, PROMPT, guesses, tree(i)))
+    asked.insert(1, Rows(sequence(7, **fields), NODES + 1, 3, PROMPT, [21, 22]))
+    found = draws.draw(logits, asked)
+    differing = 0
+    for rows, (tokens, said) in zip(asked, found, strict=True):
+        assert tokens is not None
+        for row, path in enumerate(paths(list(rows.parents or range(-1, rows.size - 2)))):
+            wanted = along(draws, logits, rows, path)
+            assert wanted.tokens is not None
+            assert tokens[row] == wanted.tokens[-1]
+            assert (said is None) == (wanted.logprobs is None)
+            if said is not None and wanted.logprobs is not None:
+                assert said[row] == wanted.logprobs[-1]
+        differing += len(set(tokens))
+    assert differing > 8  # not all alike
+
+
+@pytest.mark.parametrize("fields", PLAIN, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> None:
+    """Law: along what is drawn every row is what the device draws there; nobody looks at a row
+    behind a guess that was not drawn; without guesses all rows are drawn, each at its depth."""
+    processor, parents = LogitsProcessor([0]), tree(seed)
+    quick, device = QuickDraws(processor, VOCAB), DeviceDraws(processor, VOCAB, torch.device("cpu"))
+    logits, seq = peaked(NODES + 1, seed), sequence(seed, **fields)
+    [[wanted, _]] = device.draw(logits, [Rows(seq, 0, NODES + 1, PROMPT, [0] * NODES, parents)])
+    assert wanted is not None
+    [every] = quick.draw(logits.numpy(), [Rows(seq, 0, NODES + 1, PROMPT, (), parents)])
+    assert every == wanted
+    # At each depth a node that is right and others that are not.
+    guesses = [wanted[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
+    logits[[row for row in range(1, NODES + 1) if guesses[row - 1] == 499]] = torch.nan
+    rows = Rows(seq, 0, NODES + 1, PROMPT, guesses, parents)
+    [found] = quick.draw(logits.numpy(), [rows])
+    assert found is not None
+    assert min(found) >= 0
+    proposal = Proposal(guesses, parents, "test")
+    one, other = walk(proposal, found), walk(proposal, wanted)
+    assert (one.path, one.tokens) == (other.path, other.tokens)
