@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.grammar import trimmed
-from engine.speculation.proposal import EMPTY, Proposal, Proposer
+from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified
 
 Limits = Callable[[Sequence], Mapping[str, int] | None]
 
@@ -32,6 +32,8 @@ class Cascade(Proposer):
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
+        self._learners = [own for own in (main, *self._free.values()) if own.learns]
+        self.learns = bool(self._learners)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,6 +55,10 @@ class Cascade(Proposer):
         main = self._main
         self.forward_seconds, self.catch_up_rows = main.forward_seconds, main.catch_up_rows
         self.agreements = main.agreements
+
+    def learn(self, verified: Seq[Verified]) -> None:
+        for proposer in self._learners:
+            proposer.learn(verified)
 
     def forget(self, seq: Sequence) -> None:
         self._main.forget(seq)

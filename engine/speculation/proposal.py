@@ -83,20 +83,39 @@ def chain(
 EMPTY = Proposal()
 
 
+class Verified(msgspec.Struct, frozen=True):
+    """What became of a proposal about `seq`, before it is committed. `drawn`: the target's token
+    behind the root, then behind each node as if the path to it were the text (negative: none could
+    be drawn); `path`: the nodes that were right, in order; `tokens`: what is kept, of their tokens
+    and one new."""
+
+    seq: Sequence
+    proposal: Proposal
+    drawn: list[int]
+    path: list[int]
+    tokens: list[int]
+
+
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces. Of the last `propose`: `forward_seconds` is the time spent in model forwards,
-    `catch_up_rows` what was run first of committed tokens, beyond one of each sequence, and
-    `agreements` what it found out on the way."""
+    forces; `learns`: it is told what became of proposals. Of the last `propose`: `forward_seconds`
+    is the time spent in model forwards, `catch_up_rows` what was run first of committed tokens,
+    beyond one of each sequence, and `agreements` what it found out on the way."""
 
     name: str
     follows_grammar: bool = False
+    learns: bool = False
     forward_seconds: float = 0.0
     catch_up_rows: int = 0
     agreements: Seq[Agreement] = ()
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
+
+    def learn(self, verified: Seq[Verified]) -> None:
+        """Once a step, of all that sampled in it, whoever guessed; empty proposals are among
+        them."""
+        return None
 
     def forget(self, seq: Sequence) -> None:
         """`seq` has ended or gives way: what is kept for it can go."""

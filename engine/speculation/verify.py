@@ -17,10 +17,11 @@ from engine.speculation.proposal import Proposal
 
 
 class VerifyResult(msgspec.Struct):
-    """One sampling chunk. `path`: accepted node indices in order; `tokens`: theirs, then exactly
-    one new token. If the root's logits are not finite numbers there are none; if only deeper ones
-    are not, the walk ends before them."""
+    """One sampling chunk. `drawn`: what was walked along; `path`: accepted node indices in order;
+    `tokens`: theirs, then exactly one new token. If the root's logits are not finite numbers there
+    are none; if only deeper ones are not, the walk ends before them."""
 
+    drawn: list[int]
     path: list[int] = []
     tokens: list[int] = []
 
@@ -32,11 +33,11 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
         kept, count = 0, len(proposal)
         while kept < count and drawn[kept] == proposal.tokens[kept]:
             kept += 1
-        return VerifyResult(list(range(kept)), drawn[: kept + 1])
+        return VerifyResult(drawn, list(range(kept)), drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}
     for node, place in enumerate(zip(proposal.parents, proposal.tokens, strict=True)):
         children.setdefault(place, node)
-    result = VerifyResult()
+    result = VerifyResult(drawn)
     node = -1
     while True:
         token = drawn[1 + node]

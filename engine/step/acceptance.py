@@ -23,7 +23,7 @@ from engine.scheduling.constraint import Constraint
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
-from engine.speculation.proposal import Proposal
+from engine.speculation.proposal import Proposal, Verified
 from engine.speculation.verify import VerifyResult, walk
 
 NOT_FINITE = "the model's logits were not finite numbers; nothing can be sampled from them"
@@ -40,6 +40,7 @@ class Sampled(msgspec.Struct):
     proposal: Proposal
     row: int
     tokens: list[int] = []  # kept: accepted drafts, then the new token
+    drawn: list[int] = []  # the target's token at the root, then at each node
     path: list[int] = []  # accepted nodes, in order
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
@@ -51,6 +52,9 @@ class Sampled(msgspec.Struct):
     def num_accepted(self) -> int:
         """Kept tokens that were guessed."""
         return min(len(self.path), len(self.tokens))
+
+    def verified(self) -> Verified:
+        return Verified(self.chunk.seq, self.proposal, self.drawn, self.path, self.tokens)
 
 
 def prompt_rows(chunk: Chunk) -> int:
@@ -160,7 +164,7 @@ class Acceptor:
         seq = item.chunk.seq
         params = seq.params
         room = self._room(seq)
-        item.path = result.path
+        item.drawn, item.path = result.drawn, result.path
         item.tokens = tokens = result.tokens[:room]
         eos_ids = () if params.ignore_eos else self._eos_ids
         for i, token in enumerate(tokens):

@@ -63,6 +63,8 @@ class Rounds:
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
+        if self._proposer.learns:
+            self._proposer.learn([item.verified() for item in sampled if item.tokens])
         seconds.propose_forward = self._proposer.forward_seconds
         seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
         settle(seconds)

@@ -28,6 +28,7 @@ from engine.scheduling.step_plan import StepPlan
 from engine.step.clock import Stopwatch
 from tests.model.test_lossless import FIELDS as ALL_FIELDS
 from tests.model.test_lossless import Replies, run
+from tests.support.drafters import Listener
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 from tests.support.reference import Reference
@@ -295,3 +296,26 @@ def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, A
     assert mine == steps(make(4, usual=False, companions=["ngram"]))[0]
     assert counted is not None
     assert counted.looked_up > 0
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_what_became_of_guesses_is_told_once_a_step(make: MakeEngine, usual: bool) -> None:
+    """Law: in whichever way a step went, whoever learns hears of all that sampled in it: what the
+    target said at the root and behind the nodes that were right, up to the end of the text."""
+    engine, listener = make(3, usual=usual, twin=True), Listener()
+    engine._proposer._learners.append(listener)
+    engine._proposer.learns = True
+    asked = [params(i, ignore_eos=True) for i in range(3)]
+    steps = told(engine, asked)
+    assert len(listener.told) == len(steps)
+    texts: dict[str, list[int]] = {}
+    for own in (own for heard in listener.told for own in heard):
+        texts.setdefault(own.seq.id, []).extend(own.tokens)
+        assert len(own.drawn) == 1 + len(own.proposal)
+        said = [own.drawn[1 + node] for node in (-1, *own.path)]
+        assert said[: len(own.tokens)] == own.tokens
+    outputs = [item for items, _ in steps for item in items]
+    assert texts == {
+        str(i): [t for o in outputs if o.id == str(i) for t in o.tokens] for i in range(3)
+    }
+    assert any(own.path for heard in listener.told for own in heard)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.scheduling.step_record import Agreement
-from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, chain
 
 
-class Oracle:
+class Oracle(Proposer):
     """Proposes what the reference is known to say next. `known`: request id -> all tokens."""
 
     name = "oracle"
-    follows_grammar = False
-    forward_seconds = 0.0
-    catch_up_rows = 0
-    agreements: Seq[Agreement] = ()
 
     def __init__(self, known: Mapping[str, Seq[int]]) -> None:
         self._known = known
@@ -35,9 +29,6 @@ class Oracle:
 
     def _guess(self, chunk: Chunk) -> Proposal:
         return chain(self._next(chunk)[: chunk.k], self.name)
-
-    def forget(self, seq: Sequence) -> None:
-        return None
 
 
 class TreeOracle(Oracle):
@@ -73,3 +64,18 @@ class Liar(Oracle):
     def _guess(self, chunk: Chunk) -> Proposal:
         wrong = [(token + 1) % self._vocab_size for token in self._next(chunk)[: chunk.k]]
         return chain(wrong, self.name)
+
+
+class Listener(Proposer):
+    """Guesses nothing and keeps what it is told of others' guesses."""
+
+    name, learns = "listener", True
+
+    def __init__(self) -> None:
+        self.told: list[list[Verified]] = []
+
+    def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
+        return [EMPTY for _ in chunks]
+
+    def learn(self, verified: Seq[Verified]) -> None:
+        self.told.append(list(verified))

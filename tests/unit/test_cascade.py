@@ -18,14 +18,15 @@ from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.scheduling.step_record import Agreement, StepRecord
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
-from engine.speculation.proposal import EMPTY, Proposal, chain
+from engine.speculation.proposal import EMPTY, FreeProposer, Proposal, chain
 from engine.step.acceptance import Sampled
 from engine.step.clock import Overhead
 from engine.step.observe import observe
+from tests.support.drafters import Listener
 
 
 @dataclass
-class Scripted:
+class Scripted(FreeProposer):
     """Says `word` as often as it may, to the sequences it knows; all of them by default."""
 
     name: str
@@ -384,3 +385,15 @@ def test_a_probe_does_not_ask_who_may_not_be_asked() -> None:
     allowance = allowance_of(Spy(4, probing=1))
     allowance.begin(Load(4), [*shut, open_])
     assert allowance.want(open_) == 4
+
+
+def test_only_those_that_learn_are_told() -> None:
+    """Law: nothing is made or said for proposers that do not ask for it."""
+    listener = Listener()
+    trial = Trial()
+    assert not trial.cascade.learns
+    for main, free in ((listener, [trial.ngram]), (trial.draft, [trial.ngram, listener])):
+        cascade = Cascade(main, free, limits=trial.allowance.limits)
+        assert cascade.learns
+        cascade.learn([])
+    assert listener.told == [[], []]
