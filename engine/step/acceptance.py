@@ -103,9 +103,10 @@ class Acceptor:
         self._room = room
 
     def accept(
-        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput
+        self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput, *, every: bool = False
     ) -> list[Sampled]:
-        """Draw the target's token at every row, then walk each proposal along those draws."""
+        """Draw the target's token at each row, then walk each proposal along those draws. Behind a
+        wrong guess there may be none, unless `every` one is wanted."""
         sampled: list[Sampled] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
@@ -117,7 +118,7 @@ class Acceptor:
                 sampled.append(Sampled(chunk, proposal, row))
                 row += 1 + len(proposal.tokens)
         if sampled:
-            self.walk(sampled, output, self._quick(sampled, output))
+            self.walk(sampled, output, self._quick(sampled, output, every))
         return sampled
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
@@ -138,11 +139,13 @@ class Acceptor:
                 item.bad_request = constraint is not None
         _record_logprobs(sampled, output)
 
-    def _quick(self, sampled: list[Sampled], output: ModelOutput) -> list[Drawn]:
+    def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """By item, what is drawn at its rows, if that is no matter of the long way."""
         asked = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, asked)
+        if every:
+            asked = [rows and rows._replace(guesses=()) for rows in asked]
         return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:

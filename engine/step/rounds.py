@@ -78,7 +78,7 @@ class Rounds:
         seconds.propose = lap()
         output = self._runner.forward(segments(plan, proposals))
         seconds.verify = lap()
-        return self._acceptor.accept(plan, proposals, output)
+        return self._acceptor.accept(plan, proposals, output, every=self._proposer.learns)
 
     def _with_one_wait(
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch

@@ -56,7 +56,7 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-DRAFTERS = ["none", "ngram", "draft_model"]
+DRAFTERS = ["none", "ngram", "draft_model", "lookahead"]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
