@@ -139,8 +139,8 @@ class LookaheadConfig(Part):
     for each verified n-gram."""
 
     kind: Literal["lookahead"] = "lookahead"
-    window: int = Field(3, ge=1, le=32, description="positions ahead that are guessed at (W)")
-    ngram: int = Field(4, ge=2, le=16, description="tokens of an n-gram (N)")
+    window: int = Field(2, ge=1, le=32, description="positions ahead that are guessed at (W)")
+    ngram: int = Field(5, ge=2, le=16, description="tokens of an n-gram (N)")
     guesses: int = Field(
         4, ge=1, le=32, description="n-grams with the same first token that are kept (G)"
     )

@@ -69,6 +69,10 @@ class Window:
     def columns(self) -> int:
         return len(self.levels[0]) + 1
 
+    @property
+    def is_full(self) -> bool:
+        return len(self.levels) == self._full
+
     def path(self, column: int) -> list[int]:
         """The tokens from the root down this column."""
         first, *others = self.levels
@@ -78,7 +82,7 @@ class Window:
         """By one position, and up by one level if all are there. `said`: by column, what the target
         would say behind its path; None: nothing. The n-grams that came of it."""
         first, *others = self.levels
-        full, keys = len(self.levels) == self._full, [root, *first]
+        full, keys = self.is_full, [root, *first]
         grams = [
             (keys[column], *(level[column] for level in others), token)
             for column, token in enumerate(said)
@@ -115,10 +119,12 @@ class Tree:
 
 
 class _State:
-    """Of one sequence. The pool begins with the n-grams of the text."""
+    """Of one sequence. The pool begins with the n-grams of the text; `most` nodes of a proposal
+    bound the window's width."""
 
-    def __init__(self, tokens: list[int], config: LookaheadConfig) -> None:
-        width, self._ngram = config.window, config.ngram
+    def __init__(self, tokens: list[int], config: LookaheadConfig, most: int) -> None:
+        self._ngram = config.ngram
+        width = min(config.window, max((most + 1) // (self._ngram - 1), 1))
         self.window = Window(width, self._ngram, _again(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
         self.read(tokens[-config.pool - self._ngram :])
@@ -137,7 +143,8 @@ def _again(tokens: list[int], last: int) -> Iterator[int]:
 
 
 class LookaheadProposer(Proposer):
-    """A bound that is too small for all leaves out n-grams but one, then columns of the window."""
+    """A K that is too small for all leaves out n-grams but one, then the window, which stands still
+    meanwhile."""
 
     name, learns = "lookahead", True
 
@@ -156,8 +163,9 @@ class LookaheadProposer(Proposer):
             text = own.seq.tokens
             if own.proposal.source == self.name:
                 said = _said(state.window, own)
-                for gram in state.window.move(text[-1], said):
-                    state.pool.add(gram)
+                if any(token is not None for token in said):
+                    for gram in state.window.move(text[-1], said):
+                        state.pool.add(gram)
             state.read([*text[1 - self._config.ngram :], *own.tokens])
 
     def forget(self, seq: Sequence) -> None:
@@ -166,11 +174,13 @@ class LookaheadProposer(Proposer):
     def _guess(self, chunk: Chunk) -> Proposal:
         state = self._states.get(chunk.seq)
         if state is None:
-            state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config)
+            state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)
         window, found = state.window, state.pool.behind(chunk.seq.tokens[-1])
         levels, tree = len(window.levels), Tree()
         least = self._config.ngram - 1 if found else 0  # nodes for n-grams
         columns = min(max(chunk.k + 1 - least, 0) // levels, window.columns)
+        if window.is_full and columns < window.columns:
+            columns = 0
         for gram in found:
             tree.add(gram, chunk.k - max(columns * levels - 1, 0))
         for column in range(columns):

@@ -123,8 +123,8 @@ def test_the_prompt_is_in_the_pool() -> None:
     assert {2, 4} <= children
 
 
-def test_a_small_bound_leaves_out_n_grams_then_columns() -> None:
-    """Law: as long as it fits the window is whole; one n-gram stays even where a column must go."""
+def test_a_small_bound_leaves_out_n_grams_then_the_window() -> None:
+    """Law: the window is whole or not there; one n-gram stays even where it must go."""
     config = LookaheadConfig(window=3, ngram=3, guesses=4)  # 5 nodes, and 2 for each n-gram
     prompt = [1, 40, 41, 1, 42, 43, 1, 44, 45, 1]
 
@@ -140,8 +140,30 @@ def test_a_small_bound_leaves_out_n_grams_then_columns() -> None:
         )
 
     assert [kept(k) for k in (16, 11, 9, 7, 5, 3, 2)] == [
-        (3, 3), (3, 3), (2, 3), (1, 3), (1, 2), (1, 1), (1, 0),
+        (3, 3), (3, 3), (2, 3), (1, 3), (2, 0), (1, 0), (1, 0),
     ]  # fmt: skip
+
+
+def test_a_window_that_was_left_out_stands_still() -> None:
+    """Bug to avoid: what it had found was replaced by tokens of the text."""
+    proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=4))
+    seq = sequence([1, 40, 41, 1, 42, 43, 1])
+    guess(proposer, seq, 16)
+    window = proposer._states[seq].window
+    window.levels = [[60], [70, 71]]
+    step(proposer, seq, 4)
+    assert window.levels == [[60], [70, 71]]
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_whatever_k_the_window_is_filled(k: int) -> None:
+    """Law: a K from the first step on that the window does not fit in makes it narrower."""
+    proposer = LookaheadProposer(LookaheadConfig(window=8, ngram=3, guesses=4))
+    seq = sequence(list(range(40)))
+    for _ in range(4):
+        step(proposer, seq, k)
+    assert proposer._states[seq].window.is_full
+    assert proposer._states[seq].window.columns == max((k + 1) // 2, 1)
 
 
 def test_others_guesses_leave_the_window_where_it_is() -> None:
