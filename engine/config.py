@@ -134,10 +134,27 @@ class NgramConfig(Part):
         return self
 
 
+class LookaheadConfig(Part):
+    """Lookahead decoding: the target's own Jacobi iterations, without a second model. K bounds the
+    nodes of window and n-grams together: `window` times (`ngram` - 1), less 1, and `ngram` - 1
+    for each verified n-gram."""
+
+    kind: Literal["lookahead"] = "lookahead"
+    window: int = Field(2, ge=1, le=32, description="positions ahead that are guessed at (W)")
+    ngram: int = Field(5, ge=2, le=16, description="tokens of an n-gram (N)")
+    guesses: int = Field(
+        4, ge=1, le=32, description="n-grams with the same first token that are kept (G)"
+    )
+    pool: int = Field(
+        2048, ge=1, le=1 << 20, description="n-grams of a request that are kept; the oldest goes"
+    )
+
+
 # Every name that a proposer may have, in the order in which they are shown.
-PROPOSERS = ("draft_model", "suffix", "ngram", "grammar", "prediction")
+PROPOSERS = ("draft_model", "lookahead", "suffix", "ngram", "grammar", "prediction")
 ProposerConfig = Annotated[
-    NoProposerConfig | DraftModelConfig | NgramConfig, Field(discriminator="kind")
+    NoProposerConfig | DraftModelConfig | NgramConfig | LookaheadConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -168,7 +185,11 @@ ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="
 # Which kind a key belongs to, where only one kind has it, so that `kind` may be left out.
 KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "controller": {"k": "fixed", "k_max": "adaptive"},
-    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
+    "proposer": {
+        "path": "draft_model",
+        **dict.fromkeys(("n_max", "n_min"), "ngram"),
+        **dict.fromkeys(("window", "ngram", "guesses", "pool"), "lookahead"),
+    },
 }
 DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 

@@ -7,12 +7,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig, SpeculationConfig
+from engine.config import (
+    DraftModelConfig,
+    LookaheadConfig,
+    NgramConfig,
+    NoProposerConfig,
+    ProposerConfig,
+    SpeculationConfig,
+)
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
+from engine.speculation.lookahead import LookaheadProposer
 from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 from engine.speculation.suffix import SuffixProposer
@@ -37,7 +45,7 @@ def _ngram(config: NgramConfig) -> SuffixProposer:
 
 
 def build_proposer(
-    config: NoProposerConfig | DraftModelConfig | NgramConfig,
+    config: ProposerConfig,
     *,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
@@ -53,6 +61,8 @@ def build_proposer(
             return NoProposer()
         case NgramConfig():
             return _ngram(config)
+        case LookaheadConfig():
+            return LookaheadProposer(config)
         case DraftModelConfig():
             assert draft_runner is not None
             return DraftModelProposer(

@@ -56,7 +56,8 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-DRAFTERS = ["none", "ngram", "draft_model"]
+SPECULATING = ["draft_model", "lookahead"]  # that keep something of each sequence
+DRAFTERS = ["none", "ngram", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -245,7 +246,9 @@ def obey(engine: Engine, controller: KController) -> None:
     engine._controller._configured = engine._controller._present = controller
 
 
+@pytest.mark.parametrize("drafter", SPECULATING)
 def test_preemption_happens_and_is_silent(
+    drafter: str,
     pair: Pair,
     tiny_target: str,
     tiny_draft: str,
@@ -253,7 +256,7 @@ def test_preemption_happens_and_is_silent(
 ) -> None:
     """Law: a pool too small for the batch preempts, and nobody can tell from the text."""
     variant = VARIANTS["small blocks, preemption"]
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, variant), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 3, variant), pair=pair)
     submit_all(engine, PROMPT, FIELDS)
     preemptions, outputs = 0, list[Output]()
     while engine.has_work:
@@ -265,8 +268,9 @@ def test_preemption_happens_and_is_silent(
     assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
 
 
+@pytest.mark.parametrize("drafter", SPECULATING)
 def test_copies_of_one_prompt(
-    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
     """Law: n choices of one prompt share its blocks in their very first step and differ by seed
     alone."""
@@ -274,7 +278,7 @@ def test_copies_of_one_prompt(
     fields = {
         str(i): SamplingParams(seed=100 + i, max_tokens=12, ignore_eos=True) for i in range(4)
     }
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
     submit_all(engine, prompt, fields)
     replies = Replies(run(engine))
     for name, params in fields.items():
@@ -282,13 +286,14 @@ def test_copies_of_one_prompt(
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) == len(fields)
 
 
+@pytest.mark.parametrize("drafter", SPECULATING)
 def test_prefix_cache_hit_changes_nothing(
-    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
     """Law: a prompt found in the prefix cache gives the text that it gave when it was computed,
     and another tenant's salt finds nothing."""
     prompt = PROMPT * 6
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
     fields = {"first": SamplingParams(seed=5, max_tokens=12, ignore_eos=True)}
     outputs = []
     for name, salt in [("first", ""), ("again", ""), ("other", "salt")]:

@@ -66,7 +66,9 @@ def each_alone(pair: Pair) -> Replies:
 
 @pytest.mark.parametrize("variant", LIFE)
 @pytest.mark.parametrize(
-    ("drafter", "k"), [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")] + [("ngram", 4)]
+    ("drafter", "k"),
+    [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")]
+    + [("ngram", 4), ("lookahead", 5), ("lookahead", 16)],
 )
 def test_same_bits_in_any_company(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies

@@ -136,6 +136,8 @@ ROWS = [
     ("none", 0),
     ("ngram", 3),
     ("ngram", "adaptive"),
+    ("lookahead", 6),
+    ("lookahead", 16),
     ("draft_model", 0),
     ("draft_model", 1),
     ("draft_model", 3),

@@ -50,7 +50,13 @@ def test_shipped_configs_load(path: Path) -> None:
 
 def test_there_are_configs_to_load() -> None:
     """The glob above must not be empty by mistake."""
-    assert {path.stem for path in CONFIGS} >= {"demo", "draft-pair", "ngram", "baseline"}
+    assert {path.stem for path in CONFIGS} >= {
+        "demo",
+        "draft-pair",
+        "ngram",
+        "lookahead",
+        "baseline",
+    }
 
 
 def test_later_layers_win(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Lookahead's pool, its window, and what of both fits into a proposal."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from engine.config import LookaheadConfig
+from engine.messages import SamplingParams
+from engine.scheduling.sequence import Sequence
+from engine.scheduling.step_plan import Chunk
+from engine.speculation.lookahead import LookaheadProposer, Pool, Tree, Window
+from engine.speculation.proposal import EMPTY, Proposal, Verified
+from engine.speculation.verify import walk
+
+W, N, G = 3, 4, 2
+
+
+def test_the_pool_forgets_what_it_has_not_seen_for_longest() -> None:
+    """Law: of one first token the latest are kept, the latest first; seen again is seen last."""
+    pool = Pool(each=2, most=100)
+    for gram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (9, 1, 2)]:
+        pool.add(gram)
+    assert pool.behind(1) == [(6, 7), (2, 3)]
+    assert pool.behind(9) == [(1, 2)]
+    assert pool.behind(2) == []
+
+
+def test_the_pool_is_bounded_over_all_first_tokens() -> None:
+    """Law: whatever comes, no more is held than `most`, and no first token without n-grams."""
+    pool = Pool(each=4, most=3)
+    for token in range(50):
+        pool.add((token, 0))
+        pool.add((0, token))
+        assert len(pool) <= 3
+    assert [pool.behind(token) for token in range(48)] == [[(49,), (48,)]] + [[]] * 47
+    assert set(pool._behind) == {0, 49}
+
+
+def test_the_window_fills_one_level_a_step_and_then_slides() -> None:
+    """Law: in `ngram - 2` steps there are W columns of `ngram - 1` levels; then the oldest level
+    goes and the others move up and by one position, so that what the target said behind column 1
+    of a level stands at column 0 of the text's next token."""
+    window = Window(W, N, count(100))
+    assert window.levels == [[100, 101, 102, 103]]
+    assert [window.path(i) for i in (0, 1, 4)] == [[], [100], [100, 101, 102, 103]]
+    assert window.move(7, [8, 1, 2, 3, 4]) == []
+    assert window.levels == [[101, 102, 103], [1, 2, 3, 4]]
+    assert window.path(2) == [101, 102, 3]
+    assert window.move(8, [9, 11, 12, 13]) == []
+    assert window.levels == [[102, 103], [2, 3, 4], [11, 12, 13]]
+    grams = window.move(9, [21, 22, 23])
+    assert grams == [(9, 2, 11, 21), (102, 3, 12, 22), (103, 4, 13, 23)]
+    assert window.levels == [[3, 4], [11, 12, 13], [21, 22, 23]]
+    assert window.columns == W
+
+
+def test_a_column_about_which_nothing_was_said_gives_no_n_gram() -> None:
+    """Law: it gets a token of the text, and goes on."""
+    window = Window(2, 3, count(100))
+    window.move(1, [2, 3, 4])
+    assert window.move(2, [None, 6]) == [(101, 4, 6)]
+    assert window.levels == [[4], [102, 6]]
+
+
+@pytest.mark.parametrize(("width", "ngram"), [(1, 2), (5, 2), (1, 5), (4, 3)])
+def test_every_shape_of_window_keeps_its_shape(width: int, ngram: int) -> None:
+    window = Window(width, ngram, count())
+    for step in range(3 * ngram):
+        assert len(window.levels) == min(step + 1, ngram - 1)
+        window.move(0, [1] * window.columns)
+    assert [len(level) for level in window.levels] == [width - 1] + [width] * (ngram - 2)
+
+
+def test_paths_that_begin_alike_share_nodes() -> None:
+    tree = Tree()
+    for path in ([1, 2, 3], [1, 2, 4], [2, 2], [1, 2, 3]):
+        tree.add(path, 6)
+    assert tree.proposal("it") == Proposal([1, 2, 3, 4, 2, 2], [-1, 0, 1, 1, -1, 4], "it")
+    tree.add([2, 2, 9, 9], 7)
+    assert len(tree.proposal("it")) == 7
+
+
+def sequence(tokens: list[int]) -> Sequence:
+    return Sequence("s", SamplingParams(seed=0, max_tokens=1000), tokens, len(tokens))
+
+
+def guess(proposer: LookaheadProposer, seq: Sequence, k: int) -> Proposal:
+    [proposal] = proposer.propose([Chunk(seq, seq.num_tokens - 1, 1, k)])
+    assert len(proposal) <= k
+    return proposal
+
+
+def said(token: int) -> int:
+    """What a target says that knows but one row: everything is followed by the next number."""
+    return (token + 1) % 50
+
+
+def step(proposer: LookaheadProposer, seq: Sequence, k: int) -> list[int]:
+    proposal = guess(proposer, seq, k)
+    drawn = [said(token) for token in (seq.tokens[-1], *proposal.tokens)]
+    result = walk(proposal, drawn)
+    proposer.learn([Verified(seq, proposal, drawn, result.path, result.tokens)])
+    seq.tokens += result.tokens
+    return result.tokens
+
+
+def test_what_the_target_said_ahead_is_accepted_when_the_text_comes_there() -> None:
+    """Law: what the window was told behind 10 is known when the text comes to 10, though it never
+    stood in the text, and that step has as many tokens as an n-gram."""
+    proposer = LookaheadProposer(LookaheadConfig(window=W, ngram=N, guesses=G))
+    seq = sequence([20, 30, 10, 5])
+    counts = [len(step(proposer, seq, 16)) for _ in range(8)]
+    assert seq.tokens[4:] == [said(token) for token in seq.tokens[3:-1]]
+    assert counts[:6] == [1, 1, 1, 1, 1, N]
+
+
+def test_the_prompt_is_in_the_pool() -> None:
+    proposer = LookaheadProposer(LookaheadConfig(window=1, ngram=3, guesses=2))
+    proposal = guess(proposer, sequence([1, 2, 3, 9, 1, 4, 5, 1]), 16)
+    children = {t for t, p in zip(proposal.tokens, proposal.parents, strict=True) if p == -1}
+    assert {2, 4} <= children
+
+
+def test_a_small_bound_leaves_out_n_grams_then_the_window() -> None:
+    """Law: the window is whole or not there; one n-gram stays even where it must go."""
+    config = LookaheadConfig(window=3, ngram=3, guesses=4)  # 5 nodes, and 2 for each n-gram
+    prompt = [1, 40, 41, 1, 42, 43, 1, 44, 45, 1]
+
+    def kept(k: int) -> tuple[int, int]:
+        """N-grams, and columns of the filled window."""
+        proposer, seq = LookaheadProposer(config), sequence([*prompt])
+        guess(proposer, seq, 16)
+        state = proposer._states[seq]
+        state.window.levels = [[60, 61], [70, 71, 72]]
+        proposal = guess(proposer, seq, k)
+        return sum(t in (41, 43, 45) for t in proposal.tokens), sum(
+            t in (70, 71, 72) for t in proposal.tokens
+        )
+
+    assert [kept(k) for k in (16, 11, 9, 7, 5, 3, 2)] == [
+        (3, 3), (3, 3), (2, 3), (1, 3), (2, 0), (1, 0), (1, 0),
+    ]  # fmt: skip
+
+
+def test_a_window_that_was_left_out_stands_still() -> None:
+    """Bug to avoid: what it had found was replaced by tokens of the text."""
+    proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=4))
+    seq = sequence([1, 40, 41, 1, 42, 43, 1])
+    guess(proposer, seq, 16)
+    window = proposer._states[seq].window
+    window.levels = [[60], [70, 71]]
+    step(proposer, seq, 4)
+    assert window.levels == [[60], [70, 71]]
+
+
+@pytest.mark.parametrize("k", range(1, 8))
+def test_whatever_k_the_window_is_filled(k: int) -> None:
+    """Law: a K from the first step on that the window does not fit in makes it narrower."""
+    proposer = LookaheadProposer(LookaheadConfig(window=8, ngram=3, guesses=4))
+    seq = sequence(list(range(40)))
+    for _ in range(4):
+        step(proposer, seq, k)
+    assert proposer._states[seq].window.is_full
+    assert proposer._states[seq].window.columns == max((k + 1) // 2, 1)
+
+
+def test_others_guesses_leave_the_window_where_it_is() -> None:
+    """Law: but the text goes on, and its n-grams are known."""
+    proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
+    seq = sequence([1, 2, 3])
+    guess(proposer, seq, 16)
+    before = [list(level) for level in proposer._states[seq].window.levels]
+    proposer.learn([Verified(seq, EMPTY, [4], [], [4])])
+    assert proposer._states[seq].window.levels == before
+    assert proposer._states[seq].pool.behind(2) == [(3, 4)]
+
+
+def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_guessed_for() -> None:
+    proposer = LookaheadProposer(LookaheadConfig())
+    seq, other = sequence([1, 2, 3, 4, 5]), sequence([1, 2])
+    guess(proposer, seq, 8)
+    proposer.learn([Verified(other, EMPTY, [4], [], [4])])
+    assert set(proposer._states) == {seq}
+    proposer.forget(seq)
+    assert not proposer._states
