@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from engine.demo.model import load, save
 from engine.demo.tokens import Rows
 from engine.lab.train.learning import Optimizer, follow
-from engine.lab.train.loop import Budget, fit
+from engine.lab.train.loop import Run, fit
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 # The draft follows chats nearly always already; code and prose are where it can learn most.
@@ -77,6 +77,6 @@ def run(output: Path, minutes: float, seed: int) -> None:
     left = minutes - (time.monotonic() - start) / 60
     fit(
         lambda ids: follow(target, draft, ids[:, :-1], torch.ones_like(ids[:, 1:]) > 0),
-        Optimizer(draft, scale=0.5), mixed(own, rows), Budget(max(left, 1e-9)),
+        Optimizer(draft, scale=0.5), mixed(own, rows), Run(max(left, 1e-9)),
     )  # fmt: skip
     save(draft, tokenizer, output / "draft")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -19,20 +20,16 @@ from engine.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-
-class Header(msgspec.Struct, frozen=True):
-    """What the ids are of."""
-
-    vocab_size: int
-    format: str = "foredraft ids"
-    version: int = 1
+Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
 
-class Finished(msgspec.Struct, frozen=True):
-    """Ids of one request."""
+class Finished(msgspec.Struct):
+    prompt: Ids
+    reply: Ids
 
-    prompt: list[int]
-    reply: list[int]
+
+def _header(vocab_size: int) -> bytes:
+    return b'{"format":"foredraft ids","version":1,"vocab_size":%d}\n' % vocab_size
 
 
 class IdLog:
@@ -40,7 +37,7 @@ class IdLog:
     with one line in the log. Raises TraceError when opened."""
 
     def __init__(self, path: str, vocab_size: int, *, max_bytes: int) -> None:
-        self._path, header = path, msgspec.json.encode(Header(vocab_size)) + b"\n"
+        self._path, header = path, _header(vocab_size)
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             known = Path(path).read_bytes()
@@ -52,6 +49,7 @@ class IdLog:
         self._left: int = max_bytes - size
         if not known:
             self._write(header)
+        logger.info("recording the ids of finished requests in %s", path)
 
     def write(self, seq: Sequence) -> None:
         """One request that has ended, if anything was written for it."""
@@ -72,29 +70,20 @@ class IdLog:
 
 def open_id_log(said: SpeculationConfig, vocab_size: int) -> IdLog | None:
     """The log, if `speculation.record_ids` names a file. Raises TraceError."""
-    if said.record_ids is None:
-        return None
-    logger.info("recording the ids of finished requests in %s", said.record_ids)
-    return IdLog(said.record_ids, vocab_size, max_bytes=int(said.record_ids_mib * (1 << 20)))
+    most = int(said.record_ids_mib * (1 << 20))
+    return IdLog(said.record_ids, vocab_size, max_bytes=most) if said.record_ids else None
 
 
 def read_ids(path: str, vocab_size: int) -> list[Finished]:
     """All whole lines. Raises TraceError for what is no log of ids of so many."""
     try:
-        first, *lines = Path(path).read_bytes().split(b"\n")[:-1] or [b""]
-        if msgspec.json.decode(first, type=Header) != Header(vocab_size):
-            raise TraceError(
-                f"{path} records the ids of another vocabulary than of {vocab_size} ids"
-            )
-        found = [msgspec.json.decode(line, type=Finished) for line in lines]
+        header, *lines = Path(path).read_bytes().splitlines(keepends=True) or [b""]
+        found = [msgspec.json.decode(line, type=Finished) for line in lines if line[-1:] == b"\n"]
     except OSError as error:
         raise TraceError(f"cannot read the ids in {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise TraceError(f"{path} is no log of ids, as speculation.record_ids makes it") from None
-    if not all(
-        each.prompt and min(ids) >= 0 and max(ids) < vocab_size
-        for each in found
-        for ids in (each.prompt + each.reply,)
-    ):
-        raise TraceError(f"{path} contradicts itself: it has ids beyond {vocab_size}, or no prompt")
+        header = found = []
+    largest = max((max(each.prompt + each.reply) for each in found), default=0)
+    if header != _header(vocab_size) or largest >= vocab_size:
+        raise TraceError(f"{path} is no log of ids, by speculation.record_ids, of this target")
     return found

@@ -16,7 +16,7 @@ from engine.demo.card import agreement
 from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
 from engine.demo.tokens import Rows
 from engine.lab.train.learning import Optimizer, distance, follow
-from engine.lab.train.loop import Budget, fit
+from engine.lab.train.loop import Run, fit
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
@@ -109,7 +109,7 @@ def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
         lambda ids: follow(target, draft, ids, counted),
         Optimizer(draft, scale=0.5),
         itertools.repeat(batch),
-        Budget(0, steps=60),
+        Run(0, steps=60),
     )
     assert apart() < 0.9 * before
     assert all(torch.equal(weights[name], w) for name, w in target.state_dict().items())
