@@ -82,7 +82,7 @@ def read_ids(path: str, vocab_size: int) -> list[Finished]:
     except OSError as error:
         raise TraceError(f"cannot read the ids in {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        header = found = []
+        header, found = b"", []
     largest = max((max(each.prompt + each.reply) for each in found), default=0)
     if header != _header(vocab_size) or largest >= vocab_size:
         raise TraceError(f"{path} is no log of ids, by speculation.record_ids, of this target")

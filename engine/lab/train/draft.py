@@ -193,6 +193,7 @@ def models(parsed: argparse.Namespace) -> tuple[Any, Any, torch.dtype]:
     exact = torch.bfloat16 if device.type == "cuda" else torch.float32
     source = model_folder(parsed.target, "target")
     target: Any = auto.from_pretrained(source, dtype=exact)
+    draft: Any
     target.to(device).eval().requires_grad_(False)
     if parsed.draft is not None:
         stored = model_folder(parsed.draft, "draft")
@@ -248,8 +249,8 @@ def sentence(parsed: argparse.Namespace, old: Agreement, new: Agreement, run: Ru
     named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"
     return (
         f"in {run.step} steps and {run.seconds / 60:.1f} minutes agreement on held-out text"
-        f" {moved}, {old[1]:.3f} to {new[1]:.3f} at temperature 1, {old[0]:.3f} to {new[0]:.3f} at 0;"
-        f" to use it: foredraft serve{named} --draft {parsed.output}"
+        f" {moved}, {old[1]:.3f} to {new[1]:.3f} at temperature 1, {old[0]:.3f} to {new[0]:.3f}"
+        f" at 0; to use it: foredraft serve{named} --draft {parsed.output}"
     )
 
 

@@ -99,6 +99,6 @@ def follow(target: Any, draft: Any, ids: Tensor, counted: Tensor) -> float:
         with torch.no_grad():
             wanted = logits(target, some)[kept, :width]
         loss = distance(wanted, logits(draft, some)[kept, :width]) * (kept.sum() / whole)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
