@@ -175,7 +175,9 @@ def collected(parsed: argparse.Namespace) -> dict[str, Any]:
                           f" rows of --length {parsed.length} tokens")  # fmt: skip
     if parsed.continued:
         own = write(passages(joined(parts), parsed.continued, parsed.seed), seconds=seconds)
-        parts["the target's own"] = split(rows_of(own, parsed.length), parsed.held_out)
+        learn, held_own = split(rows_of(own, parsed.length), parsed.held_out)
+        again = max(1, len(joined(parts).ids) // max(1, len(learn.ids)))  # as much as of the rest
+        parts["the target's own"] = learn.pick(torch.arange(len(learn.ids)).repeat(again)), held_own
     held = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, (_, rows) in parts.items() if len(rows.ids)}  # fmt: skip
     return {"learn": tuple(joined(parts)), "held": held}
