@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from engine.errors import ModelError
 
@@ -119,6 +119,23 @@ class DraftModelConfig(Part):
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
 
 
+def _layers(value: object) -> object:
+    if value != "auto" and not (type(value) is int and value > 0):
+        raise ValueError(f"it must be a number of layers or `auto`, not {value!r:.40}")
+    return value
+
+
+class SelfConfig(Part):
+    """The target's own first layers under its norm and head (early exit, arXiv:2404.16710)."""
+
+    kind: Literal["self"] = "self"
+    layers: Annotated[int | Literal["auto"], BeforeValidator(_layers)] = Field(
+        "auto",
+        description="how many, fewer than the target has; `auto`: measured at start, by what it"
+        " agrees on texts of the target's own and what its steps take",
+    )
+
+
 class NgramConfig(Part):
     """Prompt lookup: propose what followed the last occurrence of the present suffix."""
 
@@ -136,7 +153,7 @@ class NgramConfig(Part):
 # Every name that a proposer may have, in the order in which they are shown.
 PROPOSERS = ("draft_model", "suffix", "ngram", "grammar", "prediction")
 ProposerConfig = Annotated[
-    NoProposerConfig | DraftModelConfig | NgramConfig, Field(discriminator="kind")
+    NoProposerConfig | DraftModelConfig | SelfConfig | NgramConfig, Field(discriminator="kind")
 ]
 
 
@@ -167,7 +184,7 @@ ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="
 # Which kind a key belongs to, where only one kind has it, so that `kind` may be left out.
 KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "controller": {"k": "fixed", "k_max": "adaptive"},
-    "proposer": {"path": "draft_model", "n_max": "ngram", "n_min": "ngram"},
+    "proposer": {"path": "draft_model", "layers": "self", "n_max": "ngram", "n_min": "ngram"},
 }
 DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 

@@ -5,12 +5,13 @@ by quicker code that was proven to do the same (`engine.model.loader`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.interface import LayerShape, PreparedAttention
 from engine.config import QuantizationName, Role
@@ -40,6 +41,7 @@ class LoadedModel:
     quantization: QuantizationName = "none"
     compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
     batch_invariant: bool = False  # by kernels for that, on a GPU
+    borrows: bool = False  # its weights are another model's
 
     @property
     def dtype_name(self) -> str:
@@ -57,13 +59,16 @@ class LoadedModel:
         return str(self.device)
 
 
-def front_door(model: Any) -> Call:
-    """The model's own forward."""
+@dataclass(frozen=True, slots=True)
+class FrontDoor:
+    """A model's own forward, as a Call."""
 
-    def call(
-        input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
+    model: Any
+
+    def __call__(
+        self, input_ids: Tensor, positions: Tensor, keep: int | Tensor, prepared: PreparedAttention
     ) -> Tensor:
-        output = model(
+        output = self.model(
             input_ids=input_ids,
             position_ids=positions,
             use_cache=False,
@@ -73,4 +78,13 @@ def front_door(model: Any) -> Call:
         logits: Tensor = output.logits[0]
         return logits
 
-    return call
+
+def front_door(model: Any) -> FrontDoor:
+    return FrontDoor(model)
+
+
+def with_parts(module: Any, **parts: nn.Module) -> Any:
+    """The module with other parts; it shares all else with the one that was given."""
+    twin = copy(module)
+    twin._modules = {**module._modules, **parts}
+    return twin

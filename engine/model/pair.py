@@ -22,11 +22,13 @@ from engine.config import (
     EngineConfig,
     ModelConfig,
     Role,
+    SelfConfig,
     model_folder,
 )
 from engine.errors import ConfigError, ModelError
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.attention_choice import chosen
+from engine.model.early_exit import best_exit, early_exit
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -48,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and, if the proposer is a draft model, its draft, on one device."""
+    """A target and, if the proposer is a draft model or the target itself, its draft, on one
+    device."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
@@ -61,11 +64,16 @@ def load_pair(config: EngineConfig) -> Pair:
     use_device(pick_device(config.device))
     said = config.target
     target = _load(config, said, "target", said.max_model_len)
-    if not isinstance(config.speculation.proposer, DraftModelConfig):
-        return Pair(target)
-    draft = _load(config, config.speculation.proposer, "draft")
-    check_pair(target, draft)
-    return Pair(target, draft)
+    match config.speculation.proposer:
+        case DraftModelConfig() as proposer:
+            draft = _load(config, proposer, "draft")
+            check_pair(target, draft)
+            return Pair(target, draft)
+        case SelfConfig(layers="auto"):
+            return Pair(target, best_exit(target, config.speculation.k_max))
+        case SelfConfig(layers=int(layers)):
+            return Pair(target, early_exit(target, layers))
+    return Pair(target)
 
 
 def use_device(device: torch.device) -> None:

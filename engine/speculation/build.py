@@ -7,7 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig, SpeculationConfig
+from engine.config import (
+    DraftModelConfig,
+    NgramConfig,
+    NoProposerConfig,
+    ProposerConfig,
+    SelfConfig,
+    SpeculationConfig,
+)
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
@@ -37,7 +44,7 @@ def _ngram(config: NgramConfig) -> SuffixProposer:
 
 
 def build_proposer(
-    config: NoProposerConfig | DraftModelConfig | NgramConfig,
+    config: ProposerConfig,
     *,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
@@ -47,13 +54,13 @@ def build_proposer(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
+    """`draft_runner` is needed by draft models only; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
         case NgramConfig():
             return _ngram(config)
-        case DraftModelConfig():
+        case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
             return DraftModelProposer(
                 draft_runner,
