@@ -105,7 +105,7 @@ class NoProposerConfig(Part):
 
 
 class DraftModelConfig(Part):
-    """A second, smaller causal language model with the target's vocabulary."""
+    """A second, smaller causal language model; best with the target's tokenizer."""
 
     kind: Literal["draft_model"] = "draft_model"
     path: str = Field(BUILTIN, description="draft model folder or hub name")

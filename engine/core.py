@@ -77,7 +77,9 @@ class Engine:
         target = pair.target
         self._cache, memory = build_cache(config, pair, cache)
         self._runner = runner_of(config, target, self._cache, clock)
-        draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
+        draft = None
+        if pair.draft is not None:
+            draft = runner_of(config, pair.draft, self._cache, clock, pair.translation)
         self._processor = LogitsProcessor(target.eos_ids)
         draws = build_draws(self._processor, target.vocab_size, target.device)
         stops = draft is not None and not draft.chains

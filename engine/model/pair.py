@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from llguidance import LLTokenizer
@@ -26,9 +27,11 @@ from engine.config import (
     model_folder,
 )
 from engine.errors import ConfigError, ModelError
+from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.attention_choice import chosen
 from engine.model.early_exit import best_exit, early_exit
+from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -47,6 +50,8 @@ from engine.scheduling.memory import (
 
 logger = logging.getLogger(__name__)
 
+LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -55,6 +60,7 @@ class Pair:
 
     target: LoadedModel
     draft: LoadedModel | None = None
+    translation: Translation | None = None  # where the draft's tokens are not the target's
 
 
 def load_pair(config: EngineConfig) -> Pair:
@@ -67,8 +73,7 @@ def load_pair(config: EngineConfig) -> Pair:
     match config.speculation.proposer:
         case DraftModelConfig() as proposer:
             draft = _load(config, proposer, "draft")
-            check_pair(target, draft)
-            return Pair(target, draft)
+            return Pair(target, draft, check_pair(target, draft))
         case SelfConfig(layers="auto"):
             return Pair(target, best_exit(target, config.speculation.k_max))
         case SelfConfig(layers=int(layers)):
@@ -102,11 +107,11 @@ def _load(
     )
 
 
-def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both, since
-    a draft guesses ids, and the draft reaches as far as the target. Embedding rows padded beyond
-    the tokenizer are no mismatch. Where one of them brings no tokenizer.json, the two vocabulary
-    sizes must be equal."""
+def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
+    """None if ids below the smaller vocabulary mean the same tokens in both, else how to go between
+    them. Embedding rows padded beyond the tokenizer are no difference. Raises ModelError where the
+    draft does not reach as far as the target, where one of them brings no tokenizer.json and the
+    two vocabulary sizes differ, and where they share too little."""
     pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
     if draft.max_model_len < target.max_model_len:
         raise ModelError(
@@ -120,14 +125,31 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
                 f"{pair}: their vocabularies have {draft.vocab_size} and {target.vocab_size} "
                 "tokens, and without a tokenizer.json in both folders they cannot be compared"
             )
-        return
+        return None
     shared = min(target.vocab_size, draft.vocab_size)
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        one, other = ours.get(token_id), theirs.get(token_id)
-        if token_id < shared and one != other:
-            raise ModelError(
-                f"{pair}: token {token_id} is {other!r} for the draft and {one!r} for the target"
-            )
+    every = (i for i in sorted(ours.keys() | theirs.keys()) if i < shared)
+    odd = next((i for i in every if ours.get(i) != theirs.get(i)), None)
+    if odd is None:
+        return None
+    try:
+        both = [
+            load_vocabulary(str(each.folder), vocab_size=each.vocab_size, eos_ids=each.eos_ids)
+            for each in (target, draft)
+        ]
+    except ModelError as error:
+        raise ModelError(
+            f"{pair}: token {odd} is {theirs.get(odd)!r} for the draft and {ours.get(odd)!r} for "
+            f"the target, and their texts cannot be compared ({error})"
+        ) from error
+    found = Translation(*both, vocab_size=target.vocab_size, draft_size=draft.vocab_size)
+    counts = f"{len(found.target_ids)} of its {found.sizes[1]} tokens are among the target's"
+    if found.share < LEAST_SHARED:
+        raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
+    logger.info(
+        "the draft model %r has a tokenizer of its own: %s %d, and it guesses those, step by step",
+        draft.path, counts, found.sizes[0],
+    )  # fmt: skip
+    return found
 
 
 def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
@@ -190,13 +212,17 @@ def runner_of(
     model: LoadedModel,
     cache: KVCache,
     clock: Callable[[], float] = time.perf_counter,
+    translation: Translation | None = None,
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
+    With a `translation`, for the target's ids.
     Raises ConfigError where the configured attention cannot serve the model."""
     graphs = _graphs_of(config, model)
-    runner = ModelRunner(
-        model, cache, model.role, attention=config.attention, graphs=graphs, clock=clock
-    )
+    how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
+    if translation is None:
+        runner = ModelRunner(model, cache, model.role, **how)
+    else:
+        runner = ForeignRunner(translation, model, cache, **how)
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
