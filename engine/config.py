@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from engine.errors import ModelError
 
@@ -106,7 +106,7 @@ class NoProposerConfig(Part):
 
 
 class DraftModelConfig(Part):
-    """A second, smaller causal language model with the target's vocabulary."""
+    """A second, smaller causal language model; best with the target's tokenizer."""
 
     kind: Literal["draft_model"] = "draft_model"
     path: str = Field(BUILTIN, description="draft model folder or hub name")
@@ -118,6 +118,23 @@ class DraftModelConfig(Part):
         " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
     )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
+
+
+def _layers(value: object) -> object:
+    if value != "auto" and not (type(value) is int and value > 0):
+        raise ValueError(f"it must be a number of layers or `auto`, not {value!r:.40}")
+    return value
+
+
+class SelfConfig(Part):
+    """The target's own first layers under its norm and head (early exit, arXiv:2404.16710)."""
+
+    kind: Literal["self"] = "self"
+    layers: Annotated[int | Literal["auto"], BeforeValidator(_layers)] = Field(
+        "auto",
+        description="how many, fewer than the target has; `auto`: measured at start, by what it"
+        " agrees on texts of the target's own and what its steps take",
+    )
 
 
 class NgramConfig(Part):
@@ -153,7 +170,7 @@ class LookaheadConfig(Part):
 # Every name that a proposer may have, in the order in which they are shown.
 PROPOSERS = ("draft_model", "lookahead", "suffix", "ngram", "grammar", "prediction")
 ProposerConfig = Annotated[
-    NoProposerConfig | DraftModelConfig | NgramConfig | LookaheadConfig,
+    NoProposerConfig | DraftModelConfig | SelfConfig | NgramConfig | LookaheadConfig,
     Field(discriminator="kind"),
 ]
 
@@ -187,6 +204,7 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "controller": {"k": "fixed", "k_max": "adaptive"},
     "proposer": {
         "path": "draft_model",
+        "layers": "self",
         **dict.fromkeys(("n_max", "n_min"), "ngram"),
         **dict.fromkeys(("window", "ngram", "guesses", "pool"), "lookahead"),
     },

@@ -77,7 +77,9 @@ class Engine:
         pair = pair or load_pair(config)
         target = pair.target
         self._cache, memory = build_cache(config, pair, cache)
-        draft = runner_of(config, pair.draft, self._cache, clock) if pair.draft else None
+        draft = None
+        if pair.draft is not None:
+            draft = runner_of(config, pair.draft, self._cache, clock, translation=pair.translation)
         self._processor = LogitsProcessor(target.eos_ids)
         most = config.schedule.max_sequences
         of = self._processor, target.vocab_size, target.device, most

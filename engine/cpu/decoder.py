@@ -11,6 +11,7 @@ so its bits do not depend on the tree around it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,6 +126,12 @@ class CompiledDecoder:
         """Of the copies of weights."""
         _, _, first, second, _, third, fourth, _, head = self._weights
         return sum(part.nbytes for part in (first, second, third, fourth, head))
+
+    def first(self, layers: int) -> CompiledDecoder:
+        """Of so many layers under the same norm and head; no weight is held twice."""
+        twin, (embedding, *of_layers, norm, head) = copy(self), self._weights
+        twin._weights = (embedding, *(each[:layers] for each in of_layers), norm, head)
+        return twin
 
     def suits(self, segments: Sequence[Segment]) -> bool:
         """Not too many rows."""

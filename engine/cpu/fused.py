@@ -14,6 +14,7 @@ the same after a restart.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,12 @@ class FusedDecoder:
         each = [(s.query_key_value, s.output, s.gate_up, s.down) for s in self._layers]
         weights = [self._head, *(weight for layer in each for weight in layer)]
         return sum(weight.packed_bytes for weight in weights)
+
+    def first(self, layers: int) -> FusedDecoder:
+        """Of so many layers under the same norm and head; no weight is held twice."""
+        twin = copy(self)
+        twin._layers = self._layers[:layers]
+        return twin
 
     def __call__(
         self,

@@ -12,7 +12,6 @@ the loader compares.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.cpu.fused import joined
+from engine.model.loaded import with_parts
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
 from engine.model.triton_products import multiplied
 
@@ -63,8 +63,8 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
     last = _norm(body, "norm", FAMILIES[model.config.model_type])
     for layer, following in zip(layers, [*(each.first for each in layers[1:]), last], strict=True):
         layer.following = following
-    body = _with(body, layers=nn.ModuleList(layers), norm=_LastNorm(last, relay))
-    return _with(model, **{model.base_model_prefix: body})
+    body = with_parts(body, layers=nn.ModuleList(layers), norm=_LastNorm(last, relay))
+    return with_parts(model, **{model.base_model_prefix: body})
 
 
 def make_steady(fused: Any) -> str | None:
@@ -184,10 +184,10 @@ class _Layer(nn.Module):
 class _LastNorm(nn.Module):
     def __init__(self, norm: Norm | None, relay: _Relay) -> None:
         super().__init__()
-        self._norm, self._relay = norm, relay
+        self.norm, self._relay = norm, relay
 
     def forward(self, stream: Tensor) -> Tensor:
-        return self._relay.normed(stream, self._norm)
+        return self._relay.normed(stream, self.norm)
 
 
 def _norm(owner: Any, name: str, offset: float) -> Norm | None:
@@ -216,10 +216,3 @@ def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
         if biased[0]:
             made.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
     return made
-
-
-def _with(module: Any, **parts: nn.Module) -> Any:
-    """The module with other parts; it shares all else with the one that was given."""
-    twin = copy(module)
-    twin._modules = {**module._modules, **parts}
-    return twin

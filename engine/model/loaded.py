@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ class LoadedModel:
     quantization: QuantizationName = "none"
     compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
     batch_invariant: bool = False  # by kernels for that, on a GPU
+    borrows: bool = False  # its weights are another model's
 
     @property
     def dtype_name(self) -> str:
@@ -78,18 +80,22 @@ class LoadedModel:
         return str(self.device)
 
 
-def front_door(model: Any) -> Call:
-    """The model's own forward."""
+@dataclass(frozen=True, slots=True)
+class FrontDoor:
+    """A model's own forward, as a Call."""
 
-    def call(
+    model: Any
+
+    def __call__(
+        self,
         input_ids: Tensor,
         positions: Tensor,
         keep: int | Tensor,
         prepared: PreparedAttention,
         see: See | None = None,
     ) -> Tensor:
-        with _watched(model, see):
-            output = model(
+        with _watched(self.model, see):
+            output = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
                 use_cache=False,
@@ -99,7 +105,10 @@ def front_door(model: Any) -> Call:
         logits: Tensor = output.logits[0]
         return logits
 
-    return call
+
+
+def front_door(model: Any) -> FrontDoor:
+    return FrontDoor(model)
 
 
 @contextmanager
@@ -124,3 +133,10 @@ def layers_of(model: Any) -> nn.ModuleList:
 
 def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:
     see(layer, output if isinstance(output, Tensor) else output[0])
+
+
+def with_parts(module: Any, **parts: nn.Module) -> Any:
+    """The module with other parts; it shares all else with the one that was given."""
+    twin = copy(module)
+    twin._modules = {**module._modules, **parts}
+    return twin

@@ -33,6 +33,9 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
 
 def weights_of(model: LoadedModel) -> Part:
     """As they are held, with the copies in which a CPU keeps those for few rows."""
+    if model.borrows:
+        note = f"the first {len(model.layers)} layers of the target, and its head"
+        return Part(f"weights of the {model.role}", 0, note)
     tensors = {id(t): t for t in (*model.model.parameters(), *model.model.buffers())}
     size = sum(held_bytes(t) for t in tensors.values())
     numbers = sum(p.numel() for p in model.model.parameters())

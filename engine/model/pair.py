@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from llguidance import LLTokenizer
@@ -22,11 +23,15 @@ from engine.config import (
     EngineConfig,
     ModelConfig,
     Role,
+    SelfConfig,
     model_folder,
 )
 from engine.errors import ConfigError, ModelError
+from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.attention_choice import choose_attention
+from engine.model.early_exit import best_exit, early_exit
+from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -46,13 +51,17 @@ from engine.scheduling.segment import HiddenRows
 
 logger = logging.getLogger(__name__)
 
+LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and, if the proposer is a draft model, its draft, on one device."""
+    """A target and, if the proposer is a draft model or the target itself, its draft, on one
+    device."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
+    translation: Translation | None = None  # where the draft's tokens are not the target's
 
 
 def load_pair(config: EngineConfig) -> Pair:
@@ -62,13 +71,17 @@ def load_pair(config: EngineConfig) -> Pair:
     use_device(pick_device(config.device))
     said = config.target
     target = _load(config, said, "target", said.max_model_len)
-    if not isinstance(config.speculation.proposer, DraftModelConfig):
-        return Pair(target)
-    draft = _load(config, config.speculation.proposer, "draft")
-    if config.cache.dtype != "auto":  # which compiled code does not read
-        draft = replace(draft, compiled=None)
-    check_pair(target, draft)
-    return Pair(target, draft)
+    match config.speculation.proposer:
+        case DraftModelConfig() as proposer:
+            draft = _load(config, proposer, "draft")
+            if config.cache.dtype != "auto":  # which compiled code does not read
+                draft = replace(draft, compiled=None)
+            return Pair(target, draft, check_pair(target, draft))
+        case SelfConfig(layers="auto"):
+            return Pair(target, best_exit(target, config.speculation.k_max))
+        case SelfConfig(layers=int(layers)):
+            return Pair(target, early_exit(target, layers))
+    return Pair(target)
 
 
 def use_device(device: torch.device) -> None:
@@ -97,11 +110,11 @@ def _load(
     )
 
 
-def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless ids below the smaller vocabulary mean the same tokens in both, since
-    a draft guesses ids, and the draft reaches as far as the target. Embedding rows padded beyond
-    the tokenizer are no mismatch. Where one of them brings no tokenizer.json, the two vocabulary
-    sizes must be equal."""
+def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
+    """None if ids below the smaller vocabulary mean the same tokens in both, else how to go between
+    them. Embedding rows padded beyond the tokenizer are no difference. Raises ModelError where the
+    draft does not reach as far as the target, where one of them brings no tokenizer.json and the
+    two vocabulary sizes differ, and where they share too little."""
     pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
     if draft.max_model_len < target.max_model_len:
         raise ModelError(
@@ -115,14 +128,31 @@ def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
                 f"{pair}: their vocabularies have {draft.vocab_size} and {target.vocab_size} "
                 "tokens, and without a tokenizer.json in both folders they cannot be compared"
             )
-        return
+        return None
     shared = min(target.vocab_size, draft.vocab_size)
-    for token_id in sorted(ours.keys() | theirs.keys()):
-        one, other = ours.get(token_id), theirs.get(token_id)
-        if token_id < shared and one != other:
-            raise ModelError(
-                f"{pair}: token {token_id} is {other!r} for the draft and {one!r} for the target"
-            )
+    every = (i for i in sorted(ours.keys() | theirs.keys()) if i < shared)
+    odd = next((i for i in every if ours.get(i) != theirs.get(i)), None)
+    if odd is None:
+        return None
+    try:
+        both = [
+            load_vocabulary(str(each.folder), vocab_size=each.vocab_size, eos_ids=each.eos_ids)
+            for each in (target, draft)
+        ]
+    except ModelError as error:
+        raise ModelError(
+            f"{pair}: token {odd} is {theirs.get(odd)!r} for the draft and {ours.get(odd)!r} for "
+            f"the target, and their texts cannot be compared ({error})"
+        ) from error
+    found = Translation(*both, vocab_size=target.vocab_size, draft_size=draft.vocab_size)
+    counts = f"{len(found.target_ids)} of its {found.sizes[1]} tokens are among the target's"
+    if found.share < LEAST_SHARED:
+        raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
+    logger.info(
+        "the draft model %r has a tokenizer of its own: %s %d, and it guesses those, step by step",
+        draft.path, counts, found.sizes[0],
+    )  # fmt: skip
+    return found
 
 
 def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
@@ -186,20 +216,17 @@ def runner_of(
     cache: KVCache,
     clock: Callable[[], float] = time.perf_counter,
     hidden: HiddenRows | None = None,
+    translation: Translation | None = None,
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
-    `hidden` as of ModelRunner.
+    `hidden` as of ModelRunner. With a `translation`, for the target's ids.
     Raises ConfigError where the configured attention cannot serve the model."""
     graphs = _graphs_of(config, model)
-    runner = ModelRunner(
-        model,
-        cache,
-        model.role,
-        attention=config.attention,
-        graphs=graphs,
-        hidden=hidden,
-        clock=clock,
-    )
+    how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
+    if translation is None:
+        runner = ModelRunner(model, cache, model.role, hidden=hidden, **how)
+    else:
+        runner = ForeignRunner(translation, model, cache, **how)
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from engine.config import (
     DraftModelConfig,
@@ -13,12 +14,15 @@ from engine.config import (
     NgramConfig,
     NoProposerConfig,
     ProposerConfig,
+    SelfConfig,
     SpeculationConfig,
 )
 from engine.model.draws import Draws
+from engine.model.foreign_runner import ForeignRunner
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.foreign_draft import ForeignDraftProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.lookahead import LookaheadProposer
 from engine.speculation.prediction import PredictionProposer
@@ -55,7 +59,7 @@ def build_proposer(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
+    """`draft_runner` is needed by draft models only; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -63,14 +67,12 @@ def build_proposer(
             return _ngram(config)
         case LookaheadConfig():
             return LookaheadProposer(config)
-        case DraftModelConfig():
+        case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
-            return DraftModelProposer(
-                draft_runner,
-                processor=processor,
-                draws=draws,
-                vocab_size=vocab_size,
-                max_step_tokens=max_step_tokens,
-                goes_on=goes_on,
-                judges=judges,
-            )
+            given: dict[str, Any] = {
+                "processor": processor, "draws": draws, "vocab_size": vocab_size,
+                "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,
+            }  # fmt: skip
+            if isinstance(draft_runner, ForeignRunner):
+                return ForeignDraftProposer(draft_runner, **given)
+            return DraftModelProposer(draft_runner, **given)

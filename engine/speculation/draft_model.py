@@ -94,7 +94,7 @@ class DraftModelProposer(Proposer):
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
             draft.follow_grammar()
-        live = [draft for draft in drafts.values() if draft.wants_more]
+        live = self._ready(list(drafts.values()))
         if live:
             output, counts = self._catch_up(live)
             asked, last = judged_rows([draft.seq for draft in live], counts)
@@ -103,7 +103,7 @@ class DraftModelProposer(Proposer):
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
-        while live := [draft for draft in live if draft.wants_more]:
+        while live := self._ready(live):
             if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
                 break
             self._draw(live, self._extend(live))
@@ -111,6 +111,10 @@ class DraftModelProposer(Proposer):
             drafts[index].proposal(self.name) if index in drafts else EMPTY
             for index in range(len(chunks))
         ]
+
+    def _ready(self, drafts: list[Draft]) -> list[Draft]:
+        """Whose next guess can be made."""
+        return [draft for draft in drafts if draft.wants_more]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
         """The first part of `propose` on the device alone; `guess` is the second, and `finish`

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
+from engine.config import SelfConfig
 from engine.lab.bench.__main__ import PRESETS, RECORD, main
 from engine.lab.bench.options import add_pair, pair_config
 
@@ -36,3 +38,12 @@ def test_the_pair_is_as_named() -> None:
     proposer = config.speculation.proposer
     assert (config.target.path, config.target.dtype, config.device) == ("a", "float32", "cpu")
     assert (getattr(proposer, "path", ""), getattr(proposer, "dtype", "")) == ("b", "float32")
+
+
+@pytest.mark.parametrize(("draft", "layers"), [("self", "auto"), ("self:3", 3)])
+def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
+    """Law: its first layers, as many as said."""
+    parser = argparse.ArgumentParser()
+    add_pair(parser)
+    config = pair_config(parser.parse_args(["--target", "a", "--draft", draft]))
+    assert config.speculation.proposer == SelfConfig(layers=layers)

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.cpu.fused import FusedDecoder, fused_decoder
 from engine.model import loader
 from engine.model.llama import Output, read_llama
-from engine.model.loaded import front_door
+from engine.model.loaded import FrontDoor, front_door
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens
 from tests.support import tiny
@@ -24,9 +24,9 @@ from tests.support.whole_sequence import whole_sequence
     ("family", "maker"),
     [
         ("llama", FusedDecoder),
-        ("mistral", front_door),
-        ("qwen3", front_door),
-        ("gemma2", front_door),
+        ("mistral", FrontDoor),
+        ("qwen3", FrontDoor),
+        ("gemma2", FrontDoor),
     ],
 )
 def test_which_way_is_taken(family: str, maker: Callable[..., object], tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_head_that_is_not_the_whole_story_is_noticed(
     monkeypatch.setattr(loader, "read_llama", lambda _: model)
     loaded = load_model(tiny_target, role="target", device="cpu")
     assert loaded.model is model
-    assert way(loaded.logits).startswith("front_door")
+    assert way(loaded.logits).startswith("FrontDoor")
     assert loaded.compiled is None
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -26,6 +27,7 @@ from engine.errors import ConfigError, ModelError
 from engine.model import loader
 from engine.model.attention_choice import choose_attention
 from engine.model.batch import Batch
+from engine.model.early_exit import _shortened
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import front_door
 from engine.model.loader import load_model
@@ -104,6 +106,33 @@ def compare(family: str) -> None:
             return call(batch.input_ids, batch.position_ids, batch.keep, prepared)
 
     assert is_proven(forward, shapes, expected, model)
+
+
+def compare_first(family: str) -> None:
+    model = model_of(family)
+    shapes = probe_layers(model, family)
+    target: Any = SimpleNamespace(model=model, layers=shapes)
+    fused = fused_layers(model, shapes)
+    call, short = (_shortened(target, each, 1) for each in (fused, model))
+    expected, call = reference(short, family), front_door(call)
+
+    def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
+        batch = Batch.pack(segments, CPU)
+        return call(
+            batch.input_ids,
+            batch.positions,
+            batch.keep,
+            SdpaBackend(CPU).prepare(plane, batch.spans),
+        )
+
+    assert is_proven(forward, shapes[:1], expected, short)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_first_layers_alone_end_in_the_last_norm(family: str, interpreted: Run) -> None:
+    """Law: a draft of the target's first layers has the norm behind the last of its own, which a
+    layer's last kernel computes."""
+    interpreted(compare_first, family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -57,7 +57,7 @@ FIELDS: dict[str, SamplingParams] = {
 }  # fmt: skip
 
 SPECULATING = ["draft_model", "lookahead"]  # that keep something of each sequence
-DRAFTERS = ["none", "ngram", *SPECULATING]
+DRAFTERS = ["none", "ngram", "self", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -82,6 +82,12 @@ def pair(tiny_target: str, tiny_draft: str) -> Pair:
     return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
 
 
+@pytest.fixture(scope="module")
+def own_pair(tiny_target: str) -> Pair:
+    """Whose draft are the target's first layers."""
+    return load_pair(config_for(tiny_target, "", "self", 3, {}))
+
+
 ALONE: dict[str, dict[str, object]] = {"cache": {"block_size": 4}, "who": {"companions": []}}
 
 
@@ -91,6 +97,8 @@ def config_for(
     proposer: dict[str, object] = {"kind": drafter}
     if drafter == "draft_model":
         proposer["path"] = draft
+    if drafter == "self":
+        proposer["layers"] = 1
     controller: dict[str, object] = {"kind": "fixed", "k": k}
     if k == "adaptive":
         controller = {"kind": "adaptive"}
@@ -155,6 +163,7 @@ def test_lossless(
     k: int | str,
     variant: str,
     pair: Pair,
+    own_pair: Pair,
     tiny_target: str,
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
@@ -162,7 +171,7 @@ def test_lossless(
     """Law: the text is a function of (target, seed, position), whatever drafts, batches, chunks,
     caches or preempts."""
     config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
-    engine = Engine(config, pair=pair)
+    engine = Engine(config, pair=own_pair if drafter == "self" else pair)
     submit_all(engine, PROMPT, FIELDS)
     replies = Replies(run(engine))
     hold(replies, expected)

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.messages import Output, SamplingParams, Submit
+from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
 from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
 
@@ -68,13 +69,15 @@ def each_alone(pair: Pair) -> Replies:
 @pytest.mark.parametrize(
     ("drafter", "k"),
     [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")]
-    + [("ngram", 4), ("lookahead", 5), ("lookahead", 16)],
+    + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)],
 )
 def test_same_bits_in_any_company(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
 ) -> None:
     """Law: tokens, ends and log-probabilities are the same to the bit, whatever drafts, batches,
     chunks, caches or preempts."""
+    if drafter == "self":
+        pair = Pair(pair.target, early_exit(pair.target, 14))
     compare(Engine(config(drafter, k, LIFE[variant]), pair=pair), alone)
 
 

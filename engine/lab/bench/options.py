@@ -27,7 +27,8 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     `clock_of` gives."""
     add = parser.add_argument
     add("--target", default=BUILTIN, help="model folder or hub name")
-    add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--draft", default=BUILTIN,
+        help="draft folder or hub name; self or self:N: the target's own first layers")  # fmt: skip
     add("--device", type=_device, default="auto", help="auto, cpu or cuda")
     add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
@@ -62,7 +63,9 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
 def pair_config(parsed: argparse.Namespace) -> EngineConfig:
     """The pair as named."""
     target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
-    proposer = {"path": parsed.draft, "dtype": parsed.dtype}
+    proposer: dict[str, Any] = {"path": parsed.draft, "dtype": parsed.dtype}
+    if own := re.fullmatch(r"self(?::(\d+))?", parsed.draft):
+        proposer = {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
     return EngineConfig.model_validate(
         {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
     )
@@ -80,11 +83,18 @@ def _card(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
+def _draft_name(pair: Pair) -> str:
+    if pair.draft is None:
+        return "none"
+    layers = f"the target's first {len(pair.draft.layers)} layers"
+    return layers if pair.draft.borrows else pair.draft.path
+
+
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
     """What is measured, for headings."""
     return {
         "target": pair.target.path,
-        "draft": pair.draft.path if pair.draft else "none",
+        "draft": _draft_name(pair),
         "dtype": pair.target.dtype_name,
         "device": _card(pair.target.device),
         "MB of target weights": round(weights_of(pair.target).size / 1e6),

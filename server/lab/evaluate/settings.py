@@ -40,7 +40,7 @@ def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm
     free = tuple(companion for companion in said.companions if companion != "ngram")
     alone = said.model_copy(update={"companions": free})
     found = {OFF: Setting(said.model_copy(update={"proposer": NoProposerConfig()}))}
-    if said.proposer.kind == "draft_model":
+    if said.proposer.kind in ("draft_model", "self"):
         both = said.model_copy(update={"companions": (*free, "ngram")})
         found |= _family(alone, draft, KS, (*free, "draft_model"))
         found |= _family(both, f"ngram + {draft}", (), (*free, "ngram", "draft_model"))

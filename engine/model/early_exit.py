@@ -1,0 +1,177 @@
+"""A draft of the target's own first layers, under its norm and head (early exit, arXiv:2404.16710).
+
+It holds no weight of its own: modules, joined and packed weights are the target's. It computes and
+keeps keys and values of its layers as any draft does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from copy import copy
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.cpu.fused import FusedDecoder
+from engine.errors import ModelError
+from engine.model.kv_cache import KVCache, Plane
+from engine.model.loaded import Call, FrontDoor, LoadedModel, with_parts
+from engine.model.proof import Forward, forward_of, is_proven, probe_layers, prove, reference
+from engine.scheduling.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+TEXTS, LENGTH = 4, 32  # that the target writes, and the tokens of each
+MOST_TRIED = 8  # exits, none of more than half of the layers: beyond, guesses cost too much
+REPEATS = 5  # of what is timed
+_BLOCK = 16
+
+
+def early_exit(target: LoadedModel, count: int) -> LoadedModel:
+    """The draft of the first `count` layers. Raises ModelError."""
+    refused = f"the target model {target.path!r} cannot guess by its own first layers"
+    if count >= len(target.layers):
+        raise ModelError(
+            f"{refused}: it has {len(target.layers)}, and speculation.proposer.layers is {count}; "
+            "a draft needs fewer"
+        )
+    if _list_of_layers(target) is None:
+        kind = type(target.model).__name__
+        raise ModelError(f"{refused}: a {kind} has no list of them that could be cut short")
+    name = f"the draft of the first {count} layers of {target.path!r}"
+    model = _shortened(target, target.model, count)
+    draft = replace(
+        target, model=model, role="draft", layers=probe_layers(model, name),
+        logits=_shortened_call(target, count), batch_invariant=False, borrows=True,
+        compiled=None if target.compiled is None else target.compiled.first(count),
+    )  # fmt: skip
+    expected = reference(model, name)
+    prove(draft, expected, name)
+    if draft.compiled and not is_proven(draft.compiled, draft.layers, expected, model):
+        raise ModelError(f"{name} computes other logits by compiled code")
+    return draft
+
+
+def _shortened_call(target: LoadedModel, count: int) -> Call:
+    if isinstance(target.logits, FusedDecoder):
+        return target.logits.first(count)
+    assert isinstance(target.logits, FrontDoor)
+    return FrontDoor(_shortened(target, target.logits.model, count))
+
+
+def _shortened(target: LoadedModel, model: Any, count: int) -> Any:
+    """`model`, which is the target's or has layers of ours in it, without the later ones."""
+    body, name = model.base_model, _list_of_layers(target)
+    assert name is not None
+    layers = list(getattr(body, name)[:count])
+    if hasattr(layers[-1], "following"):  # a kernel of ours that computes the next norm as well
+        layers[-1] = copy(layers[-1])
+        layers[-1].following = body.norm.norm
+    body = with_parts(body, **{name: nn.ModuleList(layers)})
+    return with_parts(model, **{getattr(model, "base_model_prefix", "model"): body})
+
+
+def _list_of_layers(target: LoadedModel) -> str | None:
+    """Its name in the body of the model."""
+    for name, part in target.model.base_model.named_children():
+        if isinstance(part, nn.ModuleList) and len(part) == len(target.layers):
+            return str(name)
+    return None
+
+
+class _Exit(NamedTuple):
+    """`seconds` of a draft step; `gain`: expected tokens per second by those of the target alone,
+    with the best K."""
+
+    draft: LoadedModel
+    agreement: float
+    seconds: float
+    gain: float
+
+
+@torch.inference_mode()
+def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
+    """The draft that promises most tokens per second: how often its draws are the target's, in
+    texts that the target writes itself, and what its steps and the target's take, are measured
+    here. Not by agreement alone: a later exit agrees more and costs more. Raises ModelError."""
+    texts, expected = _written_by(target)
+    one, more = _seconds(target, 1), _seconds(target, 1 + max(k_max, 1))
+    row = max(more - one, 0.0) / max(k_max, 1)
+    found: list[_Exit] = []
+    total = len(target.layers)
+    for count in sorted({max(total * i // (2 * MOST_TRIED), 1) for i in range(1, MOST_TRIED + 1)}):
+        draft = early_exit(target, count)
+        agreement = _agreement(expected, _read(draft, texts))
+        seconds = _seconds(draft, 1)
+        gain = max(
+            sum(agreement**i for i in range(k + 1)) * one / (k * seconds + one + k * row)
+            for k in range(1, max(k_max, 1) + 1)
+        )
+        found.append(_Exit(draft, agreement, seconds, gain))
+    best = max(found, key=lambda each: each.gain)
+    logger.log(
+        logging.INFO if best.gain > 1 else logging.WARNING,
+        "the target guesses by its first %d of %d layers: they agree with it in %.0f %% of its own"
+        " tokens, and a step of theirs takes %.0f %% of one of its own: %.2f of plain decoding",
+        len(best.draft.layers), total, 100 * best.agreement, 100 * best.seconds / one, best.gain,
+    )  # fmt: skip
+    return best.draft
+
+
+def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
+    """Texts drawn at temperature 1 behind an end of text, and log-probabilities `[texts, LENGTH,
+    vocab]` of what follows each token."""
+    texts = [[min(target.eos_ids, default=0)] for _ in range(TEXTS)]
+    forward, plane = _way(target)
+    generator, rows = torch.Generator().manual_seed(0), list[Tensor]()
+    for at in range(LENGTH):
+        segments = [Segment([text[-1]], at, _blocks(i), 1) for i, text in enumerate(texts)]
+        rows.append(forward(segments, plane).log_softmax(-1))
+        drawn = torch.multinomial(rows[-1].exp().cpu(), 1, generator=generator)
+        for text, token in zip(texts, drawn[:, 0].tolist(), strict=True):
+            text.append(token)
+    return [text[:LENGTH] for text in texts], torch.stack(rows, 1)
+
+
+def _read(draft: LoadedModel, texts: list[list[int]]) -> Tensor:
+    """As `_written_by`, of texts that are there."""
+    forward, plane = _way(draft)
+    segments = [Segment(text, 0, _blocks(i), LENGTH) for i, text in enumerate(texts)]
+    return forward(segments, plane).log_softmax(-1).view(TEXTS, LENGTH, -1)
+
+
+def _agreement(target: Tensor, draft: Tensor) -> float:
+    """How often draws with the same noise are the same, at least: by the distance of the two
+    distributions, a mean over rows (arXiv:2408.07978)."""
+    shared = torch.minimum(target.exp(), draft.exp()).sum(-1).clamp(max=1.0)
+    return float((shared / (2 - shared)).mean())
+
+
+def _seconds(model: LoadedModel, rows: int) -> float:
+    """Of a forward of so many rows behind a text."""
+    forward, plane = _way(model)
+    segment, taken = Segment([0] * rows, LENGTH, _blocks(0), 1), list[float]()
+    for _ in range(1 + REPEATS):
+        begun = time.perf_counter()
+        forward([segment], plane).cpu()
+        taken.append(time.perf_counter() - begun)
+    return median(taken[1:])
+
+
+def _way(model: LoadedModel) -> tuple[Forward, Plane]:
+    """How it is called, and where it keeps keys and values of all texts."""
+    cache = KVCache((TEXTS + 1) * _each(), _BLOCK, model.device)
+    return model.compiled or forward_of(model), cache.add_plane("exit", model.layers, model.dtype)
+
+
+def _each() -> int:
+    """Blocks of a text, and of the rows behind it."""
+    return -(-(LENGTH + 32) // _BLOCK)
+
+
+def _blocks(text: int) -> list[int]:
+    return list(range(text * _each(), (text + 1) * _each()))

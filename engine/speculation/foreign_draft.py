@@ -1,0 +1,110 @@
+"""A draft model with a tokenizer of its own (token-level intersection, arXiv:2502.05202).
+
+What is committed is read by the draft in its own tokens, so its keys and values have positions of
+their own, in blocks of their own: nothing of them is shared with the target's prefix cache. Its
+guesses are draws among the tokens that both have, by the target's ids and with their noise, so they
+agree with the target's draws as those of any draft do.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.model.foreign_runner import ForeignRunner
+from engine.model.runner import ModelOutput
+from engine.scheduling.segment import Segment
+from engine.scheduling.sequence import Sequence
+from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.drafts import Draft
+
+
+@dataclass(slots=True)
+class Reading:
+    """A sequence as the draft reads it. The keys of the first `valid` of `ids` are there, and of
+    `guessed` behind all of them, if those are all valid."""
+
+    ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # draft tokens up to each target position
+    valid: int = 0
+    guessed: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+
+    def follow(self, tokens: Seq[int], pieces: Callable[[int], list[int]]) -> None:
+        """Read what was committed since; guesses that it bears out stay computed."""
+        first = len(self.ids)
+        for token in tokens[len(self.ends) :]:
+            self.ids += pieces(token)
+            self.ends.append(len(self.ids))
+        if self.valid == first:
+            for guess, token in zip(self.guessed, self.ids[first:], strict=False):
+                if guess != token:
+                    break
+                self.valid += 1
+        self.guessed = []
+
+
+class ForeignDraftProposer(DraftModelProposer):
+    """Gives out the blocks of the draft's plane. A sequence that finds none, or is too long for the
+    draft, is not guessed for. Nothing is found out in hindsight."""
+
+    def __init__(self, runner: ForeignRunner, **given: Any) -> None:
+        super().__init__(runner, **given)
+        self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
+        self._free, self._block_size = list(runner.blocks), runner.block_size
+        self._readings: dict[int, Reading] = {}
+
+    def forget(self, seq: Sequence) -> None:
+        reading = self._readings.pop(id(seq), None)
+        if reading is not None:
+            self._free += reading.blocks
+
+    def _ready(self, drafts: list[Draft]) -> list[Draft]:
+        return [draft for draft in super()._ready(drafts) if self._fits(draft)]
+
+    def _fits(self, draft: Draft) -> bool:
+        """Whether there are positions for what it reads next; they are its own from now on."""
+        reading = self._readings.setdefault(id(draft.seq), Reading())
+        if not draft.run:
+            reading.follow(draft.seq.tokens, self._pieces)
+        length = len(reading.ids) + len(reading.guessed) + len(self._new(draft))
+        if not 0 < length <= self._most:
+            return False
+        missing = -(-length // self._block_size) - len(reading.blocks)
+        if missing > len(self._free):
+            return False
+        for _ in range(missing):
+            reading.blocks.append(self._free.pop())
+        return True
+
+    def _new(self, draft: Draft) -> list[int]:
+        """Its guesses that the draft has not run, as it reads them."""
+        return [piece for token in draft.tokens[draft.run :] for piece in self._pieces(token)]
+
+    def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
+        segments: list[Segment] = []
+        self.catch_up_rows = 0
+        for draft in drafts:
+            reading, new = self._readings[id(draft.seq)], self._new(draft)
+            whole = reading.ids + new
+            start = min(reading.valid, len(whole) - 1)
+            self.catch_up_rows += max(len(reading.ids) - 1 - start, 0)
+            segments.append(Segment(whole[start:], start, reading.blocks, 1))
+            reading.valid, reading.guessed = len(reading.ids), new
+            draft.run = len(draft.tokens)
+        return self._run(segments), [0] * len(drafts)
+
+    def _extend(self, drafts: list[Draft]) -> ModelOutput:
+        segments: list[Segment] = []
+        for draft in drafts:
+            reading, new = self._readings[id(draft.seq)], self._new(draft)
+            start = len(reading.ids) + len(reading.guessed)
+            reading.guessed += new
+            if not new:  # what the draft has no word for: its last row again
+                new, start = [*reading.ids, *reading.guessed][-1:], start - 1
+            segments.append(Segment(new, start, reading.blocks, 1))
+            draft.run = len(draft.tokens)
+        return self._run(segments)

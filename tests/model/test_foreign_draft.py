@@ -1,0 +1,248 @@
+"""A draft with a tokenizer of its own: what both vocabularies share, the map of positions, and the
+text that stays what it is."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import ModelError
+from engine.grammar.translation import Translation
+from engine.grammar.vocabulary import load_vocabulary
+from engine.messages import Output, SamplingParams
+from engine.model.pair import Pair, check_pair, load_pair
+from engine.speculation.foreign_draft import ForeignDraftProposer, Reading
+from tests.model.test_lossless import FIELDS, PROMPT, VARIANTS, Replies, hold, run, submit_all
+from tests.support import tiny, tiny_text, two_tongues
+from tests.support.reference import Reference
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return two_tongues.save(tmp_path_factory.mktemp("tongues"))
+
+
+def config(paths: tuple[str, str], k: int | str, **more: Any) -> EngineConfig:
+    controller: dict[str, Any] = (
+        {"kind": "adaptive"} if k == "adaptive" else {"kind": "fixed", "k": k}
+    )
+    speculation: dict[str, Any] = {
+        "proposer": {"path": paths[1]},
+        "controller": controller,
+        "companions": [],
+    }
+    said: dict[str, Any] = {
+        "target": {"path": paths[0]},
+        "speculation": speculation,
+        "device": "cpu",
+    }
+    cache = {"num_blocks": 512, **more.pop("cache", {})}
+    return EngineConfig.model_validate({**said, "cache": cache, **more})
+
+
+@pytest.fixture(scope="module")
+def pair(paths: tuple[str, str]) -> Pair:
+    pair = load_pair(config(paths, 3))
+    assert pair.translation is not None
+    return pair
+
+
+@pytest.fixture(scope="module")
+def expected(paths: tuple[str, str]) -> dict[str, tuple[list[int], list[float]]]:
+    reference = Reference(paths[0], tiny_text.EOS)
+    return {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
+
+
+@pytest.mark.parametrize(
+    "variant", ["whole prompts", "no prefix cache", "small blocks, preemption"]
+)
+@pytest.mark.parametrize("k", [1, 4, "adaptive"])
+def test_lossless(
+    k: int | str,
+    variant: str,
+    paths: tuple[str, str],
+    pair: Pair,
+    expected: dict[str, tuple[list[int], list[float]]],
+) -> None:
+    """Law: the text is the target's, greedy and drawn, whatever the draft reads it as; and every
+    block of the draft's returns."""
+    engine = Engine(config(paths, k, **VARIANTS[variant]), pair=pair)
+    proposer = engine._proposer._main
+    assert isinstance(proposer, ForeignDraftProposer)
+    free = len(proposer._free)
+    for _ in range(2):  # the second time prompts are in the prefix cache
+        submit_all(engine, PROMPT, FIELDS)
+        replies = Replies(run(engine))
+        hold(replies, expected)
+    assert (engine.gauges().blocks_used, len(proposer._free)) == (0, free)
+    if k == 4:
+        assert sum(output.accepted for output in replies.last.values()) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_agrees_as_the_same_draft_in_the_targets_tokens(
+    temperature: float, tmp_path: Path
+) -> None:
+    """Law: where the texts hold nothing but tokens of both, a draft of which only the ids are other
+    ones has the same guesses kept: the noise is by the target's ids. At temperature 1 by the
+    draft's own hardly any would be."""
+    target, draft = two_tongues.save(tmp_path, tiny_text.MERGES)
+    own = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "own")
+    outside = [*range(1, len(tiny_text.SPECIALS)), *range(276, 289)]
+    kept = []
+    for path in (draft, own):
+        engine = Engine(config((target, path), 3))
+        for i in range(6):
+            params = SamplingParams(
+                seed=i, max_tokens=40, temperature=temperature, ignore_eos=True,
+                logit_bias=dict.fromkeys(outside, -100.0),
+            )  # fmt: skip
+            submit_all(engine, [*PROMPT, 20 + i], {str(i): params})
+        kept.append(rate(list(Replies(run(engine)).last.values())))
+    assert kept[0] == pytest.approx(kept[1], abs=0.02)
+    assert kept[1] > 0.1
+
+
+def id_of(tokenizer: Tokenizer, text: str) -> int:
+    found = tokenizer.token_to_id(text)
+    assert found is not None
+    return found
+
+
+def rate(ends: list[Output]) -> float:
+    return sum(end.accepted for end in ends) / sum(end.proposed for end in ends)
+
+
+def test_tokens_outside_the_intersection_are_written_in_pieces(pair: Pair) -> None:
+    """Law: what both have is one token, what only the target has is its text in the draft's own
+    tokens, ends of text are each other's, and padding is nothing."""
+    translation = pair.translation
+    assert translation is not None
+    ours, theirs = tiny_text.tokenizer(), two_tongues.tokenizer()
+    both = dict(zip(translation.target_ids, translation.draft_ids, strict=True))
+    assert len(both) == len(translation.draft_ids) == 255 + len(two_tongues.MERGES) + 1
+    for text in ("ab", "a", "Ġ", "Ċ", '{"'):
+        assert both[id_of(ours, text)] == id_of(theirs, text)
+        assert translation.pieces(id_of(ours, text)) == [id_of(theirs, text)]
+    assert theirs.decode(translation.pieces(id_of(ours, "true"))) == "true"
+    assert len(translation.pieces(id_of(ours, "true"))) > 1
+    name = translation.pieces(id_of(ours, "<tool_call>"))
+    assert theirs.decode(name) == "<tool_call>"
+    assert translation.pieces(0) == [id_of(theirs, "</s>")]
+    assert translation.pieces(tiny_text.vocab_size() - 1) == []
+
+
+def sentencepiece(folder: Path) -> str:
+    """As Llama 2 writes it: U+2581 for a space, bytes by name."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "▁a", "é"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    found = Tokenizer(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    found.decoder = decoders.Sequence(parts)
+    found.add_special_tokens(["<unk>", "<s>", "</s>"])
+    found.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def test_spaces_and_bytes_are_the_same_however_they_are_written(
+    paths: tuple[str, str], tmp_path: Path
+) -> None:
+    """Law: U+0120 and U+2581 are both a space, `<0xC3>` is that byte, and a letter of its own goes
+    before its bytes."""
+    theirs, ours = load_vocabulary(sentencepiece(tmp_path)), load_vocabulary(paths[0])
+    translation = Translation(
+        ours, theirs, vocab_size=ours.vocab_size, draft_size=theirs.vocab_size
+    )
+    named, words = tiny_text.tokenizer(), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    both = dict(zip(translation.target_ids, translation.draft_ids, strict=True))
+    assert both[id_of(named, "Ġ")] == id_of(words, "▁")
+    assert both[id_of(named, "a")] == id_of(words, "a")
+    assert both[id_of(named, "Ã")] == id_of(words, "<0xC3>")
+    assert translation.pieces(id_of(named, "ab")) == [
+        id_of(words, "a"),
+        id_of(words, "<0x62>"),
+    ]
+
+
+class Memory:
+    """The draft's plane: which token's key lies in each position."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def run(self, tokens: list[int], start: int, before: list[int]) -> None:
+        assert self.keys[:start] == before
+        self.keys[start : start + len(tokens)] = tokens
+
+
+@given(st.data())
+def test_the_map_of_positions(data: st.DataObject) -> None:
+    """Law: whatever is guessed, kept, refused and skipped, `ids` is the text in the draft's tokens,
+    `ends` where each target token ends there, and `valid` positions hold the keys of just those."""
+    pieces = {0: [9], 1: [5, 6], 2: [], 3: [9, 9, 9], 4: [7], 5: [6]}
+    reading, memory, text = Reading(), Memory(), list[int]()
+    runs = st.booleans()
+    for _ in range(data.draw(st.integers(1, 8))):
+        text += data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+        reading.follow(text, lambda token: pieces[token])
+        assert reading.ids == [piece for token in text for piece in pieces[token]]
+        assert [0, *reading.ends][-1] == len(reading.ids)
+        for i in range(len(text)):
+            written = [piece for token in text[: i + 1] for piece in pieces[token]]
+            assert reading.ids[: reading.ends[i]] == written
+        assert memory.keys[: reading.valid] == reading.ids[: reading.valid]
+        if data.draw(runs) and reading.ids:  # as the proposer does
+            start = min(reading.valid, len(reading.ids) - 1)
+            memory.run(reading.ids[start:], start, reading.ids[:start])
+            reading.valid = len(reading.ids)
+            for guess in data.draw(st.lists(st.integers(5, 9), max_size=4)):
+                reading.guessed.append(guess)
+                memory.run(
+                    [guess],
+                    len(reading.ids) + len(reading.guessed) - 1,
+                    reading.ids + reading.guessed[:-1],
+                )
+
+
+def test_guesses_that_are_kept_are_not_run_again() -> None:
+    """Law: a guess that is committed stays computed, and the first other one ends that."""
+    reading = Reading()
+    reading.follow([1, 2], lambda token: [token])
+    reading.valid, reading.guessed = 2, [3, 4, 5]
+    reading.follow([1, 2, 3, 4, 8], lambda token: [token])
+    assert (reading.valid, reading.ids, reading.guessed) == (4, [1, 2, 3, 4, 8], [])
+
+
+def test_who_finds_no_block_is_not_guessed_for(paths: tuple[str, str], pair: Pair) -> None:
+    """Law: the draft's positions may run out before the target's: the text goes on without it."""
+    engine = Engine(config(paths, 3), pair=pair)
+    proposer = engine._proposer._main
+    assert isinstance(proposer, ForeignDraftProposer)
+    proposer._free = []
+    submit_all(engine, PROMPT, {"plain": FIELDS["plain"]})
+    assert Replies(run(engine)).last["plain"].proposed == 0
+
+
+def test_a_vocabulary_that_is_hardly_shared_is_refused(
+    paths: tuple[str, str],
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Bad input: one sentence with the figures; and a log line where it is enough."""
+    assert pair.draft is not None
+    with caplog.at_level(logging.INFO):
+        check_pair(pair.target, pair.draft)
+    assert "262 of its 262 tokens are among the target's 275" in caplog.text
+    monkeypatch.setattr("engine.model.pair.LEAST_SHARED", 1.1)
+    with pytest.raises(ModelError, match="only 262 of its 262 tokens are among the target's"):
+        check_pair(pair.target, pair.draft)
