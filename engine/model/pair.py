@@ -54,13 +54,14 @@ class Pair:
     draft: LoadedModel | None = None
 
 
-def load_pair(config: EngineConfig) -> Pair:
-    """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
-    MemoryPlanError when their weights alone cannot fit the device."""
+def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
+    """`target`: if it is loaded already. Raises ModelError when a model is missing, corrupt or
+    unsupported, or the two do not fit, and MemoryPlanError when their weights alone cannot fit the
+    device."""
     _refuse_heavy_weights(config)
     use_device(pick_device(config.device))
     said = config.target
-    target = _load(config, said, "target", said.max_model_len)
+    target = target or _load(config, said, "target", said.max_model_len)
     if not isinstance(config.speculation.proposer, DraftModelConfig):
         return Pair(target)
     draft = _load(config, config.speculation.proposer, "draft")

@@ -7,7 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig, SpeculationConfig
+from engine.config import (
+    AnyProposer,
+    DraftModelConfig,
+    NgramConfig,
+    NoProposerConfig,
+    SpeculationConfig,
+    SuffixConfig,
+)
 from engine.model.draws import Draws
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
@@ -23,22 +30,23 @@ _LONGEST = 16  # tokens of a match that `suffix` tells apart
 def build_free(config: SpeculationConfig) -> list[FreeProposer]:
     """The proposers that need no model: without replies to remember they cost nothing until a
     request has them asked."""
-    own, remembered = NgramConfig(), config.remembered_tokens
-    return [
-        GrammarProposer(),
-        PredictionProposer(),
-        SuffixProposer("suffix", remembered=remembered, shortest=own.n_min, longest=_LONGEST),
-        _ngram(own),
-    ]
+    suffix = _suffix(config.remembered_tokens)
+    return [GrammarProposer(), PredictionProposer(), suffix, _ngram(NgramConfig())]
 
 
 def _ngram(config: NgramConfig) -> SuffixProposer:
     return SuffixProposer("ngram", remembered=0, shortest=config.n_min, longest=config.n_max)
 
 
+def _suffix(remembered: int) -> SuffixProposer:
+    shortest = NgramConfig().n_min
+    return SuffixProposer("suffix", remembered=remembered, shortest=shortest, longest=_LONGEST)
+
+
 def build_proposer(
-    config: NoProposerConfig | DraftModelConfig | NgramConfig,
+    config: AnyProposer,
     *,
+    remembered: int = 0,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
     draws: Draws,
@@ -47,12 +55,15 @@ def build_proposer(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
+    """`draft_runner` is needed by the draft model only; `remembered`: tokens of earlier replies for
+    `suffix`; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
         case NgramConfig():
             return _ngram(config)
+        case SuffixConfig():
+            return _suffix(remembered)
         case DraftModelConfig():
             assert draft_runner is not None
             return DraftModelProposer(
