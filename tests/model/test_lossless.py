@@ -56,7 +56,7 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-DRAFTERS = ["none", "ngram", "draft_model"]
+DRAFTERS = ["none", "ngram", "suffix", "draft_model"]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -100,6 +100,7 @@ def config_for(
             "speculation": {
                 "proposer": proposer,
                 "controller": controller,
+                "remembered_tokens": 4096 if drafter == "suffix" else 0,
                 **variant.get("who", {}),
             },
             "cache": {"num_blocks": 512, **variant.get("cache", {})},
