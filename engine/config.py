@@ -167,12 +167,19 @@ class LookaheadConfig(Part):
     )
 
 
+class SuffixConfig(Part):
+    """Suffix decoding: propose what most often followed the present suffix, in the request's own
+    text and in `speculation.remembered_tokens` of earlier replies."""
+
+    kind: Literal["suffix"] = "suffix"
+
+
 # Every name that a proposer may have, in the order in which they are shown.
 PROPOSERS = ("draft_model", "lookahead", "suffix", "ngram", "grammar", "prediction")
-ProposerConfig = Annotated[
-    NoProposerConfig | DraftModelConfig | SelfConfig | NgramConfig | LookaheadConfig,
-    Field(discriminator="kind"),
-]
+AnyProposer = (
+    NoProposerConfig | DraftModelConfig | SelfConfig | NgramConfig | SuffixConfig | LookaheadConfig
+)
+ProposerConfig = Annotated[AnyProposer, Field(discriminator="kind")]
 
 
 MAX_K = 16  # the largest K that may be configured

@@ -114,6 +114,7 @@ class Engine:
     ) -> Proposer:
         return build_proposer(
             config.speculation.proposer,
+            remembered=config.speculation.remembered_tokens,
             draft_runner=draft,
             processor=self._processor,
             draws=draws,

@@ -9,8 +9,10 @@ many wordings. Pure Python: tests and benchmarks import this where no torch is i
 from __future__ import annotations
 
 import json
+import keyword
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 Dialogue = list[dict[str, Any]]
 
 HERE = Path(__file__).parent
+_LONG = 120  # characters of a function that is worth editing
 
 
 @cache
@@ -139,12 +142,28 @@ def neighbours(rng: random.Random) -> Dialogue:
 
 
 def write_function(rng: random.Random) -> Dialogue:
-    wordings, source = rng.choice(functions())
+    return _function(rng, *rng.choice(functions()))
+
+
+def _function(rng: random.Random, wordings: Sequence[str], source: str) -> Dialogue:
     what = rng.choice(wordings)
     thing = "class" if source.startswith("class") or "\nclass" in source else "function"
     what = what.removeprefix("a class for ").removeprefix("a decorator that ")
     what = f"for {what}" if what.startswith(("a ", "a first")) else f"that {what}"
     return ask(worded(rng, "function", thing=thing, what=what), f"```python\n{source}\n```")
+
+
+def edits(seed: int) -> Iterator[tuple[Dialogue, str]]:
+    """Requests for each of the longer functions, with the reply that a caller expects who has the
+    same function with another name for one of its variables."""
+    rng = random.Random(seed)
+    for wordings, source in functions():
+        names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
+        often = [name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1]
+        if len(source) >= _LONG and often:
+            dialogue = _function(rng, wordings, source)
+            expected = re.sub(rf"\b{rng.choice(often)}\b", "other", dialogue[1]["content"])
+            yield dialogue, expected
 
 
 def person(rng: random.Random) -> dict[str, Any]:

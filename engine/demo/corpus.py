@@ -80,6 +80,11 @@ def render(dialogue: Dialogue) -> str:
     )
 
 
+def asked(dialogue: Dialogue) -> str:
+    """All but the last turn, and where that begins."""
+    return render(dialogue[:-1]) + "<|im_start|>assistant\n"
+
+
 def middle_out(rng: random.Random, text: str) -> str:
     """The text in fill-in-the-middle order: prefix, suffix, middle."""
     first, second = sorted(rng.sample(range(1, len(text)), 2))
@@ -147,8 +152,7 @@ def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
     """Prompts training never saw, ready to tokenize; chats end where the assistant begins."""
     rng = random.Random(HELD_OUT_SEED)
     if kind == "chat" or kind == "json":
-        asked = (render(dialogue[:-1]) for dialogue in heldout_dialogues(kind, count))
-        return [text + "<|im_start|>assistant\n" for text in asked]
+        return [asked(dialogue) for dialogue in heldout_dialogues(kind, count)]
     texts = heldout_code()
     if kind == "prose":
         texts = [text for source in texts for text in docstrings(source)]

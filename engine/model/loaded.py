@@ -106,7 +106,6 @@ class FrontDoor:
         return logits
 
 
-
 def front_door(model: Any) -> FrontDoor:
     return FrontDoor(model)
 

@@ -64,13 +64,14 @@ class Pair:
     translation: Translation | None = None  # where the draft's tokens are not the target's
 
 
-def load_pair(config: EngineConfig) -> Pair:
-    """Raises ModelError when a model is missing, corrupt or unsupported, or the two do not fit, and
-    MemoryPlanError when their weights alone cannot fit the device."""
+def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
+    """`target`: if it is loaded already. Raises ModelError when a model is missing, corrupt or
+    unsupported, or the two do not fit, and MemoryPlanError when their weights alone cannot fit the
+    device."""
     _refuse_heavy_weights(config)
     use_device(pick_device(config.device))
     said = config.target
-    target = _load(config, said, "target", said.max_model_len)
+    target = target or _load(config, said, "target", said.max_model_len)
     match config.speculation.proposer:
         case DraftModelConfig() as proposer:
             draft = _load(config, proposer, "draft")

@@ -9,13 +9,14 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from engine.config import (
+    AnyProposer,
     DraftModelConfig,
     LookaheadConfig,
     NgramConfig,
     NoProposerConfig,
-    ProposerConfig,
     SelfConfig,
     SpeculationConfig,
+    SuffixConfig,
 )
 from engine.model.draws import Draws
 from engine.model.foreign_runner import ForeignRunner
@@ -35,22 +36,23 @@ _LONGEST = 16  # tokens of a match that `suffix` tells apart
 def build_free(config: SpeculationConfig) -> list[FreeProposer]:
     """The proposers that need no model: without replies to remember they cost nothing until a
     request has them asked."""
-    own, remembered = NgramConfig(), config.remembered_tokens
-    return [
-        GrammarProposer(),
-        PredictionProposer(),
-        SuffixProposer("suffix", remembered=remembered, shortest=own.n_min, longest=_LONGEST),
-        _ngram(own),
-    ]
+    suffix = _suffix(config.remembered_tokens)
+    return [GrammarProposer(), PredictionProposer(), suffix, _ngram(NgramConfig())]
 
 
 def _ngram(config: NgramConfig) -> SuffixProposer:
     return SuffixProposer("ngram", remembered=0, shortest=config.n_min, longest=config.n_max)
 
 
+def _suffix(remembered: int) -> SuffixProposer:
+    shortest = NgramConfig().n_min
+    return SuffixProposer("suffix", remembered=remembered, shortest=shortest, longest=_LONGEST)
+
+
 def build_proposer(
-    config: ProposerConfig,
+    config: AnyProposer,
     *,
+    remembered: int = 0,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
     draws: Draws,
@@ -59,12 +61,15 @@ def build_proposer(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by draft models only; `vocab_size` is the target's."""
+    """`draft_runner` is needed by draft models only; `remembered`: tokens of earlier replies for
+    `suffix`; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
         case NgramConfig():
             return _ngram(config)
+        case SuffixConfig():
+            return _suffix(remembered)
         case LookaheadConfig():
             return LookaheadProposer(config)
         case DraftModelConfig() | SelfConfig():

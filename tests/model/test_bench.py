@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.lab.bench.__main__ import main
 from engine.lab.bench.assisted import NAMES, other_arms
-from engine.lab.bench.offline import Offline, in_turns
+from engine.lab.bench.offline import PROPOSERS, Offline, in_turns
 from engine.lab.comparison.figures import Reply, Run
 from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import AUTO, Arm, Workload, lanes, parse_arms
@@ -63,6 +63,19 @@ def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> N
     explored = [each._explore.while_off(1.0, alone=True) for each in played for _ in range(64)]
     assert "trial" in explored[:64]
     assert set(explored[64:]) == {"usual"}
+
+
+def test_every_proposer_is_played_alone(config: EngineConfig, pair: Pair) -> None:
+    """Law: all say the same, over one target; nobody but the one named guesses."""
+    arms = parse_arms(f"off,{','.join(PROPOSERS)}", variants=PROPOSERS)
+    player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
+    comparison = Race(arms, [Workload("code", 0.0, 2, 24)], POOLS, rounds=1).run(player)
+    assert comparison.texts_equal == comparison.texts_compared > 0
+    for arm in arms[1:]:
+        engine = player.engines[arm][0]
+        assert engine._runner.model is pair.target
+        assert arm.label in engine.ready.default_proposers
+        assert len(engine.ready.default_proposers) == (2 if arm.label == "prediction" else 1)
 
 
 def test_every_arm_does_the_same_work(player: Offline) -> None:

@@ -57,7 +57,7 @@ FIELDS: dict[str, SamplingParams] = {
 }  # fmt: skip
 
 SPECULATING = ["draft_model", "lookahead"]  # that keep something of each sequence
-DRAFTERS = ["none", "ngram", "self", *SPECULATING]
+DRAFTERS = ["none", "ngram", "suffix", "self", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -109,6 +109,7 @@ def config_for(
             "speculation": {
                 "proposer": proposer,
                 "controller": controller,
+                "remembered_tokens": 4096 if drafter == "suffix" else 0,
                 **variant.get("who", {}),
             },
             "cache": {"num_blocks": 512, **variant.get("cache", {})},

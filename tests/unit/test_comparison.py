@@ -25,11 +25,14 @@ from engine.lab.comparison.race import LONGEST, SHORTEST, Race, turned
 from engine.lab.comparison.report import card, show
 from engine.lab.comparison.workload import (
     AUTO,
+    EDITS,
     OFF,
     Arm,
     Workload,
+    edits_asked,
     lanes,
     parse_arms,
+    pool,
     read_prompts,
 )
 from engine.lab.files import replace_file
@@ -242,7 +245,7 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random"),
+        (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random, chat, edits"),
         (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
         (["--concurrency", "four"], "'four' is not a whole number from 1 to 256"),
         (["--temperatures", "-1"], "'-1' is not a number from 0, at most 2"),
@@ -323,3 +326,16 @@ def test_the_quick_grid_is_small() -> None:
     whole = settings(build_parser("x").parse_args([]))
     assert len(whole.workloads) == 4 * 2 * 4
     assert all(len(pool) >= 16 for pool in whole.pools.values())
+
+
+def test_what_an_edit_expects_is_the_reply_with_another_name() -> None:
+    """Law: the prediction of `edits` differs from the function asked for in one name alone."""
+    found = edits_asked()
+    assert len(found) >= 16
+    for prompt, prediction in found.items():
+        assert prompt.endswith("assistant\n")
+        assert "other" in prediction
+    [lane] = lanes(Workload(EDITS, 0.0, 1, tokens=8), {EDITS: pool(EDITS)}, 0)
+    assert all(request.prediction == found[request.prompt] for request in lane)
+    [lane] = lanes(Workload("chat", 0.0, 1, tokens=8), {"chat": pool("chat")}, 0)
+    assert not any(request.prediction for request in lane)

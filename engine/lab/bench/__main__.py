@@ -18,22 +18,25 @@ from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
-from engine.lab.bench.offline import Offline
+from engine.lab.bench.offline import PROPOSERS, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.report import show
-from engine.lab.comparison.workload import RANDOM, Arm
+from engine.lab.comparison.workload import KINDS, RANDOM, Arm
 from engine.lab.replay.variants import VARIANTS, WHOLE
 
 SUITE = Preset(
     f"off,1,2,3,4,6,8,auto,{','.join(NAMES)}", ("code",), (0.0, 0.8), (1,), rounds=3, minutes=4.0
 )
 MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
+TEXTS = (*(kind for kind in KINDS if kind != RANDOM),)
+ALONE = Preset(f"off,auto,{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
 # And what --quick makes of each.
 PRESETS = {
     "": (GRID, QUICK),
     "suite": (SUITE, replace(SUITE, rounds=2, minutes=1.0)),
+    "proposers": (ALONE, replace(ALONE, rounds=2, minutes=3.0)),
     "machine": (MACHINE, replace(MACHINE, rounds=2, minutes=0.5)),
 }
 RECORD = "record"
@@ -59,13 +62,14 @@ def _parser(name: str) -> Parser:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
-    variants = [each for each in VARIANTS if each != WHOLE]
+    variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS]
     race, clock = settings(parsed, *PRESETS[name], NAMES, variants), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
     _check(race.arms, most)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
-    costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if name else None
+    measures = name in ("suite", "machine")
+    costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
     player = Offline(
         config, pair, encode, race.arms,
         concurrency=most, prompts=sum(map(len, race.pools.values())),

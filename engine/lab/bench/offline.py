@@ -17,8 +17,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from random import Random
+from typing import get_args
 
-from engine.config import EngineConfig
+from engine.config import AnyProposer, EngineConfig
 from engine.control.controller import KController
 from engine.control.modes import build_controller
 from engine.core import Engine
@@ -28,11 +29,17 @@ from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.workload import Arm, Lane, Request
 from engine.lab.replay.variants import VARIANTS
 from engine.messages import SamplingParams, Submit
-from engine.model.pair import Pair, shared_cache
+from engine.model.kv_cache import KVCache
+from engine.model.pair import Pair, load_pair, shared_cache
 
 Clock = Callable[[], float]
 Encode = Callable[[str], list[int]]
 
+# Arms that are auto with one proposer alone: of a kind that a configuration may have, or free.
+KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
+FREE = ("prediction",)
+PROPOSERS = (*(kind for kind in KINDS if kind != "none"), *FREE)
+REMEMBERED = 1 << 16  # tokens of earlier replies, for `suffix`
 LONGEST_PROMPT = 128  # tokens
 # Seconds of a turn, about: so long that an arm is measured as it serves alone. Behind another one a
 # round of 16 streams takes twice its time, and a hundred rounds until its data lies in the caches.
@@ -187,14 +194,19 @@ class Offline:
         text = prompt + (reply + max(arm.k for arm in modes)) // BLOCK + 2
         # For what runs, as much again for what stays, and every prompt.
         shares = in_turns(len(modes), 2 * concurrency * text + prompts * prompt, text)
-        cache = shared_cache(_config(config, modes[0], sum(map(len, shares)), concurrency), pair)
         self.engines: dict[Arm, tuple[Engine, TurnClock]] = {}
+        caches: dict[str, tuple[Pair, KVCache]] = {}  # by who guesses: drafts differ in shape
         for arm, own in zip(modes, shares, strict=True):
             watch = TurnClock(clock)
             said = _config(config, arm, len(own), concurrency)
+            if (who := said.speculation.proposer.kind) not in caches:
+                mine = pair if who == "draft_model" else load_pair(said, pair.target)
+                whole = _config(said, arm, sum(map(len, shares)), concurrency)
+                caches[who] = mine, shared_cache(whole, mine)
+            mine, cache = caches[who]
             watch.start()  # by which it profiles its steps
             engine = Engine(
-                said, pair=pair, cache=cache.part(own), clock=watch, controller=_controller(arm)
+                said, pair=mine, cache=cache.part(own), clock=watch, controller=_controller(arm)
             )
             watch.stop()
             self.engines[arm] = engine, watch
@@ -250,6 +262,7 @@ class Offline:
             temperature=request.temperature,
             ignore_eos=True,
             cache_salt=salt,
+            prediction=tuple(self._encode(request.prediction)) if request.prediction else (),
         )
         return Submit(f"bench-{next(self._names)}", list(ids), params, 0.0)
 
@@ -275,6 +288,11 @@ def _config(config: EngineConfig, arm: Arm, num_blocks: int, concurrency: int) -
     said["schedule"]["max_sequences"] = concurrency
     if arm.mode != "auto":
         said["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
+    if arm.label in KINDS:
+        said["speculation"]["proposer"] = {"kind": arm.label}
+        said["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
+    elif arm.label in FREE:
+        said["speculation"].update(proposer={"kind": "ngram"}, companions=[arm.label])
     return EngineConfig.model_validate(said)
 
 

@@ -21,15 +21,15 @@ from engine.arguments import Parser, whole
 from engine.core import Engine
 from engine.lab.bench.offline import Offline, Session
 from engine.lab.bench.options import add_pair, clock_of, load, set_threads
-from engine.lab.comparison.workload import AUTO, KINDS, RANDOM, SEED, Workload, lanes, pool
+from engine.lab.comparison.workload import AUTO, RANDOM, SEED, USUAL, Workload, lanes, pool
 from engine.lab.files import new_folder
 from engine.messages import Mode
 
 CONCURRENCY = (1, 4, 16)
 # What runs together: one kind of text, or half of the lanes of a kind and half of random text.
-MIXES = [(Workload(*cell),) for cell in product(KINDS, (0.0, 1.0), CONCURRENCY)] + [
+MIXES = [(Workload(*cell),) for cell in product(USUAL, (0.0, 1.0), CONCURRENCY)] + [
     (Workload(kind, 0.0, count // 2), Workload(RANDOM, 1.0, count // 2))
-    for kind, count in product(KINDS, CONCURRENCY)
+    for kind, count in product(USUAL, CONCURRENCY)
     if kind != RANDOM and count > 1
 ]
 _STRETCH = 4  # steps under one mode
@@ -49,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
     """A file for each workload; the exit code. Raises EngineError."""
     clock = clock_of(parsed)
     set_threads(parsed.threads)
-    pools = {kind: pool(kind) for kind in KINDS}
+    pools = {kind: pool(kind) for kind in USUAL}
     with new_folder(parsed.output) as folder:
         config, pair, encode = load(parsed)
         for mix in tqdm(MIXES, unit="trace", leave=False):

@@ -14,6 +14,7 @@ from engine.lab.comparison.workload import (
     FROM_FILE,
     KINDS,
     RANDOM,
+    USUAL,
     Pools,
     Workload,
     parse_arms,
@@ -30,7 +31,8 @@ Offline (the default) on engines in this process, and beside them the modes tran
 and assisted-4: transformers' own generation. With --url on a running server: a Foredraft is
 switched while it serves (needs its admin key), any other is measured as it is; `bench --url URL
 --help` tells of --model, --against and the keys. `bench suite` (code, with transformers) and `bench
-machine` say what forwards cost, too; `bench record` and `bench front` have a --help of their own.
+machine` say what forwards cost, too; `bench proposers` sets every proposer, alone and with K chosen
+live, against off and auto. `bench record` and `bench front` have a --help of their own.
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
@@ -41,7 +43,7 @@ class Preset:
     """Which workloads are run when the command line does not say."""
 
     modes: str
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = USUAL
     temperatures: tuple[float, ...] = (0.0, 1.0)
     concurrency: tuple[int, ...] = (1, 4, 16, 32)
     rounds: int = 3
@@ -57,7 +59,7 @@ def build_parser(prog: str) -> Parser:
     add = parser.add_argument
     add("--modes", help=f"default {GRID.modes}: off, auto, and fixed Ks")
     add("--kinds", type=names_of(KINDS), metavar="KIND,KIND,...",
-        help=f"of text, default {','.join(KINDS)}")  # fmt: skip
+        help=f"of text: {', '.join(KINDS)}; default: the first four")  # fmt: skip
     add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
     add("--concurrency", type=lists_of(whole(1, 256)), metavar="N,N,...",
         help="requests at a time (1,4,16,32)")  # fmt: skip

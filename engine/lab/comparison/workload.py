@@ -13,13 +13,19 @@ import random
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from engine.demo.corpus import heldout_prompts
+from engine.demo.chat import edits
+from engine.demo.corpus import asked, heldout_prompts
 from engine.errors import ConfigError
 
-KINDS = ("code", "prose", "json", "random")
+USUAL = ("code", "prose", "json", "random")
+EDITS = (
+    "edits"  # what is asked for is a function that the request's `prediction` has in other words
+)
+KINDS = (*USUAL, "chat", EDITS)
 RANDOM, FROM_FILE = "random", "file"  # characters that nothing predicts; the prompts of --prompts
 SEED = 20261120
 POOL = 32  # prompts of each kind
@@ -103,12 +109,14 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion of exactly `tokens` tokens. No other request of a round has its seed."""
+    """One completion of exactly `tokens` tokens. No other request of a round has its seed.
+    `prediction`: what the caller expects it to be."""
 
     prompt: str
     temperature: float
     seed: int
     tokens: int
+    prediction: str = ""
 
 
 Lane = list[Request]  # asked for one after the other, like a client that waits for each reply
@@ -117,6 +125,7 @@ Lane = list[Request]  # asked for one after the other, like a client that waits 
 def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
     """Round -1 does not count: other seeds, and where there are enough prompts other ones."""
     count, per_lane, pool = workload.concurrency, workload.per_lane, pools[workload.kind]
+    predicted = edits_asked() if workload.kind == EDITS else {}
 
     def request(lane: int, place: int) -> Request:
         index = ((round_ + 1) * count + lane) * per_lane + place
@@ -128,6 +137,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
             temperature=workload.temperature or 0.0,
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
+            prediction=predicted.get(pool[index % len(pool)], ""),
         )
 
     return [[request(lane, place) for place in range(per_lane)] for lane in range(count)]
@@ -142,10 +152,18 @@ def pool(kind: str, count: int = POOL) -> list[str]:
             "".join(random.Random(SEED + index).choices(letters, k=_RANDOM_CHARACTERS))
             for index in range(count)
         ]
+    if kind == EDITS:
+        return list(edits_asked())[:count]
     found = heldout_prompts(kind, 4 * count)  # type: ignore[arg-type]
-    if kind != "json":  # which asks for what follows, and must be whole
+    if kind in ("code", "prose"):  # others ask for what follows, and must be whole
         found = [text[-_CHARACTERS:] for text in found]
     return list(dict.fromkeys(text for text in found if text.strip()))[:count]
+
+
+@cache
+def edits_asked() -> dict[str, str]:
+    """By prompt, the prediction that is sent with it."""
+    return {asked(dialogue): prediction for dialogue, prediction in edits(SEED)}
 
 
 def read_lines(path: str | Path) -> list[tuple[str, str]]:
