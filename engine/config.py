@@ -212,6 +212,13 @@ class SpeculationConfig(Part):
         " and `ngram` before the draft",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
+    record_ids: str | None = Field(
+        None,
+        min_length=1,
+        description="file to which the token ids of finished requests, prompt and reply, are added,"
+        " for `foredraft train draft`: what users wrote, readable for the owner alone",
+    )
+    record_ids_mib: float = Field(64.0, gt=0, description="size at which that file ends")
 
     @model_validator(mode="before")
     @classmethod

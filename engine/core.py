@@ -47,6 +47,7 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR, Proposer
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
+from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
 from engine.step.report import ending, introduction, report
@@ -102,6 +103,7 @@ class Engine:
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self.ready = self._introduction(config, target, memory)
         self._trace = open_trace(config, self.ready, measured, stops=stops)
+        self._id_log = open_id_log(config.speculation, target.vocab_size)
 
     def _main_proposer(
         self, config: EngineConfig, draft: ModelRunner | None, draws: Draws, vocab_size: int
@@ -283,6 +285,8 @@ class Engine:
         self._overhead.end(lap, self._controller.reason, more=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:
+        if self._id_log is not None:
+            self._id_log.write(seq)
         self._proposer.forget(seq)
         self._processor.forget(seq)
         self._ids.discard(seq.id)

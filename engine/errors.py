@@ -4,7 +4,7 @@ EngineError
  +-- ConfigError       the configuration cannot be served (at start; exit code 2)
  +-- ModelError        a model folder is missing, corrupt, unsupported, or a pair does not fit
  +-- MemoryPlanError   weights and KV cache do not fit the memory that was granted
- +-- TraceError        a trace cannot be written, or is none that this program can read
+ +-- TraceError        a trace or a log of ids cannot be written, or read by this program
  +-- EngineLost        the engine process died or hung; open requests end with this
 """
 
@@ -30,7 +30,7 @@ class MemoryPlanError(EngineError):
 
 
 class TraceError(EngineError):
-    """A trace of steps cannot be written, or what was given is not one of this version."""
+    """A recording cannot be written, or what was given is not one of this version."""
 
 
 class EngineLost(EngineError):

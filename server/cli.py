@@ -1,4 +1,4 @@
-"""The `foredraft` command: serve | bench | evaluate | plan | replay | train demo.
+"""The `foredraft` command: serve | bench | evaluate | plan | replay | train.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -24,6 +24,7 @@ PROGRAMS = {
     ("plan",): "engine.lab.plan",
     ("replay",): "engine.lab.replay",
     ("train", "demo"): "engine.demo.train",
+    ("train", "draft"): "engine.lab.train.draft",
 }
 
 SERVE = """\
@@ -66,8 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("evaluate", help="does it pay for your own prompts (evaluate --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
     commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
-    train = commands.add_parser("train", help="train the built-in pair: train demo (--help)")
-    train.add_argument("what", choices=["demo"])
+    train = commands.add_parser("train", help="a draft on your text: train draft (--help)")
+    train.add_argument("what", choices=["draft", "demo"], help="demo: the built-in pair")
     return parser
 
 

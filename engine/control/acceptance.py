@@ -56,8 +56,13 @@ class AcceptanceEstimate:
     few rounds are far from what was expected, the past loses its weight.
     """
 
-    def __init__(self, k_max: int) -> None:
-        self._depths = np.arange(k_max)
+    def __init__(self, k_max: int, *, trees: bool = False) -> None:
+        """`trees`: guesses are nodes, the likeliest first, and chances are those to be accepted,
+        whatever became of others: the expected tokens of the first nodes are their sum."""
+        self._depths, self._trees = np.arange(k_max), trees
+        # What is known of all depths counts so much at each: of the likeliest first, fewer and
+        # fewer are accepted.
+        self._shape = 1.0 / (1.0 + self._depths) if trees else np.ones(k_max)
         # By depth, fading: guesses tried, and the wrong ones; sequences that k allowed a guess, and
         # those that were offered one.
         self._trials, self._wrong = np.zeros((2, k_max))
@@ -72,8 +77,13 @@ class AcceptanceEstimate:
         k, n, depths = min(k, len(self._depths)), len(outcomes), self._depths[:, None]
         if not k or not n:
             return
-        given, known, right = np.minimum(np.array(outcomes).T, k)
-        tried, wrong = (known > depths).sum(1), ((right == depths) & (known > depths)).sum(1)
+        given, known, right = np.minimum(np.array([o[:3] for o in outcomes]).T, k)
+        if self._trees:
+            hits = [node for o in outcomes for node in _accepted(o) if node < len(self._depths)]
+            tried = (known > depths).sum(1)
+            wrong = tried - np.bincount(hits, minlength=len(tried))
+        else:
+            tried, wrong = (known > depths).sum(1), ((right == depths) & (known > depths)).sum(1)
         hazards = 1.0 - self.chances()
         expected = float(tried @ hazards)
         variance = float(tried @ (hazards * (1.0 - hazards)))
@@ -81,9 +91,9 @@ class AcceptanceEstimate:
         self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
         self._offered = self._offered * fade + (given > depths).sum(1)
-        self._pool(float(tried.sum()), float(wrong.sum()))
+        self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
         variance *= max(1.0, n / rounds / _APART)
-        if self.surprise.add(float(wrong.sum()), expected, variance, n):
+        if not self._trees and self.surprise.add(float(wrong.sum()), expected, variance, n):
             self.doubt(_AFTER_CHANGE)
             self.rejection = min(max(self.rejection * self.surprise.ratio, 0.01), 0.95)
             self.surprise = Surprise()
@@ -111,10 +121,14 @@ class AcceptanceEstimate:
 
     def chances(self) -> Array:
         """For each depth: the chance that a guess there is right, all before it being right."""
-        pooled = _POOL_WEIGHT * self.rejection
+        pooled = _POOL_WEIGHT * (1.0 - (1.0 - self.rejection) * self._shape)
         hazards = (self._wrong + pooled) / (self._trials + _POOL_WEIGHT)
-        found: Array = 1.0 - np.clip(hazards, 0.005, 0.98)
+        found: Array = 1.0 - np.clip(hazards, 0.005, 0.999 if self._trees else 0.98)
         return found
+
+    def alive(self, chances: Array) -> Array:
+        """`[..., depth]`: from such `chances` those that a guess is accepted."""
+        return chances if self._trees else np.multiply.accumulate(chances, axis=-1)
 
     def offering(self) -> Array:
         """For each depth: the chance that a guess is offered there."""
@@ -141,6 +155,10 @@ class Surprise:
         self._variance = self._variance * keep * keep + variance
         chance: float = (self._variance + 0.5) ** 0.5
         return abs(self._found - self._expected) > _CHANGE * chance
+
+
+def _accepted(outcome: Outcome) -> Sequence[int]:
+    return range(outcome.right) if outcome.path is None else outcome.path
 
 
 def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
@@ -211,8 +229,8 @@ class ProposalModel:
     `add` what became of them and `learn` from several steps, `refresh` before a choice. `chances`
     `[sample, depth]`: that a guess is right, all before it being right."""
 
-    def __init__(self, k_max: int) -> None:
-        self.acceptance = AcceptanceEstimate(k_max)
+    def __init__(self, k_max: int, *, trees: bool = False) -> None:
+        self.acceptance, self._trees = AcceptanceEstimate(k_max, trees=trees), trees
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
@@ -235,7 +253,7 @@ class ProposalModel:
         known = ~np.isnan(sample)
         z = np.where(known, bases + self.confidence_weight * np.minimum(sample, SUREST), odds)
         right = 1.0 / (1.0 + np.exp(-z))
-        reached = np.cumprod(right, axis=1) / right  # all before it being right
+        reached = 1.0 if self._trees else np.cumprod(right, axis=1) / right  # all before it right
         weight = np.where(known, reached, 0.0) + 1e-12
         mean = np.clip((weight * right).sum(0) / weight.sum(0), 1e-5, 1 - 1e-5)
         shift = odds - np.log(mean / (1.0 - mean))
@@ -243,11 +261,11 @@ class ProposalModel:
         self.chances = 1.0 / (1.0 + np.exp(-np.where(known, z + shift, z)))
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
-        """By depth: the chance that this proposal's guess and all before it are right."""
+        """By depth: the chance that this proposal's guess is accepted."""
         alive, found, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
-            alive /= 1.0 + exp(-z if z > LOWEST else -LOWEST)
+            alive = (1.0 if self._trees else alive) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
             found.append(alive)
         return found
 
@@ -274,7 +292,7 @@ class ProposalModel:
         """From all steps that were added since the last time."""
         self.acceptance.update(self._k, self._outcomes, max(self._rounds, 1))
         guesses = (
-            (odds, sure, depth < outcome.right)
+            (odds, sure, depth in _accepted(outcome))
             for outcome, found in zip(self._outcomes, self._confidences, strict=False)
             for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
         )

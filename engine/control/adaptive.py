@@ -35,14 +35,15 @@ class AdaptiveK:
 
     name = "adaptive"
 
-    def __init__(self, k_max: int, *, stops: bool = True) -> None:
-        """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`."""
+    def __init__(self, k_max: int, *, stops: bool = True, trees: bool = False) -> None:
+        """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`. `trees`: K counts the
+        nodes of a tree, the likeliest first."""
         if k_max < 1:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
         self.uses_hindsight = True
-        self._guesses = ProposalModel(k_max)
+        self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
         self._explore = Exploration()

@@ -59,7 +59,7 @@ class Goodput:
         """Rates where guesses less likely than no, half or one row's cost are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        alive = np.cumprod(self._guesses.chances, axis=1)
+        alive = self._guesses.acceptance.alive(self._guesses.chances)
         offered = self._guesses.acceptance.offering()
         bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
         kept = alive > bars[:, None, None]

@@ -114,9 +114,11 @@ class Modes:
         return said
 
 
-def build_controller(config: SpeculationConfig, *, stops: bool = True) -> KController:
+def build_controller(
+    config: SpeculationConfig, *, stops: bool = True, trees: bool = False
+) -> KController:
     """The controller that the configuration names. Without a proposer there is nothing to choose.
-    `stops`: whether the drafter asks between its steps."""
+    `stops`: whether the drafter asks between its steps; `trees`: whether it guesses trees."""
     if config.k_max == 0 or config.controller.kind == "fixed":
         return FixedK(config.k_max)
-    return AdaptiveK(config.k_max, stops=stops)
+    return AdaptiveK(config.k_max, stops=stops, trees=trees)

@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, whole
-from engine.demo.model import check, load, logits
+from engine.demo.model import check, load
 from engine.demo.tokens import heldout_rows
+from engine.lab.train.learning import logits
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
-from engine.demo.model import Optimizer, divergence, load, logits, save
+from engine.demo.model import load, save
 from engine.demo.tokens import Rows
+from engine.lab.train.learning import Optimizer, follow
+from engine.lab.train.loop import Run, fit
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 # The draft follows chats nearly always already; code and prose are where it can learn most.
@@ -28,7 +30,6 @@ MIX = {"code": 0.60, "programs": 0.07, "prose": 0.15, "chat": 0.18}
 SHORTEST, LONGEST, PROMPTS = 8, 128, 64  # tokens of a prompt; prompts continued at a time
 LENGTH, ROWS = 320, 8  # of a row, of a batch
 WRITING = 0.25  # of the time
-WARM_UP = 20  # steps
 
 log = logging.getLogger("foredraft.demo")
 
@@ -64,33 +65,6 @@ def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
             yield torch.cat([some, rows.batch(len(some), LENGTH)])
 
 
-def distance(target: Tensor, draft: Tensor) -> Tensor:
-    """Of the draft from the target, per position, by their logits: how often the best rule would
-    refuse its guess (total variation), and, since that hardly moves what is far off, some KL
-    divergence."""
-    refused = 1 - torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1).mean()
-    return refused + 0.3 * divergence(target, draft)
-
-
-def follow(target: Any, draft: Any, batches: Iterator[Tensor], end: float) -> None:
-    """Train the draft to follow the target on batches of `[rows, length + 1]` ids until then."""
-    optimizer = Optimizer(draft, scale=0.5)
-    start, recent = time.monotonic(), list[float]()
-    for done, batch in enumerate(batches, start=1):
-        if (now := time.monotonic()) >= end:
-            return
-        share = (now - start) / (end - start)
-        with torch.no_grad():
-            wanted = logits(target, batch[:, :-1])
-        loss = distance(wanted, logits(draft, batch[:, :-1]))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step(min(done / WARM_UP, 1 - share))
-        recent.append(loss.item())
-        if done == 1 or done % 200 == 0:
-            log.info("distilled %3.0f %%  distance %.3f", 100 * share, sum(recent) / len(recent))
-            recent.clear()
-
-
 def run(output: Path, minutes: float, seed: int) -> None:
     """Distil the draft in `output` for so many minutes; the target's folder is only read."""
     torch.manual_seed(seed)
@@ -100,5 +74,9 @@ def run(output: Path, minutes: float, seed: int) -> None:
     rows = Rows(tokenizer, seed, MIX)
     own = written(target, rows, seed, start + WRITING * 60 * minutes)
     log.info("%d rows written", len(own))
-    follow(target, draft, mixed(own, rows), start + 60 * minutes)
+    left = minutes - (time.monotonic() - start) / 60
+    fit(
+        lambda ids: follow(target, draft, ids[:, :-1], torch.ones_like(ids[:, 1:]) > 0),
+        Optimizer(draft, scale=0.5), mixed(own, rows), Run(max(left, 1e-9)),
+    )  # fmt: skip
     save(draft, tokenizer, output / "draft")

@@ -28,6 +28,7 @@ from engine.arguments import Parser, exit_code, number, whole
 from engine.demo import distill, model
 from engine.demo.card import report
 from engine.demo.tokens import Rows, heldout_rows, tokenizer_texts, train_tokenizer
+from engine.lab.train import learning
 
 TARGET = {"width": 192, "inner": 576}
 DRAFT = {"width": 256, "inner": 768, "layers": 1}
@@ -51,8 +52,8 @@ def losses(target: Any, draft: Any, batch: Tensor) -> Tensor:
     """`[2]`: both models' losses on `[rows, length + 1]` token ids. The draft's is mostly the
     distance to the target's distribution, and a little of the text itself."""
     inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
-    wanted, offered = model.logits(target, inputs), model.logits(draft, inputs)
-    distance = model.divergence(wanted.detach(), offered)
+    wanted, offered = learning.logits(target, inputs), learning.logits(draft, inputs)
+    distance = learning.divergence(wanted.detach(), offered)
     draft_loss = 0.9 * distance + 0.1 * F.cross_entropy(offered, labels)
     return torch.stack([F.cross_entropy(wanted, labels), draft_loss])
 
@@ -74,7 +75,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) 
     at the end."""
     start, saved = time.monotonic() - 60 * options.resume, time.monotonic()
     rows = Rows(tokenizer, options.seed + round(options.resume))
-    optimizer, recent, tokens = model.Optimizer(target, draft), list[Tensor](), 0
+    optimizer, recent, tokens = learning.Optimizer(target, draft), list[Tensor](), 0
     for step in itertools.count():
         elapsed = time.monotonic() - start
         share = elapsed / (60 * options.minutes)
@@ -83,7 +84,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: argparse.Namespace) 
         layers, length = next(stage for limit, *stage in STAGES if share < limit)
         if layers > target.config.num_hidden_layers:
             model.grow(target, layers)
-            optimizer = model.Optimizer(target, draft)
+            optimizer = learning.Optimizer(target, draft)
         recent.append(accumulate(target, draft, rows, length))
         optimizer.step(rate(share))
         tokens += PASSES_PER_STEP * max(TOKENS_PER_PASS, length)

@@ -25,11 +25,13 @@ Sureness = Annotated[float, Meta(ge=-1e6, le=1e6)]
 class Outcome(NamedTuple):
     """Of one sequence in one step: guesses that its main proposer offered; `tried`: of these, those
     whose fate became known, up to the first wrong one (it may have been left out of the forward:
-    the token that came instead tells); `right`: of the tried, those that were right."""
+    the token that came instead tells); `right`: of the tried, those that were right. `path`: of a
+    tree, which of its nodes were accepted; those of a chain are the first."""
 
     offered: int
     tried: int
     right: int
+    path: Sequence[int] | None = None
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     those whose fate became known, up to the first wrong one (it may not have been verified: the
     token that came instead tells); `right` of these were right. `confidences`: of the tried, or
     none. `forced`: of the proposed, those that the grammar put in, and how many of them were
-    accepted. `depths`: of the proposed, where they are a tree."""
+    accepted. Of a tree: the `depths` of the proposed, and the `path` of accepted nodes."""
 
     request: int
     position: Count
@@ -65,6 +67,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     confidences: list[Sureness] = []
     forced: tuple[Depth, Depth] = (0, 0)
     depths: list[Depth] = []
+    path: list[Depth] = []
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
@@ -156,7 +159,10 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """Of the sequences that tell how good its guesses are."""
-        return [Outcome(part.drafted, part.tried, part.right) for part in self._evidence]
+        return [
+            Outcome(part.drafted, part.tried, part.right, part.path if part.depths else None)
+            for part in self._evidence
+        ]
 
     @cached_property
     def confidences(self) -> list[list[float]]:

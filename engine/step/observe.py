@@ -76,22 +76,23 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
     forced = _forced(item) if proposal.forced else (0, 0)
-    depths = [] if proposal.is_chain else proposal.depths()
+    depths, path = (
+        ([], []) if made.is_chain else (proposal.depths(), item.path[: item.num_accepted])
+    )
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         item.num_accepted, num_tokens, tried, right, finish, source, bounded,
-        made.confidences[:tried], forced, depths)  # fmt: skip
+        made.confidences[:tried], forced, depths, path)  # fmt: skip
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
     """Guesses whose fate became known, and those of them that were right: what was left out of the
     forward is compared with the tokens that came."""
     guesses, tokens, right = made.tokens, item.tokens, 0
-    most = min(len(guesses), len(tokens))
     if not made.is_chain:
-        right = item.num_accepted
-    else:
-        while right < most and guesses[right] == tokens[right]:
-            right += 1
+        return len(item.proposal), item.num_accepted
+    most = min(len(guesses), len(tokens))
+    while right < most and guesses[right] == tokens[right]:
+        right += 1
     return min(most, right + 1), right
 
 

@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import demo
 from engine.demo.card import agreement
-from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, distance, follow, mixed, written
+from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
 from engine.demo.tokens import Rows
+from engine.lab.train.learning import Optimizer, distance, follow
+from engine.lab.train.loop import Run, fit
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
@@ -102,6 +104,12 @@ def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
         return distance(both[0], both[1]).item()
 
     before, weights = apart(), {name: w.clone() for name, w in target.state_dict().items()}
-    follow(target, draft, itertools.repeat(batch, 60), time.monotonic() + 1e6)
+    counted = torch.ones_like(batch) > 0
+    fit(
+        lambda ids: follow(target, draft, ids, counted),
+        Optimizer(draft, scale=0.5),
+        itertools.repeat(batch),
+        Run(0, steps=60),
+    )
     assert apart() < 0.9 * before
     assert all(torch.equal(weights[name], w) for name, w in target.state_dict().items())

@@ -186,10 +186,58 @@ def step_of(
             0, 0, context, k=offered, drafted=offered, proposed=offered, accepted=right,
             tokens=right + 1, tried=tried, right=right,
         )
-        for offered, tried, right in outcomes
+        for offered, tried, right, _ in outcomes
     ]  # fmt: skip
     parts[0] = replace(parts[0], rows=1 + prompt_rows)
     return StepRecord(parts, "pays", draft, target, host, catch_up_rows=catch_up_rows)
+
+
+RANKS = (0.5, 0.2, 0.1)  # chance that the target says a tree's first, second, third candidate
+
+
+@dataclass
+class Trees(World):
+    """A proposer whose nodes cost nothing to make: at each depth so many candidates as RANKS, of
+    all paths the likeliest first."""
+
+    paths: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        open_paths: list[tuple[int, ...]] = [()]
+        while len(self.paths) < 32:
+            best = max(open_paths, key=self.chance)
+            open_paths.remove(best)
+            open_paths += [(*best, rank) for rank in range(len(RANKS))]
+            self.paths += [best] if best else []
+
+    def chance(self, path: tuple[int, ...]) -> float:
+        return math.prod(RANKS[rank] for rank in path)
+
+    def rate(self, k: int) -> float:
+        tokens = 1 + sum(map(self.chance, self.paths[:k]))
+        return self.batch * tokens / (self.host + self.target(self.batch * (1 + k)))
+
+    def best(self, k_max: int) -> float:
+        return max(map(self.rate, range(k_max + 1)))
+
+    def round(self, controller: KController, k: int) -> StepRecord:
+        parts, nodes = list[Part](), self.paths[:k]
+        for _ in range(self.batch):
+            path, at = list[int](), tuple[int, ...]()
+            while True:
+                [rank] = self.random.choices(range(4), [*RANKS, 1 - sum(RANKS)])
+                at = (*at, rank)
+                if at not in nodes:
+                    break
+                path.append(nodes.index(at))
+            parts.append(
+                Part(0, 0, CONTEXT, k=k, drafted=k, proposed=k, accepted=len(path), path=path,
+                    tokens=len(path) + 1, tried=k, right=len(path), depths=[*map(len, nodes)])
+            )  # fmt: skip
+        jitter = self.random.lognormvariate(0.0, self.noise)
+        seconds = self.target(self.batch * (1 + k)) * jitter
+        return StepRecord(parts, target_seconds=seconds, host_seconds=self.host)
 
 
 def adaptive(world: World, *, stops: bool = False) -> AdaptiveK:

@@ -230,7 +230,7 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
             walked(plain, 4, "draft_model", 4, 0),
         ],
     )
-    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2), (4, 1, 0)], 3)
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2, None), (4, 1, 0, None)], 3)
 
 
 def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
@@ -238,7 +238,7 @@ def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
     seqs = [sequence(name, ("draft_model",), bound) for name, bound in (("a", 9), ("b", 2))]
     allowance = wanted(FixedK(4), *seqs)
     items = [walked(seqs[0], 4, "draft_model", 4, 1), walked(seqs[1], 2, "draft_model", 2, 2)]
-    assert observed(allowance, items).outcomes == [(4, 2, 1)]
+    assert observed(allowance, items).outcomes == [(4, 2, 1, None)]
 
 
 @pytest.mark.parametrize(("rows", "told"), [(0, 2), (2, 2), (3, 0), (40, 0)])
@@ -291,7 +291,7 @@ def test_without_wishes_the_controller_hears_all() -> None:
     a, b = sequence("a", None), sequence("b", None)
     allowance = wanted(FixedK(4), a, b)
     main = observed(allowance, [walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
-    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1), (0, 0, 0)], 2)
+    assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1, None), (0, 0, 0, None)], 2)
 
 
 def test_free_guesses_are_priced_by_their_forecasts() -> None:
@@ -361,7 +361,7 @@ def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
     record = observed(allowance, walked)
     assert [part.drafted for part in record.parts] == [4, 4, 2]
     assert [part.proposed for part in record.parts] == [1, 1, 2]
-    assert record.outcomes == [(4, 2, 2), (4, 2, 1)]
+    assert record.outcomes == [(4, 2, 2, None), (4, 2, 1, None)]
     assert record.confidences == [[0.5, 0.4], [0.5, 0.4]]
 
 

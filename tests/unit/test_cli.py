@@ -139,6 +139,7 @@ def test_unknown_host_is_a_sentence() -> None:
         (["plan", "--list"], ["engine.lab.plan", "--list"]),
         (["replay", "trace"], ["engine.lab.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
+        (["train", "draft", "--text", "f"], ["engine.lab.train.draft", "--text", "f"]),
     ],
 )
 def test_offline_commands_are_programs(

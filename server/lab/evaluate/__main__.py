@@ -129,6 +129,7 @@ def measured(config: Config) -> Config:
         "proposer": NgramConfig() if said.proposer.kind == "none" else said.proposer,
         "controller": AdaptiveConfig(k_max=max(said.k_max, *KS)),
         "trace": None,
+        "record_ids": None,
     }
     parts = {
         "speculation": said.model_copy(update=speculation),

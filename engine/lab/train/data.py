@@ -1,0 +1,133 @@
+"""Rows of token ids to learn from and to measure on: of files, and of what the target writes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from engine.core import Engine
+from engine.errors import ConfigError
+from engine.lab.comparison.workload import read_prompts
+from engine.messages import SamplingParams, Submit
+
+Encode = Callable[[str], list[int]]
+TEMPERATURES = (0.0, 0.7, 1.0)
+SHORTEST = 8  # tokens of a passage
+
+
+class Text(NamedTuple):
+    """Ids, and the first position behind which the next token counts: that of a prompt's last."""
+
+    ids: list[int]
+    first: int = 0
+
+
+class Rows(NamedTuple):
+    """`ids` `[rows, length]`, zeros behind a text's end; `counted`, as large, says where the
+    distribution of the next token is learnt and measured. Each row has such a position."""
+
+    ids: Tensor
+    counted: Tensor
+
+    def pick(self, which: Tensor | slice) -> Rows:
+        return Rows(self.ids[which], self.counted[which])
+
+
+def rows_of(texts: Sequence[Text], length: int) -> Rows:
+    """All texts, cut into rows."""
+    ids, counted = list[list[int]](), list[list[bool]]()
+    for text in texts:
+        last = len(text.ids) - 1
+        for begin in range(0, len(text.ids), length):
+            some = text.ids[begin : begin + length]
+            ids.append(some + [0] * (length - len(some)))
+            counted.append([text.first <= at < last for at in range(begin, begin + length)])
+    kept = torch.tensor(counted, dtype=torch.bool).view(-1, length)
+    whole = torch.tensor(ids, dtype=torch.long).view(-1, length)
+    return Rows(whole, kept).pick(kept.any(dim=1))
+
+
+def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
+    """To learn from, and held out: that share, evenly spread, at least one row of two or more."""
+    count = len(rows.ids)
+    wanted = max(round(share * count), 1) if count > 1 else 0
+    out = torch.zeros(count, dtype=torch.bool)
+    out[[(2 * i + 1) * count // (2 * wanted) for i in range(wanted)]] = True
+    return rows.pick(~out), rows.pick(out)
+
+
+def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
+    """From that step on: every row once, in a random order, and again in another. No longer than
+    their longest text."""
+    in_all = -(-len(rows.ids) // size)
+    while True:
+        again, at = divmod(step, in_all)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + again)
+        order = torch.randperm(len(rows.ids), generator=generator)
+        some = rows.pick(order[at * size : (at + 1) * size])
+        longest = int(some.counted.any(dim=0).nonzero().max()) + 1
+        yield Rows(some.ids[:, :longest], some.counted[:, :longest])
+        step += 1
+
+
+def read_text(path: str) -> str:
+    """Raises ConfigError."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read the text in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text in UTF-8") from None
+
+
+def prompts_in(path: str, tokenizer: Any, encode: Encode) -> list[list[int]]:
+    """Of a file as `foredraft bench --prompts` reads it. A line is what a user says, where the
+    model has a chat template; a text of a *.jsonl is gone on with as it is. Raises ConfigError."""
+    texts = read_prompts(path)
+    if tokenizer.chat_template and not path.endswith(".jsonl"):
+        shape = {"tokenize": False, "add_generation_prompt": True}
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        texts = [tokenizer.apply_chat_template(chat, **shape) for chat in chats]
+    return [encode(text) for text in texts]
+
+
+def passages(rows: Rows, count: int, seed: int) -> list[list[int]]:
+    """Beginnings of rows to go on with, up to half a row long."""
+    rng, found = random.Random(seed), list[list[int]]()
+    for _ in range(count):
+        row = rng.randrange(len(rows.ids))
+        size = rng.randint(SHORTEST, max(SHORTEST, rows.ids.shape[1] // 2))
+        whole = int(rows.counted[row].nonzero().max()) + 1
+        found.append(rows.ids[row, : min(size, whole)].tolist())
+    return found
+
+
+def written(
+    engine: Engine, prompts: Sequence[list[int]], *, tokens: int, seed: int, seconds: float
+) -> list[Text]:
+    """The prompts and up to so many tokens of the target after each, at changing temperatures; of
+    those that it reached in so many seconds. Raises ConfigError for one that it refuses."""
+    replies: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    for number, prompt in enumerate(prompts):
+        temperature = TEMPERATURES[number % len(TEMPERATURES)]
+        params = SamplingParams(seed=seed + number, max_tokens=tokens, temperature=temperature)
+        engine.add(Submit(str(number), list(prompt), params, 0.0))
+    until = time.monotonic() + seconds
+    with tqdm(total=len(prompts), unit="reply", disable=None, leave=False) as bar:
+        while engine.has_work:
+            if time.monotonic() > until:
+                engine.abort(replies)
+            for output in engine.step().items:
+                if output.error is not None:
+                    raise ConfigError(f"prompt {int(output.id) + 1} was refused: {output.error}")
+                replies[output.id] += output.tokens
+                bar.update(output.finish is not None)
+    both = zip(prompts, replies.values(), strict=True)
+    return [Text(prompt + reply, len(prompt) - 1) for prompt, reply in both if reply]

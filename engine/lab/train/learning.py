@@ -1,0 +1,104 @@
+"""What a draft learns by: its distance from a frozen target, and the optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+HEAD_SIZE = 64
+NUMBERS = 1 << 24  # of one pass's logits, at most, unless a single row has more
+
+
+def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any) -> Any:
+    """A LlamaForCausalLM in float32, zero where a layer writes into the residual stream: each layer
+    starts as the identity."""
+    shape = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=width // HEAD_SIZE,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        **config,
+    )
+    model = LlamaForCausalLM(shape)
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.zeros_(weight)
+        elif weight.ndim == 2 and "embed" not in name:
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    return model
+
+
+class Optimizer:
+    """Muon for the matrices inside layers, AdamW for embeddings, heads and norms; one schedule."""
+
+    def __init__(self, *models: nn.Module, scale: float = 1.0) -> None:
+        named = [pair for model in models for pair in model.named_parameters()]
+        inner = [weight for name, weight in named if _is_inner(name, weight)]
+        other = [weight for name, weight in named if not _is_inner(name, weight)]
+        self._parts: tuple[tuple[torch.optim.Optimizer, float], ...] = (
+            (torch.optim.Muon(inner, weight_decay=0.01, ns_steps=4), 0.02 * scale),
+            (torch.optim.AdamW(other, betas=(0.9, 0.95), weight_decay=0.0), 0.003 * scale),
+        )
+
+    def step(self, rate: float) -> None:
+        """One update at this share, 0 to 1, of the full learning rates."""
+        for optimizer, full in self._parts:
+            for group in optimizer.param_groups:
+                group["lr"] = full * rate
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def state(self) -> list[Any]:
+        return [optimizer.state_dict() for optimizer, _ in self._parts]
+
+    def restore(self, state: list[Any]) -> None:
+        for (optimizer, _), said in zip(self._parts, state, strict=True):
+            optimizer.load_state_dict(said)
+
+
+def _is_inner(name: str, weight: Tensor) -> bool:
+    return weight.ndim == 2 and "embed" not in name and "lm_head" not in name
+
+
+def logits(model: Any, ids: Tensor) -> Tensor:
+    """`[rows, length]` token ids -> `[rows * length, vocabulary]`, float32."""
+    found: Tensor = model(ids, use_cache=False).logits
+    return found.flatten(0, 1).float()
+
+
+def divergence(target: Tensor, draft: Tensor) -> Tensor:
+    """KL divergence of the draft's distribution from the target's, mean over positions; of two
+    sets of logits `[positions, vocabulary]`."""
+    wanted, offered = target.log_softmax(-1), draft.log_softmax(-1)
+    return F.kl_div(offered, wanted, reduction="batchmean", log_target=True)
+
+
+def distance(target: Tensor, draft: Tensor) -> Tensor:
+    """Of the draft from the target, per position, by their logits: how often the best rule would
+    refuse its guess (total variation), and, since that hardly moves what is far off, some KL
+    divergence."""
+    refused = 1 - torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1).mean()
+    return refused + 0.3 * divergence(target, draft)
+
+
+def follow(target: Any, draft: Any, ids: Tensor, counted: Tensor) -> float:
+    """Add to the draft's gradients those of its distance from the target at the positions that
+    count, of `ids` and `counted` `[rows, length]`. The distance."""
+    width = min(model.get_output_embeddings().weight.shape[0] for model in (target, draft))
+    rows = max(1, NUMBERS // (ids.shape[1] * width))
+    whole, total = counted.sum(), 0.0
+    for begin in range(0, len(ids), rows):
+        some, kept = ids[begin : begin + rows], counted[begin : begin + rows].flatten()
+        with torch.no_grad():
+            wanted = logits(target, some)[kept, :width]
+        loss = distance(wanted, logits(draft, some)[kept, :width]) * (kept.sum() / whole)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total

@@ -1,0 +1,299 @@
+"""`foredraft train draft`: a tiny draft comes nearer to a tiny target, stopped or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.lab.train import draft as program
+from engine.lab.train.agreement import coupled
+from engine.lab.train.data import Text, batches, rows_of, split
+from engine.lab.train.learning import follow, llama
+from engine.messages import SamplingParams, Submit
+from engine.sampling.noise import gumbel
+from engine.step.id_log import read_ids
+from tests.support import tiny, tiny_text
+from tests.support.domains import sql
+
+POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "12", "--continued", "3"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Folders of a target that writes text and of a draft that agrees at times."""
+    folder, model = tmp_path_factory.mktemp("pair"), tiny_text.target()
+    target = tiny_text.save(model, folder / "target")
+    return target, tiny_text.save(tiny.draft_of(model), folder / "draft")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "shop.sql"
+    file.write_text(sql(40))
+    return file
+
+
+def words(pair: tuple[str, str], text: Path, output: Path, *more: str) -> list[str]:
+    named = ["--target", pair[0], "--text", str(text), "--output", str(output), *POLITE, *more]
+    return named if "--layers" in more else [*named, "--draft", pair[1]]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def figures(said: str) -> list[float]:
+    """Before and after, at temperature 0 and at 1, of the table's last row."""
+    row = said.splitlines()[-2].split()
+    return [float(figure) for figure in row[-4:]]
+
+
+def config(target: str, draft: str, **speculation: Any) -> EngineConfig:
+    return EngineConfig.model_validate({
+        "target": {"path": target}, "device": "cpu", "cache": {"num_blocks": 64},
+        "speculation": {
+            "proposer": {"path": draft}, "controller": {"kind": "fixed", "k": 3}, **speculation
+        },
+    })  # fmt: skip
+
+
+def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], int]:
+    """The replies, and how many guesses were right."""
+    said, right = [list[int]() for _ in prompts], 0
+    for i, prompt in enumerate(prompts):
+        params = SamplingParams(seed=i, max_tokens=40, temperature=1.0, ignore_eos=True)
+        engine.add(Submit(str(i), prompt, params, 0.0))
+    while engine.has_work:
+        for output in engine.step().items:
+            said[int(output.id)] += output.tokens
+            right += output.accepted or 0 if output.finish else 0
+    return said, right
+
+
+def test_a_draft_agrees_more_often_and_serves_as_one(
+    pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: what is printed rises, what is written is loaded as a draft, guesses better in the
+    engine, and no text depends on it."""
+    output = tmp_path / "mine"
+    assert program.main(words(pair, text, output, "--steps", "40")) == 0
+    said = capsys.readouterr().out
+    old_greedy, greedy, old_sampled, sampled = figures(said)
+    assert greedy > old_greedy + 0.05
+    assert sampled > old_sampled + 0.03
+    assert f"foredraft serve --target {pair[0]} --draft {output}" in said
+    assert not output.with_name("mine.training").exists()
+    prompts = [list(range(20 + i, 60 + i)) for i in range(6)]
+    replies, right = play(Engine(config(pair[0], str(output))), prompts)
+    before, fewer = play(Engine(config(*pair)), prompts)
+    assert replies == before
+    assert right > fewer
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(
+    pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: after Ctrl-C and after a kill, in the middle of a step each."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert program.main(words(pair, text, whole, "--steps", "9")) == 0
+    taken = 0
+
+    def stopping(*given: Any) -> float:
+        nonlocal taken
+        taken += 1
+        if taken == 4:
+            raise KeyboardInterrupt
+        if taken == 9:
+            raise SystemError("killed")
+        return follow(*given)
+
+    monkeypatch.setattr(program, "follow", stopping)
+    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    run = words(pair, text, parts, "--steps", "9")
+    assert program.main(run) == 130
+    with pytest.raises(SystemError):
+        program.main([*run, "--resume"])
+    assert not parts.exists()
+    assert program.main([*run, "--resume"]) == 0
+    assert taken == 9 + 2  # two steps were taken again
+    ours, theirs = weights(whole), weights(parts)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_new_small_llama_fits_the_target(
+    pair: tuple[str, str], text: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "new"
+    new = ["--layers", "2", "--width", "64", "--steps", "2"]
+    assert program.main(words(pair, text, output, *new)) == 0
+    said = json.loads((output / "config.json").read_text())
+    assert (said["num_hidden_layers"], said["hidden_size"]) == (2, 64)
+    play(Engine(config(pair[0], str(output))), [[20, 21, 22]])
+
+
+def test_recorded_requests_are_learnt_from(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: off unless asked for; what was served is in the file, over two starts, for its owner
+    alone; a line that was cut off is lost, and no more."""
+    log, prompts = tmp_path / "ids", [[20 + i, 30, 40] for i in range(8)]
+    recording = config(*pair, record_ids=str(log))
+    replies, _ = play(Engine(recording), prompts)
+    assert log.stat().st_mode & 0o77 == 0
+    log.write_bytes(log.read_bytes() + b'{"prompt":[1')
+    play(Engine(recording), prompts[:2])
+    found = read_ids(str(log), tiny_text.vocab_size())
+    assert sorted(each.prompt + each.reply for each in found[:8]) == sorted(
+        prompt + reply for prompt, reply in zip(prompts, replies, strict=True)
+    )
+    assert len(found) == 10
+    named = ["--target", pair[0], "--draft", pair[1], "--ids", str(log), *POLITE, "--steps", "2"]
+    assert program.main([*named, "--output", str(tmp_path / "mine")]) == 0
+    assert "ids" in capsys.readouterr().out
+
+
+def test_a_log_ends_at_its_size(
+    pair: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Law: bounded over all starts; serving goes on; another's file is refused and left alone."""
+    log, size = tmp_path / "ids", 600
+    recording = config(*pair, record_ids=str(log), record_ids_mib=size / (1 << 20))
+    for _ in range(2):
+        replies, _ = play(Engine(recording), [[20 + i, 30] for i in range(6)])
+        assert all(len(reply) == 40 for reply in replies)
+    assert 300 < log.stat().st_size <= size
+    assert "size limit" in caplog.text
+    (tmp_path / "other").write_text("mine\n")
+    with pytest.raises(Exception, match="left alone"):
+        Engine(config(*pair, record_ids=str(tmp_path / "other")))
+    assert (tmp_path / "other").read_text() == "mine\n"
+
+
+def test_answers_to_prompts_are_learnt_from(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"SELECT {i}\n" for i in range(6)))
+    named = ["--target", pair[0], "--draft", pair[1], "--prompts", str(prompts), *POLITE]
+    assert program.main([*named, "--steps", "2", "--output", str(tmp_path / "mine")]) == 0
+    assert "replies" in capsys.readouterr().out
+
+
+def test_the_chance_to_agree_is_that_of_keyed_draws() -> None:
+    """Law: the closed form is what the engine's noise does, also for logits far apart."""
+    target, draft = 3 * torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(1))
+    draft = target + 0.5 * draft
+    draft[2] *= 40
+    keys, equal = 4000, []
+    for row in range(3):
+        noise = gumbel([(7, position) for position in range(keys)], 60)
+        both = [of[row].log_softmax(-1) + noise for of in (target, draft)]
+        equal.append((both[0].argmax(-1) == both[1].argmax(-1)).float().mean().item())
+    assert coupled(target, draft).tolist() == pytest.approx(equal, abs=0.03)
+    assert coupled(target, target).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test_rows_count_what_the_target_says() -> None:
+    """Law: of a prompt its last position counts, of a text's last token nothing follows; rows with
+    nothing to learn are left out, and what is held out is in no batch."""
+    rows = rows_of([Text(list(range(1, 11)), 5), Text([50, 51])], 4)
+    assert rows.ids.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0], [50, 51, 0, 0]]
+    assert rows.counted.tolist() == [
+        [False, True, True, True], [True, False, False, False], [True, False, False, False]
+    ]  # fmt: skip
+    many = rows_of([Text(list(range(400)))], 4)
+    learn, held = split(many, 0.1)
+    assert held.ids[:, 0].tolist() == list(range(20, 400, 40))
+    stream = batches(learn, 8, seed=3)
+    seen = sorted(first for _ in range(12) for first in next(stream).ids[:, 0].tolist())
+    assert seen == learn.ids[:, 0].tolist()
+    again = next(batches(learn, 8, seed=3, step=12))
+    assert torch.equal(again.ids, next(stream).ids)
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (["--text", "/nowhere.sql"], "cannot read the text in /nowhere.sql"),
+        (["--layers", "1"], "--draft names one there is"),
+        (["--target", "org/other"], "--layers for a new one"),
+        ([], "nothing to learn from"),
+        (["--text", "SHORT"], "nothing fills two rows"),
+        (["--text", "EMPTY"], "nothing fills two rows"),
+        (["--text", "TEXT", "--output", "THERE"], "exists already"),
+        (["--text", "TEXT", "--output", "/no/where"], "its folder is not there"),
+        (["--text", "TEXT", "--resume"], "nothing to resume"),
+        (["--text", "TEXT", "--draft", "OTHER"], "does not fit the target model"),
+        (["--text", "TEXT", "--ids", "TEXT"], "is no log of ids"),
+        (["--text", "TEXT", "--minutes", "0"], "--minutes: '0' is not a number above 0"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    more: list[str], part: str, pair: tuple[str, str], text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Law: exit code 2, and nothing is left behind."""
+    short, there, other = tmp_path / "short", tmp_path / "there", tmp_path / "other"
+    short.write_text("a b c")
+    (empty := tmp_path / "empty").touch()
+    there.mkdir()
+    if "OTHER" in more:
+        tiny.save(tiny.draft_of(tiny.llama()), other)
+    places = {"SHORT": short, "EMPTY": empty, "TEXT": text, "THERE": there, "OTHER": other}
+    given = {"--target": pair[0], "--draft": pair[1], "--output": str(tmp_path / "mine")}
+    said = [str(places.get(word, word)) for word in more]
+    if "org/other" in said:
+        del given["--draft"]
+    usual = [word for pair_ in given.items() if pair_[0] not in said for word in pair_]
+    try:
+        code: object = program.main([*usual, *said, *POLITE])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line
+    assert not list(tmp_path.glob("mine*"))
+
+
+def test_another_run_is_not_gone_on_with(
+    pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Law: --resume takes the options that the run was begun with, and says which differs."""
+
+    def stop(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    run = words(pair, text, tmp_path / "mine", "--steps", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "fit", stop)
+        assert program.main(run) == 130
+    assert program.main([*run, "--resume", "--seed", "5"]) == 2
+    assert program.main(run) == 2
+    [seed, again] = capsys.readouterr().err.splitlines()
+    assert "--seed is 5, and the run was begun with 0" in seed
+    assert "--resume goes on with it" in again
+
+
+def test_a_large_vocabulary_is_learnt_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: the gradients are those of all rows at once, where rows count differently."""
+    torch.manual_seed(0)
+    target, draft = (llama(64, 96, 1, vocabulary=50) for _ in range(2))
+    ids = torch.randint(0, 50, (4, 12))
+    counted = torch.rand(4, 12) < torch.tensor([0.9, 0.3, 0.5, 0.7])[:, None]
+    found = []
+    for numbers in (1 << 24, 1):
+        monkeypatch.setattr("engine.lab.train.learning.NUMBERS", numbers)
+        draft.zero_grad()
+        far = follow(target, draft, ids, counted)
+        found.append((far, draft.model.embed_tokens.weight.grad.clone()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[0][1], found[1][1])
