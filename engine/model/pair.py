@@ -20,8 +20,10 @@ from engine.config import (
     AttentionName,
     DraftModelConfig,
     EngineConfig,
+    MedusaConfig,
     ModelConfig,
     Role,
+    folder_of,
     model_folder,
 )
 from engine.errors import ConfigError, ModelError
@@ -31,6 +33,7 @@ from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
+from engine.model.medusa_heads import MedusaHeads, load_heads
 from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
 from engine.model.precision import named_dtype
 from engine.model.proof import waits_for_device
@@ -38,6 +41,7 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
+    Part,
     plan_memory,
     refuse_heavy_weights,
     weight_bytes_in,
@@ -49,10 +53,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and, if the proposer is a draft model, its draft, on one device."""
+    """A target and, on its device, what the proposer needs: a draft, or heads."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
+    heads: MedusaHeads | None = None
 
 
 def load_pair(config: EngineConfig) -> Pair:
@@ -62,9 +67,12 @@ def load_pair(config: EngineConfig) -> Pair:
     use_device(pick_device(config.device))
     said = config.target
     target = _load(config, said, "target", said.max_model_len)
-    if not isinstance(config.speculation.proposer, DraftModelConfig):
+    proposer = config.speculation.proposer
+    if isinstance(proposer, MedusaConfig):
+        return Pair(target, heads=_load_heads(proposer, target))
+    if not isinstance(proposer, DraftModelConfig):
         return Pair(target)
-    draft = _load(config, config.speculation.proposer, "draft")
+    draft = _load(config, proposer, "draft")
     check_pair(target, draft)
     return Pair(target, draft)
 
@@ -93,6 +101,21 @@ def _load(
         trust_remote_code=said.trust_remote_code,
         batch_invariant=role == "target" and config.target.batch_invariant,
     )
+
+
+def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
+    """In the target's precision, for its width and vocabulary. Raises ModelError."""
+    path, words = model_folder(said.path, "medusa"), target.model.get_output_embeddings().weight
+    heads = load_heads(
+        path, folder_of(path, "medusa"), words, most=said.heads, revision=said.revision
+    )
+    deepest = max(map(len, said.choices)) if said.choices else 0
+    if deepest > len(heads.vocabulary):
+        raise ModelError(
+            f"speculation.proposer.choices has a path of {deepest} ranks; the Medusa heads"
+            f" {path!r} are {len(heads.vocabulary)}"
+        )
+    return heads
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> None:
@@ -225,6 +248,8 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
+    if pair.heads is not None:
+        weights += (Part("weights of the heads", sum(p.nbytes for p in pair.heads.parameters())),)
     rows, k_max = schedule.max_step_tokens, config.speculation.k_max
     on_cuda = device.type == "cuda"
     graphs = on_cuda and config.graphs

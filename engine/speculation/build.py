@@ -7,12 +7,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig, SpeculationConfig
+from engine.config import (
+    DraftModelConfig,
+    MedusaConfig,
+    NgramConfig,
+    NoProposerConfig,
+    ProposerConfig,
+    SpeculationConfig,
+)
 from engine.model.draws import Draws
+from engine.model.medusa_heads import MedusaHeads
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.grammar import GrammarProposer
+from engine.speculation.medusa import MedusaProposer
 from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 from engine.speculation.suffix import SuffixProposer
@@ -37,7 +46,7 @@ def _ngram(config: NgramConfig) -> SuffixProposer:
 
 
 def build_proposer(
-    config: NoProposerConfig | DraftModelConfig | NgramConfig,
+    config: ProposerConfig,
     *,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
@@ -46,13 +55,18 @@ def build_proposer(
     max_step_tokens: int,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
+    heads: MedusaHeads | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by the draft model only; `vocab_size` is the target's."""
+    """`draft_runner` is needed by the draft model only, `heads` by Medusa; `vocab_size` is the
+    target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
         case NgramConfig():
             return _ngram(config)
+        case MedusaConfig():
+            assert heads is not None
+            return MedusaProposer(heads, processor, choices=config.choices)
         case DraftModelConfig():
             assert draft_runner is not None
             return DraftModelProposer(

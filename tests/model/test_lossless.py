@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,9 @@ from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
+from engine.model.medusa_heads import load_heads
 from engine.model.pair import Pair, load_pair
+from tests.support import medusa
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
 
@@ -56,7 +60,7 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-DRAFTERS = ["none", "ngram", "draft_model"]
+DRAFTERS = ["none", "ngram", "draft_model", "medusa"]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -77,8 +81,16 @@ def expected(reference: Reference) -> dict[str, tuple[list[int], list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_target: str, tiny_draft: str) -> Pair:
-    return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
+
+
+def with_heads(pair: Pair, folder: Path) -> Pair:
+    """And random heads that are right now and then."""
+    words = pair.target.model.get_output_embeddings().weight
+    path = medusa.save(medusa.random_heads(words), folder)
+    return replace(pair, heads=load_heads(path, folder, words))
 
 
 ALONE: dict[str, dict[str, object]] = {"cache": {"block_size": 4}, "who": {"companions": []}}
@@ -174,7 +186,7 @@ def test_lossless(
         assert proposed > 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "medusa"])
 @pytest.mark.parametrize("k", [6, "adaptive"])
 def test_earlier_replies_change_no_text(
     drafter: str,
@@ -245,7 +257,9 @@ def obey(engine: Engine, controller: KController) -> None:
     engine._controller._configured = engine._controller._present = controller
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "medusa"])
 def test_preemption_happens_and_is_silent(
+    drafter: str,
     pair: Pair,
     tiny_target: str,
     tiny_draft: str,
@@ -253,7 +267,7 @@ def test_preemption_happens_and_is_silent(
 ) -> None:
     """Law: a pool too small for the batch preempts, and nobody can tell from the text."""
     variant = VARIANTS["small blocks, preemption"]
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, variant), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 3, variant), pair=pair)
     submit_all(engine, PROMPT, FIELDS)
     preemptions, outputs = 0, list[Output]()
     while engine.has_work:
@@ -265,8 +279,9 @@ def test_preemption_happens_and_is_silent(
     assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "medusa"])
 def test_copies_of_one_prompt(
-    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
     """Law: n choices of one prompt share its blocks in their very first step and differ by seed
     alone."""
@@ -274,7 +289,7 @@ def test_copies_of_one_prompt(
     fields = {
         str(i): SamplingParams(seed=100 + i, max_tokens=12, ignore_eos=True) for i in range(4)
     }
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
     submit_all(engine, prompt, fields)
     replies = Replies(run(engine))
     for name, params in fields.items():
@@ -282,13 +297,14 @@ def test_copies_of_one_prompt(
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) == len(fields)
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "medusa"])
 def test_prefix_cache_hit_changes_nothing(
-    pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
     """Law: a prompt found in the prefix cache gives the text that it gave when it was computed,
     and another tenant's salt finds nothing."""
     prompt = PROMPT * 6
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 4, {}), pair=pair)
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
     fields = {"first": SamplingParams(seed=5, max_tokens=12, ignore_eos=True)}
     outputs = []
     for name, salt in [("first", ""), ("again", ""), ("other", "salt")]:

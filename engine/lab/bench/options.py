@@ -28,6 +28,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", default=BUILTIN, help="model folder or hub name")
     add("--draft", default=BUILTIN, help="draft folder or hub name")
+    add("--medusa", metavar="HEADS", help="instead: folder or hub name of heads, or demo")
     add("--device", type=_device, default="auto", help="auto, cpu or cuda")
     add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
@@ -63,6 +64,8 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
     """The pair as named."""
     target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
     proposer = {"path": parsed.draft, "dtype": parsed.dtype}
+    if parsed.medusa is not None:
+        proposer = {"kind": "medusa", "path": parsed.medusa}
     return EngineConfig.model_validate(
         {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
     )
