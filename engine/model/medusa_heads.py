@@ -71,11 +71,15 @@ def load_heads(
     the device and in the precision of the target's `vocabulary` `[vocab, width]`; all of them, or
     `most`. Raises ModelError."""
     name = f"the Medusa heads {path!r}"
-    config = _config(_file(path, folder, CONFIG, revision), name)
+    said = _file(path, folder, CONFIG, revision)
+    if said is None and folder is None:
+        raise ModelError(f"{name} have no {CONFIG} on the hub, or it cannot be reached")
+    config = _config(said, name)
     tensors = _tensors(path, folder, revision, name)
     held, blocks = _counts(tensors, name)
-    if (said := config.get(_SAID_BLOCKS, blocks)) != blocks:
-        raise ModelError(f"{name} have {blocks} blocks each; {_SAID_BLOCKS} is {said!r:.40}")
+    if config.get(_SAID_BLOCKS, blocks) != blocks:
+        wrong = f"{_SAID_BLOCKS} is {config[_SAID_BLOCKS]!r:.40}"
+        raise ModelError(f"{name} have {blocks} blocks each; {wrong}")
     if most is not None and most > held:
         raise ModelError(f"{name} are {held}; speculation.proposer.heads is {most}")
     _check(tensors, held, blocks, vocabulary.shape, name)
@@ -159,8 +163,9 @@ def _check(
 ) -> None:
     """Nothing missing or superfluous, the target's width and vocabulary. Raises ModelError."""
     vocab, width = words
-    shapes = {f"{head}.{blocks}.weight": (vocab, width) for head in range(heads)}
+    shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
+        shapes[f"{head}.{blocks}.weight"] = (vocab, width)
         for block in range(blocks):
             shapes[f"{head}.{block}.linear.weight"] = (width, width)
             shapes[f"{head}.{block}.linear.bias"] = (width,)

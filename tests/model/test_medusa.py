@@ -27,7 +27,8 @@ LENGTH = 20
 
 @pytest.fixture(scope="module")
 def heads(tiny_target: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(tiny_target, dtype=torch.float32)
     words = model.get_output_embeddings().weight
     return medusa.save(medusa.random_heads(words), tmp_path_factory.mktemp("heads"))
 
@@ -60,7 +61,8 @@ def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
 def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, heads: str) -> None:
     """Law: with a tree of choices, each greedy step keeps what Medusa as published keeps (written
     again in tests/support/medusa.py), so tokens per step are the same."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(
         tiny_target, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     weights = medusa.read(heads)

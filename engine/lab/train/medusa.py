@@ -126,12 +126,11 @@ def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> flo
     hidden, labels, counts = examples(target, Rows(ids, counted), count)
     shares = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None] * counts
     shares, total = shares / shares.sum().clamp(min=1e-9), 0.0
-    for some, wanted, share in zip(
-        hidden.split(TOGETHER), labels.split(TOGETHER, dim=1), shares.split(TOGETHER, dim=1),
-        strict=True,
-    ):  # fmt: skip
-        each = F.cross_entropy(heads(some).transpose(1, 2), wanted, reduction="none")
-        loss = (each * share).sum()
+    for at in range(0, len(hidden), TOGETHER):
+        some = slice(at, at + TOGETHER)
+        said = heads(hidden[some]).transpose(1, 2)
+        each = F.cross_entropy(said, labels[:, some], reduction="none")
+        loss = (each * shares[:, some]).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
