@@ -21,8 +21,10 @@ CacheDTypeName = Literal["auto", "fp8"]
 AttentionName = Literal["auto", "sdpa", "compiled", "flashinfer", "triton"]
 
 Role = Literal["target", "draft"]
+FolderRole = Literal["target", "draft", "medusa"]  # whose folder
 
 BUILTIN = "demo"
+MOST_RANKS = 64  # of a Medusa head's tokens
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -174,10 +176,51 @@ class SuffixConfig(Part):
     kind: Literal["suffix"] = "suffix"
 
 
+class MedusaConfig(Part):
+    """Heads on the target's last hidden state, which guess a tree of tokens. K counts its nodes."""
+
+    kind: Literal["medusa"] = "medusa"
+    path: str = Field(
+        BUILTIN, description="folder or hub name of the heads, or `demo` (the built-in target's)"
+    )
+    revision: str | None = Field(None, description="as target.revision")
+    heads: int | None = Field(None, ge=1, le=64, description="how many of them guess; default: all")
+    choices: tuple[tuple[int, ...], ...] | None = Field(
+        None,
+        strict=False,
+        description="the paths that a tree may have, as published ones are written: of each head in"
+        " turn the rank of its token, `[[0], [0, 0], [1]]`; default: any. The likeliest go first",
+    )
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _tuples(cls, said: Any) -> Any:
+        lists = isinstance(said, list) and all(isinstance(path, list) for path in said)
+        return tuple(map(tuple, said)) if lists else said
+
+    @field_validator("choices")
+    @classmethod
+    def _complete(cls, paths: tuple[tuple[int, ...], ...] | None) -> Any:
+        for path in paths or ():
+            if not path or not all(0 <= rank < MOST_RANKS for rank in path):
+                raise ValueError(f"{list(path)} is no list of ranks from 0 to {MOST_RANKS - 1}")
+            if len(path) > 1 and path[:-1] not in (paths or ()):
+                raise ValueError(f"{list(path)} needs {list(path[:-1])} as well")
+        if paths is not None and not paths:
+            raise ValueError("there must be a path; leave choices out for any")
+        return paths
+
+
 # Every name that a proposer may have, in the order in which they are shown.
-PROPOSERS = ("draft_model", "lookahead", "suffix", "ngram", "grammar", "prediction")
+PROPOSERS = ("draft_model", "medusa", "lookahead", "suffix", "ngram", "grammar", "prediction")
 AnyProposer = (
-    NoProposerConfig | DraftModelConfig | SelfConfig | NgramConfig | SuffixConfig | LookaheadConfig
+    NoProposerConfig
+    | DraftModelConfig
+    | SelfConfig
+    | MedusaConfig
+    | LookaheadConfig
+    | SuffixConfig
+    | NgramConfig
 )
 ProposerConfig = Annotated[AnyProposer, Field(discriminator="kind")]
 
@@ -212,6 +255,7 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "proposer": {
         "path": "draft_model",
         "layers": "self",
+        **dict.fromkeys(("heads", "choices"), "medusa"),
         **dict.fromkeys(("n_max", "n_min"), "ngram"),
         **dict.fromkeys(("window", "ngram", "guesses", "pool"), "lookahead"),
     },
@@ -285,6 +329,11 @@ class SpeculationConfig(Part):
         return names
 
     @property
+    def trees(self) -> bool:
+        """Whether the proposer guesses trees, of which K counts the nodes."""
+        return isinstance(self.proposer, MedusaConfig | LookaheadConfig)
+
+    @property
     def k_max(self) -> int:
         """The largest K any step may use."""
         if self.proposer.kind == "none":
@@ -316,14 +365,14 @@ class EngineConfig(Part):
     )
 
 
-def model_folder(path: str, role: Role) -> str:
+def model_folder(path: str, role: FolderRole) -> str:
     """Where a model is: the built-in pair's folder for `demo`, else the path as given."""
     if path == BUILTIN:
         return str(Path(__file__).parent / "demo" / role)
     return os.path.expanduser(path)  # unlike Path's, leaves alone what it does not know
 
 
-def folder_of(path: str, role: Role) -> Path | None:
+def folder_of(path: str, role: FolderRole) -> Path | None:
     """The local folder of a model, or None where `path` can only be a hub name. Raises
     ModelError."""
     # os.path, unlike Path, returns False for a name that no file can have.
@@ -343,3 +392,5 @@ def check_folders(config: EngineConfig) -> None:
     folder_of(model_folder(config.target.path, "target"), "target")
     if isinstance(proposer, DraftModelConfig):
         folder_of(model_folder(proposer.path, "draft"), "draft")
+    if isinstance(proposer, MedusaConfig):
+        folder_of(model_folder(proposer.path, "medusa"), "medusa")

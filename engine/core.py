@@ -85,8 +85,10 @@ class Engine:
         of = self._processor, target.vocab_size, target.device, most
         draws = build_draws(*of)
         stops = draft is not None and not draft.chains
-        self._controller = Modes(controller(config.speculation, stops=stops))
-        main = proposer or self._main_proposer(config, draft, draws, target.vocab_size)
+        self._controller = Modes(
+            controller(config.speculation, stops=stops, trees=config.speculation.trees)
+        )
+        main = proposer or self._main_proposer(config, pair, draft, draws)
         self._runner = runner_of(config, target, self._cache, clock, main.hidden)
         self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
@@ -110,7 +112,7 @@ class Engine:
         self._id_log = open_id_log(config.speculation, target.vocab_size)
 
     def _main_proposer(
-        self, config: EngineConfig, draft: ModelRunner | None, draws: Draws, vocab_size: int
+        self, config: EngineConfig, pair: Pair, draft: ModelRunner | None, draws: Draws
     ) -> Proposer:
         return build_proposer(
             config.speculation.proposer,
@@ -118,7 +120,8 @@ class Engine:
             draft_runner=draft,
             processor=self._processor,
             draws=draws,
-            vocab_size=vocab_size,
+            vocab_size=pair.target.vocab_size,
+            heads=pair.heads,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
             # Whether anybody wants to know what the drafter finds out in hindsight.

@@ -10,10 +10,11 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.attention.interface import NAME
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from engine.model.proof import failure
 from engine.model.rope import served_positions
 
@@ -144,3 +145,18 @@ def quietly() -> Iterator[None]:
         quiet.set_verbosity(verbosity)
         if bars:
             quiet.enable_progress_bar()
+
+
+def hub_file(name: str, file: str, revision: str | None) -> Path | None:
+    """Of a repository of the hub, or of what was kept of it; None if it has no such file. Raises
+    ModelError."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        with quietly():
+            found = cached_file(
+                name, file, revision=revision, _raise_exceptions_for_missing_entries=False
+            )
+    except Exception as error:  # transformers raises what it likes; the operator gets one line
+        raise ModelError(f"{name!r} cannot be had from the hub: {one_line(error)}") from error
+    return None if found is None else Path(found)

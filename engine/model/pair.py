@@ -21,9 +21,11 @@ from engine.config import (
     AttentionName,
     DraftModelConfig,
     EngineConfig,
+    MedusaConfig,
     ModelConfig,
     Role,
     SelfConfig,
+    folder_of,
     model_folder,
 )
 from engine.errors import ConfigError, ModelError
@@ -36,6 +38,7 @@ from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model, pick_device
+from engine.model.medusa_heads import MedusaHeads, load_heads
 from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
 from engine.model.precision import named_dtype
 from engine.model.proof import waits_for_device
@@ -43,6 +46,7 @@ from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
+    Part,
     plan_memory,
     refuse_heavy_weights,
     weight_bytes_in,
@@ -56,12 +60,13 @@ LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and, if the proposer is a draft model or the target itself, its draft, on one
-    device."""
+    """A target and, on its device, what the proposer needs: a draft, the target itself as one, or
+    heads."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
     translation: Translation | None = None  # where the draft's tokens are not the target's
+    heads: MedusaHeads | None = None
 
 
 def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
@@ -82,6 +87,8 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
             return Pair(target, best_exit(target, config.speculation.k_max))
         case SelfConfig(layers=int(layers)):
             return Pair(target, early_exit(target, layers))
+        case MedusaConfig() as heads:
+            return Pair(target, heads=_load_heads(heads, target))
     return Pair(target)
 
 
@@ -109,6 +116,21 @@ def _load(
         trust_remote_code=said.trust_remote_code,
         batch_invariant=role == "target" and config.target.batch_invariant,
     )
+
+
+def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
+    """In the target's precision, for its width and vocabulary. Raises ModelError."""
+    path, words = model_folder(said.path, "medusa"), target.model.get_output_embeddings().weight
+    heads = load_heads(
+        path, folder_of(path, "medusa"), words, most=said.heads, revision=said.revision
+    )
+    deepest = max(map(len, said.choices)) if said.choices else 0
+    if deepest > len(heads.vocabulary):
+        raise ModelError(
+            f"speculation.proposer.choices has a path of {deepest} ranks; the Medusa heads"
+            f" {path!r} are {len(heads.vocabulary)}"
+        )
+    return heads
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
@@ -255,6 +277,8 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
+    if pair.heads is not None:
+        weights += (Part("weights of the heads", sum(p.nbytes for p in pair.heads.parameters())),)
     rows, k_max = schedule.max_step_tokens, config.speculation.k_max
     on_cuda = device.type == "cuda"
     graphs = on_cuda and config.graphs

@@ -12,6 +12,7 @@ from engine.config import (
     AnyProposer,
     DraftModelConfig,
     LookaheadConfig,
+    MedusaConfig,
     NgramConfig,
     NoProposerConfig,
     SelfConfig,
@@ -20,12 +21,14 @@ from engine.config import (
 )
 from engine.model.draws import Draws
 from engine.model.foreign_runner import ForeignRunner
+from engine.model.medusa_heads import MedusaHeads
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.foreign_draft import ForeignDraftProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.lookahead import LookaheadProposer
+from engine.speculation.medusa import MedusaProposer
 from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 from engine.speculation.suffix import SuffixProposer
@@ -60,9 +63,10 @@ def build_proposer(
     max_step_tokens: int,
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
+    heads: MedusaHeads | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by draft models only; `remembered`: tokens of earlier replies for
-    `suffix`; `vocab_size` is the target's."""
+    """`draft_runner` is needed by draft models only, `heads` by Medusa; `remembered`: tokens of
+    earlier replies for `suffix`; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -72,6 +76,9 @@ def build_proposer(
             return _suffix(remembered)
         case LookaheadConfig():
             return LookaheadProposer(config)
+        case MedusaConfig():
+            assert heads is not None
+            return MedusaProposer(heads, processor, choices=config.choices)
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
             given: dict[str, Any] = {

@@ -136,7 +136,11 @@ class SpeculationOptions(Part):
     max_draft: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     proposers: (
         Annotated[
-            list[Literal["draft_model", "lookahead", "suffix", "ngram", "grammar", "prediction"]],
+            list[
+                Literal[
+                    "draft_model", "medusa", "lookahead", "suffix", "ngram", "grammar", "prediction"
+                ]
+            ],
             Field(min_length=1, max_length=len(PROPOSERS), json_schema_extra={"uniqueItems": True}),
         ]
         | None
@@ -209,7 +213,7 @@ class Generating(RequestBody):
         "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
         " order; the text is the same.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
-        ' "proposers": a list of 1 to 6 of "draft_model", "lookahead", "suffix", "ngram",'
+        ' "proposers": a list of 1 to 7 of "draft_model", "medusa", "lookahead", "suffix", "ngram",'
         ' "grammar", "prediction", none twice}, or {"max_draft": 0} or {"enabled": false} without'
         " the others")
     provenance: bool = described(False,

@@ -120,7 +120,7 @@ def compare_first(family: str) -> None:
         batch = Batch.pack(segments, CPU)
         return call(
             batch.input_ids,
-            batch.positions,
+            batch.position_ids,
             batch.keep,
             SdpaBackend(CPU).prepare(plane, batch.spans),
         )

@@ -302,7 +302,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     recorder = Again()
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
-    def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
+    def runner(config: EngineConfig, model: LoadedModel, *_: object, **__: object) -> ModelRunner:
         backend = FlashInferBackend(CPU, PagedPrefill)
         made = ModelRunner(model, cache, model.role, backend=backend, graphs=Graphs(recorder, 24))
         made._compiled = None

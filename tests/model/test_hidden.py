@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.attention.flex import FlexBackend
+from engine.attention.flashinfer import FlashInferBackend
 from engine.cpu.fused import FusedDecoder
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, front_door
@@ -20,6 +20,7 @@ from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.segment import LAST, HiddenRows, Segment
 from tests.support import tiny
+from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 
 TOKENS = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
@@ -56,7 +57,7 @@ def graphs(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
         own_forward(model),
         cache,
         "graphs",
-        backend=FlexBackend(torch.device("cpu"), BLOCK),
+        backend=FlashInferBackend(torch.device("cpu"), PagedPrefill),
         graphs=Graphs(Again(), 24),
         hidden=hidden,
     )

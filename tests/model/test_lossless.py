@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,9 @@ from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
+from engine.model.medusa_heads import load_heads
 from engine.model.pair import Pair, load_pair
+from tests.support import medusa
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
 
@@ -56,7 +60,7 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-SPECULATING = ["draft_model", "lookahead"]  # that keep something of each sequence
+SPECULATING = ["draft_model", "medusa", "lookahead"]  # that keep something of each sequence
 DRAFTERS = ["none", "ngram", "suffix", "self", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -78,8 +82,16 @@ def expected(reference: Reference) -> dict[str, tuple[list[int], list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_target: str, tiny_draft: str) -> Pair:
-    return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
+
+
+def with_heads(pair: Pair, folder: Path) -> Pair:
+    """And random heads that are right now and then."""
+    words = pair.target.model.get_output_embeddings().weight
+    path = medusa.save(medusa.random_heads(words), folder)
+    return replace(pair, heads=load_heads(path, folder, words))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +197,7 @@ def test_lossless(
         assert proposed > 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "medusa"])
 @pytest.mark.parametrize("k", [6, "adaptive"])
 def test_earlier_replies_change_no_text(
     drafter: str,

@@ -5,6 +5,7 @@ request at a time."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -42,10 +43,14 @@ def in_int8(config: EngineConfig) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    pair = load_pair(config("draft_model", 3, {}))
+    pair = with_builtin_heads(load_pair(config("draft_model", 3, {})))
     assert pair.target.exact
     assert str(pair.target.dtype) == "torch.bfloat16"
     return pair
+
+
+def with_builtin_heads(pair: Pair) -> Pair:
+    return replace(pair, heads=load_pair(config("medusa", 3, {})).heads)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,8 @@ def each_alone(pair: Pair) -> Replies:
 @pytest.mark.parametrize(
     ("drafter", "k"),
     [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")]
-    + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)],
+    + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)]
+    + [("medusa", 8), ("medusa", "adaptive")],
 )
 def test_same_bits_in_any_company(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
@@ -94,7 +100,7 @@ def compare(engine: Engine, alone: Replies) -> None:
 @pytest.fixture(scope="module")
 def small(alone: Replies) -> tuple[Pair, Replies]:
     """With the target in int8, whose texts are its own."""
-    pair = load_pair(in_int8(config("draft_model", 3, {})))
+    pair = with_builtin_heads(load_pair(in_int8(config("draft_model", 3, {}))))
     assert (pair.target.exact, pair.target.quantization) == (True, "int8")
     replies = each_alone(pair)
     assert replies.logprobs != alone.logprobs
@@ -103,7 +109,8 @@ def small(alone: Replies) -> tuple[Pair, Replies]:
 
 @pytest.mark.parametrize("variant", ["chunks of 4", "small blocks, preemption"])
 @pytest.mark.parametrize(
-    ("drafter", "k"), [("draft_model", 3), ("draft_model", "adaptive"), ("ngram", 4)]
+    ("drafter", "k"),
+    [("draft_model", 3), ("draft_model", "adaptive"), ("ngram", 4), ("medusa", 8)],
 )
 def test_same_bits_in_int8(
     drafter: str, k: int | str, variant: str, small: tuple[Pair, Replies]

@@ -18,7 +18,7 @@ from engine.messages import Grammar, SamplingParams, Speculation
 from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
 from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
-from tests.model.test_lossless import Replies, config_for, run, submit_all
+from tests.model.test_lossless import Replies, config_for, run, submit_all, with_heads
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference_grammar import GrammarReference
@@ -108,8 +108,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def pair(paths: tuple[str, str]) -> Pair:
-    return load_pair(config_for(*paths, "draft_model", 3, {}))
+def pair(paths: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(*paths, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,8 @@ ROWS = [
     ("draft_model", 3),
     ("draft_model", 8),
     ("draft_model", "adaptive"),
+    ("medusa", 4),
+    ("medusa", "adaptive"),
 ]
 
 

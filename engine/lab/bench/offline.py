@@ -272,7 +272,7 @@ def _controller(arm: Arm) -> Callable[..., KController]:
     variant = VARIANTS.get(arm.label)
     if variant is None:
         return build_controller
-    return lambda config, *, stops=True: variant(config.k_max, stops=stops)
+    return lambda config, *, stops=True, trees=False: variant(config.k_max, stops=stops)
 
 
 def _set_mode(engine: Engine, arm: Arm) -> None:

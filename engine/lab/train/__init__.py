@@ -2,7 +2,7 @@
 
 data.py (rows of token ids) and writing.py (those that the target writes) -> learning.py (distance,
 optimizer) -> loop.py (steps until the budget has passed, checkpoints) -> agreement.py (the report).
-What is trained is the business of each program alone: draft.py is one.
+What is trained is the business of each program alone: draft.py, medusa.py.
 """
 
 from engine.attention.torchao_warnings import mute

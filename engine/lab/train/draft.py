@@ -19,7 +19,7 @@ import argparse
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,21 @@ FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume m
 def build_parser() -> Parser:
     parser = Parser("foredraft train draft", __doc__)
     add = parser.add_argument
-    add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--draft", metavar="MODEL", help="to start from; with the built-in target the built-in one")
     add("--layers", type=whole(1, 1000), metavar="N", help="of a new draft, instead")
     add("--width", type=whole(1, 1 << 14), default=256, metavar="N", help="of a new draft (256)")
+    add_data(parser, "the draft")
+    return parser
+
+
+def add_data(parser: Parser, made: str) -> None:
+    """The target, what is learnt from and how, and where what is `made` goes."""
+    add = parser.add_argument
+    add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--text", nargs="+", default=[], metavar="FILE", help="text to learn from, UTF-8")
     add("--prompts", metavar="FILE", help="that the target answers: one a line, or *.jsonl")
     add("--ids", nargs="+", default=[], metavar="FILE", help="written by speculation.record_ids")
-    add("--output", required=True, type=Path, metavar="DIR", help="a new folder, for the draft")
+    add("--output", required=True, type=Path, metavar="DIR", help=f"a new folder, for {made}")
     add("--minutes", type=number(0, 1e6, above=True), default=10, help="of learning (10)")
     add("--steps", type=whole(1, 10**9), metavar="N", help="instead: so many, whatever they take")
     add("--held-out", type=number(0.001, 0.9), default=0.1, metavar="SHARE", help="(0.1)")
@@ -83,7 +90,6 @@ def build_parser() -> Parser:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="to learn on (auto)")
     add("--threads", type=whole(1, 1024), default=1, metavar="N", help="(1)")
     add("--nice", type=whole(0, 19), default=10, metavar="N", help="how low the priority is (10)")
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     log.setLevel(logging.INFO)
-    return exit_code(parser.prog, lambda: run(parsed))
+    return exit_code(parser.prog, lambda: run(check(parsed), train))
 
 
-def run(parsed: argparse.Namespace) -> int:
-    """Collect data, learn, report, write; the exit code. Raises EngineError."""
-    check(parsed)
+def run(parsed: argparse.Namespace, train: Callable[[argparse.Namespace, Path], str]) -> int:
+    """Collect data, `train` on it, which writes what is made and answers a report; the exit code.
+    Raises EngineError."""
+    refuse_data(parsed)
     work = parsed.output.with_name(parsed.output.name + ".training")
     said = {name: str(value) for name, value in vars(parsed).items() if name not in FREE}
     if not parsed.resume and work.exists():
@@ -117,8 +124,8 @@ def run(parsed: argparse.Namespace) -> int:
     return show(words)
 
 
-def check(parsed: argparse.Namespace) -> None:
-    """Fill in what is the draft. Raises ConfigError for options that contradict each other."""
+def check(parsed: argparse.Namespace) -> argparse.Namespace:
+    """With the draft filled in. Raises ConfigError for options that contradict each other."""
     if parsed.layers is None and parsed.draft is None:
         if parsed.target != BUILTIN:
             raise ConfigError("for this --target give --draft, or --layers for a new one")
@@ -127,6 +134,11 @@ def check(parsed: argparse.Namespace) -> None:
         raise ConfigError("--layers is of a new draft, --draft names one there is")
     if parsed.width % HEAD_SIZE:
         raise ConfigError(f"--width is {parsed.width}; it must be a multiple of {HEAD_SIZE}")
+    return parsed
+
+
+def refuse_data(parsed: argparse.Namespace) -> None:
+    """Raises ConfigError where nothing is given to learn from, or nowhere to write to."""
     if not (parsed.text or parsed.ids or parsed.prompts):
         raise ConfigError("there is nothing to learn from: give --text, --prompts or --ids")
     if parsed.output.exists():

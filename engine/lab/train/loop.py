@@ -10,17 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tqdm import tqdm
-
-from engine.lab.train.learning import Optimizer
 
 Batch = TypeVar("Batch")
 
 WARM_UP = 20  # steps
 
 log = logging.getLogger("foredraft.train")
+
+
+class Steps(Protocol):
+    """An optimizer."""
+
+    def step(self, rate: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -38,7 +42,7 @@ class Run:
 
 
 def fit(
-    learn: Callable[[Batch], float], optimizer: Optimizer, batches: Iterator[Batch], run: Run,
+    learn: Callable[[Batch], float], optimizer: Steps, batches: Iterator[Batch], run: Run,
     *, save: Callable[[], None] = lambda: None, every: float = 60.0,
 ) -> None:  # fmt: skip
     """Step after step. `learn` adds a batch's gradients and says its distance; `save` is called

@@ -1,0 +1,228 @@
+"""Trains Medusa heads for a target on your own data, so that it is served without a second model.
+
+    foredraft train medusa --text notes.sql --output heads
+    foredraft serve configs/medusa.toml --set speculation.proposer.path=heads
+
+They learn from --text, from what the target answers to --prompts, from the requests that a server
+recorded (--ids, see speculation.record_ids), and from passages of all these that the target goes on
+with itself. A tenth is held out; how often each head has the right token there, and has it among
+its five likeliest, is printed as it was before and as it is after. The target stays as it is. What
+is written is a checkpoint in the published format.
+
+It is polite to a server on the same machine: one thread, a low priority. Stopped or killed, it goes
+on from its last checkpoint, every minute, with --resume and the same options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from engine.arguments import Parser, exit_code, whole
+from engine.config import BUILTIN, model_folder
+from engine.lab.comparison.report import table
+from engine.lab.files import new_folder
+from engine.lab.train.data import Rows, batches
+from engine.lab.train.draft import CHECKPOINT, ROWS, add_data, keep
+from engine.lab.train.draft import run as run_training
+from engine.lab.train.loop import Run, fit, log
+from engine.model.loader import pick_device
+from engine.model.medusa_heads import MedusaHeads, save_heads
+
+DECAY = 0.8  # of a head's share in the loss, from one to the next
+RATE, OF_WORDS = 2e-3, 0.4  # of learning; the share of it that vocabularies learn with
+TOGETHER = 512  # positions whose logits are in memory at a time
+RIDGE = 1e-3  # of the mean square of a state
+BEGUN = 64  # batches that the beginning is computed from
+TOP = 5
+
+Accuracy = list[list[float]]  # of each head, at the first place and among the first TOP
+
+
+def build_parser() -> Parser:
+    parser = Parser("foredraft train medusa", __doc__)
+    add = parser.add_argument
+    add("--heads", type=whole(1, 32), default=3, metavar="N", help="(3)")
+    add("--blocks", type=whole(1, 8), default=1, metavar="N", help="residual ones of a head (1)")
+    add_data(parser, "the heads")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = build_parser()
+    parsed = parser.parse_args(arguments)
+    parsed.draft = None  # none is needed to write what is learnt from
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log.setLevel(logging.INFO)
+    return exit_code(parser.prog, lambda: run_training(parsed, train))
+
+
+class HeadOptimizer:
+    """AdamW with one schedule for all, as loop.fit takes it."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        inner, words = [heads.mix, heads.bias], [heads.vocabulary]
+        self._adam = torch.optim.AdamW(
+            [{"params": inner, "full": RATE}, {"params": words, "full": RATE * OF_WORDS}],
+            betas=(0.9, 0.98), weight_decay=0.0,
+        )  # fmt: skip
+
+    def step(self, rate: float) -> None:
+        """One update at this share, 0 to 1, of the full learning rates."""
+        for group in self._adam.param_groups:
+            group["lr"] = group["full"] * rate
+        self._adam.step()
+        self._adam.zero_grad()
+
+    def state(self) -> list[Any]:
+        return [self._adam.state_dict()]
+
+    def restore(self, state: list[Any]) -> None:
+        self._adam.load_state_dict(state[0])
+
+
+@torch.no_grad()
+def states(target: Any, ids: Tensor) -> Tensor:
+    """`[rows, length]` -> `[rows, length, width]`, float32: what meets the target's head."""
+    found: list[Tensor] = []
+    head = target.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    try:
+        target(ids, use_cache=False, logits_to_keep=0)
+    finally:
+        handle.remove()
+    return found[0].float()
+
+
+def examples(target: Any, rows: Rows, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """States `[n, width]`, and for each head the token that it should say `[heads, n]` and whether
+    it counts; of all positions at which the last head has something to say."""
+    length = rows.ids.shape[1]
+    if length < heads + 2:
+        none = torch.zeros(heads, 0, dtype=torch.long, device=rows.ids.device)
+        return none[0].float().view(0, 1), none, none.bool()
+    last = length - heads - 1
+    hidden = states(target, rows.ids)[:, :last].flatten(0, 1)
+    ahead = range(heads)
+    labels = torch.stack([rows.ids[:, 2 + k : 2 + k + last].flatten() for k in ahead])
+    counted = torch.stack([rows.counted[:, 1 + k : 1 + k + last].flatten() for k in ahead])
+    return hidden, labels, counted
+
+
+def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> float:
+    """Add the gradients of the loss of Medusa-1: each head's cross-entropy, a later one's by DECAY
+    less. The loss."""
+    count = len(heads.vocabulary)
+    hidden, labels, counts = examples(target, Rows(ids, counted), count)
+    shares = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None] * counts
+    shares, total = shares / shares.sum().clamp(min=1e-9), 0.0
+    for at in range(0, len(hidden), TOGETHER):
+        some = slice(at, at + TOGETHER)
+        said = heads(hidden[some]).transpose(1, 2)
+        each = F.cross_entropy(said, labels[:, some], reduction="none")
+        loss = (each * shares[:, some]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+@torch.no_grad()
+def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Accuracy:
+    """On text that is not learnt from."""
+    count = len(heads.vocabulary)
+    hits, seen = torch.zeros(count, 2), torch.zeros(count, 1)
+    for ids, counted in zip(*held, strict=True):
+        hidden, labels, counts = examples(target, Rows(ids[None], counted[None]), count)
+        if len(hidden):
+            right = (heads(hidden).topk(TOP).indices == labels[..., None]) & counts[..., None]
+            both = torch.stack([right[..., 0].sum(1), right.any(-1).sum(1)], dim=1)
+            hits, seen = hits + both.cpu(), seen + counts.sum(1, keepdim=True).cpu()
+    found: Accuracy = (hits / seen.clamp(min=1)).tolist()
+    return found
+
+
+@torch.no_grad()
+def ahead(target: Any, heads: MedusaHeads, stream: Sequence[Rows]) -> None:
+    """Begin where least squares say that the target's own state will be when it is the head's turn,
+    under the target's own head: much nearer than a copy of that head, which says one token less."""
+    words, count = heads.vocabulary[0].clone(), len(heads.vocabulary)
+    width = words.shape[1]
+    square = words.new_zeros(width, width)
+    cross = words.new_zeros(count, width, width)
+    for rows in stream:
+        hidden = states(target, rows.ids)
+        last = hidden.shape[1] - count
+        now = hidden[:, : max(last, 0)].flatten(0, 1)
+        square += now.T @ now
+        for k in range(count):
+            cross[k] += now.T @ hidden[:, 1 + k : 1 + k + max(last, 0)].flatten(0, 1)
+    square.diagonal().add_(RIDGE * square.diagonal().mean() + 1e-6)
+    heads.vocabulary.copy_(words @ torch.linalg.solve(square, cross).mT)
+
+
+def train(parsed: argparse.Namespace, work: Path) -> str:
+    """From the last checkpoint to the report, which is answered. Raises ConfigError."""
+    device = pick_device(parsed.device)
+    exact = torch.bfloat16 if device.type == "cuda" else torch.float32
+    auto: Any = AutoModelForCausalLM
+    target = auto.from_pretrained(model_folder(parsed.target, "target"), dtype=exact)
+    target.to(device).eval().requires_grad_(False)
+    heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
+    data = torch.load(work / "data", map_location=device)
+    held = Rows(*(torch.cat(parts) for parts in zip(*data["held"].values(), strict=True)))
+    optimizer, run = HeadOptimizer(heads), Run(parsed.minutes, parsed.steps)
+    stream = partial(batches, Rows(*data["learn"]), ROWS, parsed.seed)
+    if (work / "state").is_file():
+        said = torch.load(work / "state", map_location=device)
+        heads.load_state_dict(said["heads"])
+        optimizer.restore(said["optimizer"])
+        run.step, run.seconds, before = said["step"], said["seconds"], said["before"]
+    else:
+        before = accuracy(target, heads, held)
+        ahead(target, heads, [rows for rows, _ in zip(stream(0), range(BEGUN), strict=False)])
+
+    def save() -> None:
+        keep(work / "state", {
+            "heads": heads.state_dict(), "optimizer": optimizer.state(), "before": before,
+            "step": run.step, "seconds": run.seconds,
+        })  # fmt: skip
+
+    save()
+    fit(lambda batch: follow(target, heads, *batch), optimizer, stream(run.step), run,
+        save=save, every=CHECKPOINT)  # fmt: skip
+    save()
+    with new_folder(parsed.output) as folder:
+        save_heads(heads, folder, parsed.target)
+    return f"{report(before, accuracy(target, heads, held))}\n{sentence(parsed, run)}"
+
+
+def report(before: Accuracy, after: Accuracy) -> str:
+    """A table for people."""
+    rows = [["held out", "first before", "after", f"first {TOP} before", "after"]]
+    for head, (old, new) in enumerate(zip(before, after, strict=True), 1):
+        figures = (old[0], new[0], old[1], new[1])
+        rows.append([f"head {head}", *(f"{figure:.3f}" for figure in figures)])
+    return "\n".join(table(rows))
+
+
+def sentence(parsed: argparse.Namespace, run: Run) -> str:
+    """What was done, and what to do."""
+    named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"
+    return (
+        f"{run.step} steps in {run.seconds / 60:.1f} minutes; to use them: foredraft serve{named}"
+        f" --set speculation.proposer.kind=medusa --set speculation.proposer.path={parsed.output}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

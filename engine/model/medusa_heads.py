@@ -1,0 +1,183 @@
+"""Medusa's heads (Cai et al., arXiv:2401.10774): from the hidden state behind a token, logits of
+the tokens two, three, ... further on, each head as if the others were not there.
+
+A head is residual blocks h + SiLU(W h + b) and a vocabulary projection of its own. Published
+checkpoints are read as they are: a folder, or a repository of the hub, with config.json and
+medusa_lm_head.safetensors or medusa_lm_head.pt, whose tensors are `{head}.{block}.linear.weight`,
+`{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. Since configurations are known that say 2
+heads where the file holds 5, the file counts. What is of another shape is refused with a ModelError
+that names the tensor or the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from engine.errors import ModelError
+from engine.model.checkpoint import hub_file
+from engine.model.proof import one_line
+
+CONFIG, SAFE, PICKLED = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
+
+
+class MedusaHeads(nn.Module):
+    """Weights of all heads lie in one tensor, so that a proposal is one product for each block and
+    one for the vocabularies: `mix` `[blocks, heads, width, width]` and `bias` `[blocks, heads, 1,
+    width]`; `vocabulary` `[heads, vocab, width]`."""
+
+    def __init__(self, heads: int, blocks: int, vocabulary: Tensor) -> None:
+        """Heads that all say what the target's `vocabulary` `[vocab, width]` says: blocks are the
+        identity to begin with."""
+        super().__init__()
+        words = vocabulary.detach()
+        width = words.shape[1]
+        self.mix = nn.Parameter(words.new_zeros(blocks, heads, width, width))
+        self.bias = nn.Parameter(words.new_zeros(blocks, heads, 1, width))
+        self.vocabulary = nn.Parameter(words.repeat(heads, 1, 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[rows, width]` -> `[heads, rows, vocab]`."""
+        rows = hidden.expand(len(self.vocabulary), *hidden.shape)
+        for mix, bias in zip(self.mix, self.bias, strict=True):
+            rows = rows + silu(torch.baddbmm(bias, rows, mix.mT))
+        return rows @ self.vocabulary.mT
+
+    def named(self) -> dict[str, Tensor]:
+        """Views of the weights, by the names of published checkpoints."""
+        found, blocks = dict[str, Tensor](), len(self.mix)
+        for head, words in enumerate(self.vocabulary.data):
+            for block in range(blocks):
+                found[f"{head}.{block}.linear.weight"] = self.mix.data[block, head]
+                found[f"{head}.{block}.linear.bias"] = self.bias.data[block, head, 0]
+            found[f"{head}.{blocks}.weight"] = words
+        return found
+
+
+def load_heads(
+    path: str, folder: Path | None, vocabulary: Tensor, *, most: int | None = None,
+    revision: str | None = None,
+) -> MedusaHeads:  # fmt: skip
+    """The first heads of a local `folder`, or where that is None of the hub's repository `path`, on
+    the device and in the precision of the target's `vocabulary` `[vocab, width]`; all of them, or
+    `most`. Raises ModelError."""
+    name = f"the Medusa heads {path!r}"
+    said = _file(path, folder, CONFIG, revision)
+    if said is None and folder is None:
+        raise ModelError(f"{name} have no {CONFIG} on the hub, or it cannot be reached")
+    config = _config(said, name)
+    tensors = _tensors(path, folder, revision, name)
+    held, blocks = _counts(tensors, name)
+    if config.get(_SAID_BLOCKS, blocks) != blocks:
+        wrong = f"{_SAID_BLOCKS} is {config[_SAID_BLOCKS]!r:.40}"
+        raise ModelError(f"{name} have {blocks} blocks each; {wrong}")
+    if most is not None and most > held:
+        raise ModelError(f"{name} are {held}; speculation.proposer.heads is {most}")
+    _check(tensors, held, blocks, vocabulary.shape, name)
+    found = MedusaHeads(most or held, blocks, vocabulary)
+    for key, weight in found.named().items():
+        weight.copy_(tensors[key])
+    return found.eval().requires_grad_(False)
+
+
+def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
+    """In bfloat16, in the published format. `base`: what the target is called."""
+    said = {
+        _SAID_HEADS: len(heads.vocabulary),
+        _SAID_BLOCKS: len(heads.mix),
+        "base_model_name_or_path": base,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    tensors = {key: each.to(torch.bfloat16, copy=True) for key, each in heads.named().items()}
+    save_file(tensors, folder / SAFE)
+
+
+def _file(path: str, folder: Path | None, file: str, revision: str | None) -> Path | None:
+    if folder is None:
+        return hub_file(path, file, revision)
+    return folder / file if (folder / file).is_file() else None
+
+
+def _config(file: Path | None, name: str) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_bytes()) if file else None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} have a config.json that is no JSON") from error
+    if not isinstance(config, dict) or not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
+        raise ModelError(f"{name} need a config.json with {_SAID_HEADS} and {_SAID_BLOCKS}")
+    return config
+
+
+def _tensors(
+    path: str, folder: Path | None, revision: str | None, name: str
+) -> dict[str, Tensor]:  # fmt: skip
+    """All of the file, on the CPU; without code, whatever the file is. Raises ModelError."""
+    safe = _file(path, folder, SAFE, revision)
+    file = safe or _file(path, folder, PICKLED, revision)
+    if file is None:
+        raise ModelError(f"{name} have neither {SAFE} nor {PICKLED}")
+    try:
+        if safe:
+            return load_file(safe)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of safetensors, pickle, zip and torch
+        code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
+        what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
+        reason = "" if code else f": {one_line(error)}"
+        raise ModelError(f"{name}: {file.name} {what}{reason}") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
+    ):
+        raise ModelError(f"{name}: {file.name} holds something else than named tensors")
+    return tensors
+
+
+def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
+    """Heads and blocks of each, by the names. Raises ModelError for others."""
+    heads, blocks = 0, 0
+    for key in tensors:
+        head, _, rest = key.partition(".")
+        block, _, what = rest.partition(".")
+        if not (head.isdecimal() and block.isdecimal()) or len(key) > 40:
+            raise ModelError(f"{name} have a tensor {key[:100]!r}: names are {{head}}.{{block}}...")
+        heads = max(heads, int(head) + 1)
+        if what == "weight":
+            blocks = max(blocks, int(block))
+    if heads > 100 or blocks > 100 or not heads:
+        raise ModelError(f"{name} hold {heads} heads")
+    return heads, blocks
+
+
+def _check(
+    tensors: Mapping[str, Tensor], heads: int, blocks: int, words: torch.Size, name: str
+) -> None:
+    """Nothing missing or superfluous, the target's width and vocabulary. Raises ModelError."""
+    vocab, width = words
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        shapes[f"{head}.{blocks}.weight"] = (vocab, width)
+        for block in range(blocks):
+            shapes[f"{head}.{block}.linear.weight"] = (width, width)
+            shapes[f"{head}.{block}.linear.bias"] = (width,)
+    for key in sorted(shapes.keys() | tensors.keys()):
+        if key not in tensors:
+            raise ModelError(f"{name} lack the tensor {key!r}")
+        if key not in shapes:
+            raise ModelError(f"{name} have a tensor {key!r} that no head of theirs needs")
+        given, wanted = tuple(tensors[key].shape), shapes[key]
+        if given != wanted or not tensors[key].is_floating_point():
+            kind = str(tensors[key].dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{name} do not fit the target: the tensor {key!r} is {kind} {list(given)}; its"
+                f" vocabulary of {vocab} and its width of {width} need floats {list(wanted)}"
+            )

@@ -1,0 +1,159 @@
+"""Medusa's proposals: which trees, from which states, and as many tokens a step as the published
+algorithm gets, step by step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import ModelError
+from engine.messages import SamplingParams, Submit
+from engine.model.pair import load_pair
+from engine.speculation.medusa import below_of, likeliest
+from tests.support import medusa
+
+PROMPTS = [[5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17], [7, 3, 99, 12]]
+LENGTH = 20
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_target: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(tiny_target, dtype=torch.float32)
+    words = model.get_output_embeddings().weight
+    return medusa.save(medusa.random_heads(words), tmp_path_factory.mktemp("heads"))
+
+
+def config_for(target: str, folder: str, k: int, **proposer: Any) -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": target},
+            "device": "cpu",
+            "cache": {"num_blocks": 128},
+            "speculation": {
+                "proposer": {"kind": "medusa", "path": folder, **proposer},
+                "companions": [],
+                "controller": {"kind": "fixed", "k": k},
+            },
+        }
+    )
+
+
+def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
+    """The tokens of each step."""
+    params = SamplingParams(seed=1, max_tokens=tokens, temperature=0, ignore_eos=True)
+    engine.add(Submit("a", prompt, params, 0.0))
+    found = []
+    while engine.has_work:
+        found += [output.tokens for output in engine.step().items if output.tokens]
+    return found
+
+
+def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, heads: str) -> None:
+    """Law: with a tree of choices, each greedy step keeps what Medusa as published keeps (written
+    again in tests/support/medusa.py), so tokens per step are the same."""
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(
+        tiny_target, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    weights = medusa.read(heads)
+    choices = [list(path) for path in medusa.CHOICES]
+    engine = Engine(config_for(tiny_target, heads, len(choices), choices=choices))
+    kept = 0
+    for prompt in PROMPTS:
+        wanted = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
+        found = steps_of(engine, prompt, 1 + sum(map(len, wanted)))
+        assert found[0] == found[0][:1]  # of the prompt's step: nothing is known to guess from
+        assert found[1:] == wanted
+        kept += sum(len(step) > 1 for step in wanted)
+    assert kept > 3
+
+
+def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
+    """Law: `heads` bounds how deep trees are; without choices a tree has as many nodes as K."""
+    for most in (1, 2):
+        engine = Engine(config_for(tiny_target, heads, 12, heads=most))
+        engine.add(Submit("a", PROMPTS[0], SamplingParams(seed=1, max_tokens=30), 0.0))
+        proposed = [0]
+        while engine.has_work:
+            result = engine.step()
+            proposed.append(result.metrics.num_proposed)
+            assert not any(result.metrics.proposed_at[most:])
+        assert max(proposed) == (8 if most == 1 else 12)  # eight of a head are looked at
+
+
+def test_the_first_nodes_are_the_likeliest_tree() -> None:
+    """Law: of all trees of n nodes, the first n nodes have the largest sum of chances, whatever n;
+    with choices, of the trees that these allow."""
+    rng = random.Random(3)
+    for _ in range(20):
+        logs = [sorted((math.log(rng.random()) for _ in range(4)), reverse=True) for _ in range(3)]
+        paths = [path for depth in (1, 2, 3) for path in itertools.product(range(4), repeat=depth)]
+        sums = {path: sum(logs[h][r] for h, r in enumerate(path)) for path in paths}
+        found = likeliest(logs, 12)
+        assert list(found.values()) == pytest.approx(sorted(sums.values(), reverse=True)[:12])
+        assert all(path[:-1] in found or len(path) == 1 for path in found)
+        allowed = likeliest(logs, 99, below_of(medusa.CHOICES))
+        assert set(allowed) == set(medusa.CHOICES)
+        assert list(allowed.values()) == sorted(allowed.values(), reverse=True)
+
+
+def test_guesses_share_the_noise_of_their_positions(tiny_target: str, heads: str) -> None:
+    """Law: at temperature 1 a head guesses with the noise with which the target draws, so its
+    guesses are kept far more often than drawn apart, which is by less than half."""
+
+    def kept(shift: int) -> float:
+        engine = Engine(config_for(tiny_target, heads, 1))
+        proposer = engine._proposer._main
+        guess = proposer._guess  # type: ignore[attr-defined]
+        proposer._guess = lambda seqs: guess([_Elsewhere(seq, shift) for seq in seqs])  # type: ignore[attr-defined]
+        for number in range(24):
+            params = SamplingParams(seed=number, max_tokens=24, ignore_eos=True)
+            engine.add(Submit(str(number), PROMPTS[number % 2], params, 0.0))
+        last = []
+        while engine.has_work:
+            last += [output for output in engine.step().items if output.finish is not None]
+        return sum(o.accepted for o in last) / sum(o.proposed for o in last)
+
+    assert kept(0) > 1.5 * kept(1000)
+
+
+class _Elsewhere:
+    """A sequence as if it were so many tokens longer."""
+
+    def __init__(self, seq: Any, shift: int) -> None:
+        self._seq, self._shift = seq, shift
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._seq.num_tokens + self._shift)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seq, name)
+
+    def __hash__(self) -> int:
+        return hash(self._seq)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._seq == other)
+
+
+def test_heads_of_another_target_are_refused_at_start(
+    tiny_target: str, heads: str, tmp_path: Path
+) -> None:
+    """Law: a wrong vocabulary or width, or choices deeper than there are heads, stop the start."""
+    other = medusa.save(medusa.random_heads(torch.zeros(100, 48)), tmp_path)
+    with pytest.raises(ModelError, match=r"vocabulary of 128 and its width of 48"):
+        load_pair(config_for(tiny_target, other, 3))
+    deep = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
+    with pytest.raises(ModelError, match=r"choices has a path of 4 ranks; .* are 3"):
+        load_pair(config_for(tiny_target, heads, 3, choices=deep))

@@ -1,0 +1,164 @@
+"""Medusa's heads: what published checkpoints may be, and how each refusal reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.config import MedusaConfig, folder_of
+from engine.errors import ModelError
+from engine.model.medusa_heads import MedusaHeads, load_heads, save_heads
+from tests.support.medusa import Weights, logits_of, random_heads, save
+
+VOCAB, WIDTH = 40, 8
+WORDS = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def load(path: Path | str, **settings: Any) -> MedusaHeads:
+    return load_heads(str(path), folder_of(str(path), "medusa"), WORDS, **settings)
+
+
+def refusal(path: Path | str, **settings: Any) -> str:
+    """The sentence of the refusal; it must be one line."""
+    with pytest.raises(ModelError) as caught:
+        load(path, **settings)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_heads_are_computed_as_defined(blocks: int, tmp_path: Path) -> None:
+    """Law: each head is h + SiLU(W h + b), block after block, and its own vocabulary projection;
+    the file says how many heads there are, whatever its configuration does."""
+    weights = random_heads(WORDS, heads=5, blocks=blocks)
+    heads = load(save(weights, tmp_path, medusa_num_layers=blocks))
+    rows = torch.randn(3, WIDTH)
+    found = heads(rows)
+    assert found.shape == (5, 3, VOCAB)
+    for head in range(5):
+        for row in range(3):
+            wanted = logits_of(weights, head, rows[row])
+            assert found[head, row] == pytest.approx(wanted, abs=1e-5)
+    few = load(tmp_path, most=2)
+    assert few(rows) == pytest.approx(found[:2], abs=1e-5)
+
+
+def test_pickled_weights_are_those_of_safetensors(tmp_path: Path) -> None:
+    """Law: medusa_lm_head.pt is read where there is no safetensors file."""
+    weights = random_heads(WORDS)
+    save(weights, tmp_path)
+    rows, wanted = torch.randn(2, WIDTH), load(tmp_path)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    assert load(tmp_path)(rows) == pytest.approx(wanted(rows))
+
+
+def test_new_heads_say_what_the_target_says(tmp_path: Path) -> None:
+    """Law: heads start as the target's own head; what is saved is read again."""
+    heads = MedusaHeads(2, 1, WORDS).requires_grad_(False)
+    rows = torch.randn(3, WIDTH)
+    assert heads(rows)[1] == pytest.approx(rows @ WORDS.T, abs=1e-5)
+    torch.nn.init.normal_(heads.mix)
+    save_heads(heads, tmp_path, "base")
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert said["medusa_num_heads"] == 2
+    assert load(tmp_path).mix == pytest.approx(heads.mix.bfloat16().float())
+
+
+class Runs:
+    """Pickled, it is a call."""
+
+    def __reduce__(self) -> Any:
+        return (print, ("code of a checkpoint ran",))
+
+
+def _other(key: str, tensor: Tensor) -> Callable[[Weights], Any]:
+    return lambda weights: weights | {key: tensor}
+
+
+SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
+    "missing": (lambda w: {k: t for k, t in w.items() if k != "1.0.linear.bias"},
+                "lack the tensor '1.0.linear.bias'"),
+    "width": (_other("0.0.linear.weight", torch.zeros(WIDTH, 9)), "'0.0.linear.weight' is float32"),
+    "vocabulary": (_other("2.1.weight", torch.zeros(VOCAB + 1, WIDTH)),
+                   f"'2.1.weight' is float32 [{VOCAB + 1}, {WIDTH}]"),
+    "integers": (_other("0.0.linear.bias", torch.zeros(WIDTH, dtype=torch.int64)), "is int64"),
+    "more": (_other("0.1.bias", torch.zeros(VOCAB)), "'0.1.bias' that no head of theirs needs"),
+    "names": (_other("lm_head.weight", torch.zeros(1)), "a tensor 'lm_head.weight'"),
+    "many": (_other("999.1.weight", torch.zeros(1)), "hold 1000 heads"),
+    "nothing": (lambda w: {}, "hold 0 heads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_file_of_another_shape_is_refused_by_its_tensor(what: str, tmp_path: Path) -> None:
+    spoil, said = SPOILED[what]
+    save(random_heads(WORDS), tmp_path)
+    save_file(spoil(random_heads(WORDS)), tmp_path / "medusa_lm_head.safetensors")
+    assert said in refusal(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_named_and_never_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: a pickle that would call something is refused by the name of what it would call."""
+    save(random_heads(WORDS), tmp_path)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    torch.save({"0.0.linear.weight": Runs()}, tmp_path / "medusa_lm_head.pt")
+    sentence = refusal(tmp_path)
+    assert "medusa_lm_head.pt" in sentence
+    assert "print" in sentence
+    assert "code of a checkpoint ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "no JSON"),
+        ("[]", "medusa_num_heads"),
+        ('{"model_type": "llama"}', "medusa_num_heads"),
+        ('{"medusa_num_heads": 3, "medusa_num_layers": 2}', "medusa_num_layers is 2"),
+    ],
+)
+def test_a_configuration_of_something_else_is_refused(
+    config: str, said: str, tmp_path: Path
+) -> None:
+    save(random_heads(WORDS), tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert said in refusal(tmp_path)
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    save(random_heads(WORDS), tmp_path)
+    assert "are 3; speculation.proposer.heads is 4" in refusal(tmp_path, most=4)
+    (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"no tensors")
+    assert "medusa_lm_head.safetensors cannot be read" in refusal(tmp_path)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    assert "neither medusa_lm_head.safetensors nor medusa_lm_head.pt" in refusal(tmp_path)
+    torch.save([1], tmp_path / "medusa_lm_head.pt")
+    assert "something else than named tensors" in refusal(tmp_path)
+    with pytest.raises(ModelError, match=r"the medusa model .* was not found"):
+        folder_of(str(tmp_path / "nowhere"), "medusa")
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ([], "there must be a path"),
+        ([[]], "no list of ranks"),
+        ([[64]], "no list of ranks"),
+        ([[0], [1, 0]], r"\[1, 0\] needs \[1\]"),
+        ([0], "choices"),
+    ],
+)
+def test_choices_that_are_no_tree_are_refused(choices: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        MedusaConfig.model_validate({"kind": "medusa", "choices": choices})

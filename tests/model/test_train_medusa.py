@@ -1,0 +1,127 @@
+"""`foredraft train medusa`: heads of a tiny target learn to see ahead, stopped or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.core import Engine
+from engine.lab.train import medusa as program
+from engine.lab.train.data import Rows
+from engine.lab.train.medusa import examples, follow
+from tests.model.test_medusa import config_for, steps_of
+from tests.support import tiny_text
+from tests.support.domains import sql
+
+POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "8", "--continued", "2"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_text.save(tiny_text.target(), tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "shop.sql"
+    file.write_text(sql(40))
+    return file
+
+
+def words(target: str, text: Path, output: Path, *more: str) -> list[str]:
+    named = ["--target", target, "--text", str(text), "--output", str(output), "--heads", "2"]
+    return [*named, *POLITE, *more]
+
+
+def test_heads_see_further_and_are_served(
+    target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: the printed accuracy of each head rises; what is written is a published checkpoint,
+    which an engine loads and guesses with."""
+    output = tmp_path / "heads"
+    assert program.main(words(target, text, output, "--steps", "60")) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if line.startswith("head ")]
+    assert len(rows) == 2
+    for _, _, *figures in rows:
+        old, new, old_five, new_five = map(float, figures)
+        assert new > old + 0.01
+        assert new_five > old_five
+        assert new_five >= new
+    assert f"--set speculation.proposer.path={output}" in said
+    tensors = load_file(output / "medusa_lm_head.safetensors")
+    assert set(tensors) == {
+        f"{head}.{end}"
+        for head in (0, 1)
+        for end in ("0.linear.weight", "0.linear.bias", "1.weight")
+    }
+    assert json.loads((output / "config.json").read_text())["medusa_num_heads"] == 2
+    prompt = [30, 31, 32, 33]
+    assert any(
+        len(tokens) > 1
+        for tokens in steps_of(Engine(config_for(target, str(output), 8)), prompt, 40)
+    )
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_weights(
+    target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: a kill loses the steps since the last checkpoint, and nothing else."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert program.main(words(target, text, whole, "--steps", "4")) == 0
+    taken = 0
+
+    def stopping(*given: Any) -> float:
+        nonlocal taken
+        taken += 1
+        if taken == 3:
+            raise SystemError("killed")
+        return follow(*given)
+
+    monkeypatch.setattr(program, "follow", stopping)
+    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    run = words(target, text, parts, "--steps", "4")
+    with pytest.raises(SystemError):
+        program.main(run)
+    assert not parts.exists()
+    assert program.main([*run, "--resume"]) == 0
+    assert taken == 3 + 2
+    ours, theirs = (load_file(f / "medusa_lm_head.safetensors") for f in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_head_learns_the_token_that_it_will_guess() -> None:
+    """Law: of the state behind a token, head k has the token k + 2 further on, since the next one
+    is drawn by the target itself; where that does not count, nothing is learnt."""
+    model = tiny_text.target()
+    ids = torch.arange(8)[None]
+    counted = torch.tensor([[False, False, False, True, True, True, True, False]])
+    hidden, labels, counts = examples(model, Rows(ids, counted), 2)
+    assert hidden.shape == (5, model.config.hidden_size)
+    assert labels.tolist() == [[2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
+    assert counts.tolist() == [[False, False, True, True, True], [False, True, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--heads", "0"], "--heads"),
+        (["--target", "nowhere/at/all"], "nowhere/at/all"),
+        (["--text", "missing.sql"], "missing.sql"),
+    ],
+)
+def test_mistakes_are_a_sentence(
+    more: list[str], said: str, target: str, text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    try:
+        code = program.main(words(target, text, tmp_path / "heads", *more))
+    except SystemExit as error:  # of the command line
+        code = error.code  # type: ignore[assignment]
+    assert code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""Medusa written again, slowly and from its definition: heads for a target, and greedy decoding
+with them (arXiv:2401.10774). Shares no code with the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Weights = dict[str, Tensor]  # by the names of published checkpoints
+
+
+def random_heads(vocabulary: Tensor, *, heads: int = 3, blocks: int = 1) -> Weights:
+    """Near the target's own head, so that some guesses are right."""
+    generator = torch.Generator().manual_seed(5)
+    vocab, width = vocabulary.shape
+    found: Weights = {}
+    for head in range(heads):
+        for block in range(blocks):
+            mix = torch.randn(width, width, generator=generator) * 0.3 / width**0.5
+            found[f"{head}.{block}.linear.weight"] = mix
+            found[f"{head}.{block}.linear.bias"] = torch.randn(width, generator=generator) * 0.1
+        noise = torch.randn(vocab, width, generator=generator) * 0.05
+        found[f"{head}.{blocks}.weight"] = vocabulary.detach().float() + noise
+    return found
+
+
+def save(weights: Weights, folder: Path, **config: Any) -> str:
+    """As published: the folder, as a string."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "medusa_lm_head.safetensors")
+    said = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
+    (folder / "config.json").write_text(json.dumps(said | config))
+    return str(folder)
+
+
+def read(folder: str) -> Weights:
+    return load_file(Path(folder) / "medusa_lm_head.safetensors")
+
+
+def logits_of(weights: Weights, head: int, hidden: Tensor) -> Tensor:
+    """`[width]` -> `[vocab]`."""
+    block = 0
+    while f"{head}.{block}.linear.weight" in weights:
+        inner = weights[f"{head}.{block}.linear.weight"] @ hidden
+        inner = inner + weights[f"{head}.{block}.linear.bias"]
+        hidden = hidden + inner * torch.sigmoid(inner)
+        block += 1
+    return weights[f"{head}.{block}.weight"] @ hidden
+
+
+def greedy(
+    model: Any, weights: Weights, prompt: Sequence[int], length: int,
+    choices: Sequence[tuple[int, ...]],
+) -> list[list[int]]:  # fmt: skip
+    """The tokens of each step after the prompt's, as the paper decodes greedily: every path of
+    `choices` is a candidate, and the longest one that the target agrees with is kept, with the
+    target's next token. The target runs every candidate alone, without a cache."""
+    tokens, steps = list(prompt), list[list[int]]()
+    hidden, first = _last(model, tokens, 0)
+    tokens += first
+    while len(tokens) - len(prompt) < length:
+        ranked = [
+            logits_of(weights, head, hidden).argsort(descending=True, stable=True).tolist()
+            for head in range(max(map(len, choices)))
+        ]
+        best: list[int] = []
+        for path in choices:
+            guess = [ranked[head][rank] for head, rank in enumerate(path)]
+            _, said = _last(model, tokens + guess, len(guess))
+            if len(guess) > len(best) and said[:-1] == guess:
+                best = guess
+        hidden, said = _last(model, tokens + best, 0)
+        steps.append(best + said)
+        tokens += steps[-1]
+    return steps
+
+
+@torch.inference_mode()
+def _last(model: Any, tokens: Sequence[int], before: int) -> tuple[Tensor, list[int]]:
+    """Of the last position, what meets the target's head; and the likeliest tokens behind it and
+    behind so many `before` it."""
+    states: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, given: states.append(given[0][0, -1])
+    )
+    try:
+        logits = model(torch.tensor([list(tokens)]), use_cache=False).logits[0, -1 - before :]
+    finally:
+        handle.remove()
+    return states[0].float(), logits.argmax(dim=-1).tolist()
+
+
+CHOICES: tuple[tuple[int, ...], ...] = (
+    (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1),
+)  # fmt: skip
