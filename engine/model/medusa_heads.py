@@ -22,9 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.errors import ModelError
+from engine.errors import ModelError, one_line
 from engine.model.checkpoint import hub_file
-from engine.model.proof import one_line
 
 CONFIG, SAFE, PICKLED = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"

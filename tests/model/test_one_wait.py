@@ -63,7 +63,9 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         assert draft is not None
         cache = KVCache(BLOCKS, BLOCK, "cpu", scrap=True)
 
-        def runner(config: EngineConfig, model: LoadedModel, *ignored: object) -> ModelRunner:
+        def runner(
+            config: EngineConfig, model: LoadedModel, *_: object, **__: object
+        ) -> ModelRunner:
             graphs = Graphs(Again(), 24)
             runner = ModelRunner(
                 replace(model, logits=front_door(model.model)),
