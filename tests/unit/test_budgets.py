@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_400,
-    "engine/cpu": 3_150,
-    "lab": 6_175,  # engine/lab and server/lab
-    "serving": 21_020,  # everything else but the script that trained the built-in pair
-    "all": 32_780,
+    "engine/cpu": 3_210,
+    "lab": 7_110,  # engine/lab and server/lab
+    "serving": 22_610,  # everything else but the script that trained the built-in pair
+    "all": 35_340,
 }
 TRAINING = "engine/demo"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.arguments import Parser, exit_code
 from engine.child import freeze_memory
+from engine.config import BUILTIN
 from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
@@ -63,7 +64,12 @@ def _parser(name: str) -> Parser:
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
     variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS]
-    race, clock = settings(parsed, *PRESETS[name], NAMES, variants), clock_of(parsed)
+    usual, quick = PRESETS[name]
+    if parsed.target != BUILTIN and parsed.medusa is None:  # of which there are no heads
+        usual, quick = (
+            replace(each, modes=each.modes.replace(",medusa", "")) for each in (usual, quick)
+        )
+    race, clock = settings(parsed, usual, quick, NAMES, variants), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
     _check(race.arms, most)
     set_threads(parsed.threads)

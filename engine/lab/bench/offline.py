@@ -200,7 +200,8 @@ class Offline:
             watch = TurnClock(clock)
             said = _config(config, arm, len(own), concurrency)
             if (who := said.speculation.proposer.kind) not in caches:
-                mine = pair if who == "draft_model" else load_pair(said, pair.target)
+                given = who == config.speculation.proposer.kind
+                mine = pair if given else load_pair(said, pair.target)
                 whole = _config(said, arm, sum(map(len, shares)), concurrency)
                 caches[who] = mine, shared_cache(whole, mine)
             mine, cache = caches[who]
@@ -289,7 +290,8 @@ def _config(config: EngineConfig, arm: Arm, num_blocks: int, concurrency: int) -
     if arm.mode != "auto":
         said["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
     if arm.label in KINDS:
-        said["speculation"]["proposer"] = {"kind": arm.label}
+        if arm.label != config.speculation.proposer.kind:
+            said["speculation"]["proposer"] = {"kind": arm.label}
         said["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
     elif arm.label in FREE:
         said["speculation"].update(proposer={"kind": "ngram"}, companions=[arm.label])
