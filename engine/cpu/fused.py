@@ -69,6 +69,15 @@ class _Weight:
         return np.ascontiguousarray(found[:, : len(rows)].T)
 
 
+def packed_product(weight: Tensor) -> Callable[[Floats], Floats] | None:
+    """`[rows, in]` float32 to `[rows, out or more]`, by our code where there are few rows; None
+    where torch's is as good: on many threads, elsewhere than on a CPU, not in bfloat16."""
+    few = torch.get_num_threads() <= MOST_THREADS and weight.device.type == "cpu"
+    if not (few and weight.dtype == torch.bfloat16 and MULTIPLIES_PAIRS):
+        return None
+    return _Weight(weight, _most_packed_rows(weight.dtype)) if weight.shape[1] % 2 == 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     index: int

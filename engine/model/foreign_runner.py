@@ -39,7 +39,12 @@ class ForeignRunner(ModelRunner):
         return False
 
     def forward(
-        self, segments: Sequence[Segment], unseen: Unseen | None = None, along: Along = None
+        self,
+        segments: Sequence[Segment],
+        unseen: Unseen | None = None,
+        along: Along = None,
+        *,
+        states: bool = True,
     ) -> ModelOutput:
         output = super().forward(segments, unseen, along)
         return ModelOutput(self._translated(output.logits), along=output.along)

@@ -264,15 +264,21 @@ class ModelRunner:
         self._timer.read()  # it is no time of a forward that is asked for
 
     def forward(
-        self, segments: Sequence[Segment], unseen: Unseen | None = None, along: Along = None
+        self,
+        segments: Sequence[Segment],
+        unseen: Unseen | None = None,
+        along: Along = None,
+        *,
+        states: bool = True,
     ) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
         `start + len(tokens)`, and everything before `start` must have been computed. Numbers for
-        whoever goes on with the logits are sent `along` with what the forward needs."""
+        whoever goes on with the logits are sent `along` with what the forward needs. Without
+        `states` nobody asks for the hidden ones."""
         compiled = self._compiled
         if unseen is None and compiled is not None and compiled.suits(segments):
             with self._timer:
-                return self._compiled_output(compiled, segments)
+                return self._compiled_output(compiled, segments, states=states)
         with torch.inference_mode():
             batch = Batch.pack(segments, self.model.device, unseen)
             if self._forwards is not None:
@@ -293,13 +299,13 @@ class ModelRunner:
         return output
 
     def _compiled_output(
-        self, decoder: CompiledDecoder, segments: Sequence[Segment]
+        self, decoder: CompiledDecoder, segments: Sequence[Segment], *, states: bool
     ) -> ModelOutput:
-        if self._hidden is None:
+        if self._hidden is None or not states:
             return ModelOutput(decoder.forward(segments, self._memory))
-        states = decoder.states(segments, self._hidden.asked)
-        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.asked, states))
-        output.hidden = torch.from_numpy(states).flatten(1)
+        there = decoder.states(segments, self._hidden.asked)
+        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.asked, there))
+        output.hidden = torch.from_numpy(there).flatten(1)
         return output
 
     def _eager(self, batch: Batch) -> Tensor:

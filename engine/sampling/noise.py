@@ -31,12 +31,21 @@ _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 def gumbel(keys: Seq[Key | None], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
     """[len(keys), vocab] float32 standard Gumbel noise, between -2.9 and 22.2; zeros for None."""
+    return _gumbel(keys, token_words_of(vocab_size, device))
+
+
+def gumbel_at(keys: Seq[Key | None], ids: Tensor, vocab_size: int) -> Tensor:
+    """`gumbel` of the `ids` int64 `[len(keys), any]` alone."""
+    return _gumbel(keys, token_words_of(vocab_size, ids.device)[ids])
+
+
+def _gumbel(keys: Seq[Key | None], words: Tensor) -> Tensor:
     halves = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
-    low, high = (half.to(device, non_blocking=True) for half in halves)
-    noise = gumbel_of(hashed(token_words_of(vocab_size, device), low, high))
+    low, high = (half.to(words.device, non_blocking=True) for half in halves)
+    noise = gumbel_of(hashed(words, low, high))
     if None not in keys:
         return noise
-    drawn = torch.tensor([key is not None for key in keys]).to(device, non_blocking=True)
+    drawn = torch.tensor([key is not None for key in keys]).to(words.device, non_blocking=True)
     return noise.where(drawn[:, None], 0.0)
 
 

@@ -6,8 +6,8 @@ guesses. Each head's likeliest tokens become branches, the likeliest paths first
 their heads' chances, so that the first n nodes are the best tree of n nodes. With a temperature a
 head's scores have the noise of their positions that the target's draws will have.
 
-Owns one state of each sequence that runs. A sequence without (its prompt is not done, or it was
-preempted) is not guessed for.
+Owns one state of each sequence that runs, and the length of the text that it is the last of. A
+sequence without (its prompt is not done, it was preempted, or K was 0) is not guessed for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.model.medusa_heads import MedusaHeads
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import gumbel
+from engine.sampling.noise import gumbel_at
 from engine.scheduling.segment import LAST, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -32,6 +32,7 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified
 Path = tuple[int, ...]  # of each head in turn, how many of its tokens are likelier
 
 _RANKS = 8  # of a head's tokens, at most, where no choices are given
+_NEAR = 128  # tokens with the largest scores, of which one is guessed whatever the noise
 _FAR = 1e-6  # chances are taken to be between this and what lacks it to 1
 
 
@@ -51,7 +52,7 @@ class MedusaProposer(Proposer):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._heads, self._processor, self._clock = heads, processor, clock
-        self._states: dict[Sequence, Tensor] = {}
+        self._states: dict[Sequence, tuple[int, Tensor]] = {}
         self._below = below_of(choices) if choices else None
         self._ranks = 1 + max(map(max, choices)) if choices else _RANKS
 
@@ -59,9 +60,7 @@ class MedusaProposer(Proposer):
         """A tree of k nodes or all that the choices allow, for each sampling chunk whose state is
         known."""
         self.forward_seconds = 0.0
-        asked = [
-            chunk for chunk in chunks if chunk.samples and chunk.k and chunk.seq in self._states
-        ]
+        asked = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
         if not asked:
             return [EMPTY] * len(chunks)
         began = self._clock()
@@ -75,20 +74,24 @@ class MedusaProposer(Proposer):
 
     def learn(self, verified: Seq[Verified]) -> None:
         """Keep the state of the row from which each one's newest token was drawn."""
-        for item in verified:
-            assert item.hidden is not None
-            self._states[item.seq] = item.hidden[-1]
+        for seq, hidden, tokens in [(item.seq, item.hidden, item.tokens) for item in verified]:
+            assert hidden is not None
+            self._states[seq] = seq.num_tokens + len(tokens), hidden[-1]
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
+
+    def _knows(self, seq: Sequence) -> bool:
+        return seq in self._states and self._states[seq][0] == seq.num_tokens
 
     @torch.inference_mode()
     def _guess(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """By sequence and head: the likeliest tokens, and the logarithms of their chances."""
         weights = self._heads.vocabulary
-        states = torch.stack([self._states[seq] for seq in seqs]).to(weights.dtype)
-        scores = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
-        heads, vocab = scores.shape[1:]
+        states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
+        every = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
+        heads, vocab = every.shape[1:]
+        scores, ids = every.topk(min(_NEAR, vocab))
         scales = [self._processor.fields(seq).scale for seq in seqs]
         if any(scales):
             keys = [
@@ -96,12 +99,12 @@ class MedusaProposer(Proposer):
                 for seq, scale in zip(seqs, scales, strict=True)
                 for head in range(heads)
             ]
-            noise = gumbel(keys, vocab, scores.device).view(-1, heads, vocab)
+            noise = gumbel_at(keys, ids.flatten(0, 1), vocab).view_as(scores)
             factors = torch.tensor([scale or 1.0 for scale in scales], device=scores.device)
             scores = scores * factors[:, None, None] + noise
-        best, tokens = scores.topk(min(self._ranks, vocab))
+        best, places = scores.topk(min(self._ranks, vocab))
         logs = best - scores.logsumexp(-1, keepdim=True)
-        return tokens.tolist(), logs.tolist()
+        return ids.gather(-1, places).tolist(), logs.tolist()
 
     def _tree(self, tokens: Seq[Seq[int]], logs: Seq[Seq[float]], k: int) -> Proposal:
         paths = likeliest(logs, k, self._below)

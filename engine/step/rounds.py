@@ -76,11 +76,13 @@ class Rounds:
             proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose = lap()
         packed = segments(plan, proposals)
-        output = self._runner.forward(packed)
+        told = self._is_told(plan)
+        output = self._runner.forward(packed, states=told)
         seconds.verify = lap()
         every = self._proposer.every_node
         sampled = self._acceptor.accept(plan, proposals, output, every=every)
-        self._tell(plan, sampled, output, packed)
+        if told:
+            self._tell(plan, sampled, output, packed)
         return sampled
 
     def _with_one_wait(
@@ -113,17 +115,25 @@ class Rounds:
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
         told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
         self._acceptor.walk(sampled, output, told)
-        self._tell(plan, sampled, output, packed)
+        if self._is_told(plan):
+            self._tell(plan, sampled, output, packed)
         self._proposer.take_over()
         return sampled
+
+    def _is_told(self, plan: StepPlan) -> bool:
+        """Whether proposers learn of this step. Hidden states of the last row alone are of no use
+        while nobody guesses: the first step in which somebody may has none yet."""
+        if not self._proposer.learns:
+            return False
+        hidden = self._proposer.hidden
+        return hidden is None or hidden.every or any(chunk.k for chunk in plan.chunks)
 
     def _tell(
         self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]
     ) -> None:
         """Those that learn of what became of guesses, and of hidden states if they ask for some."""
-        if self._proposer.learns:
-            every = self._proposer.hidden is not None and self._proposer.hidden.every
-            self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
+        every = self._proposer.hidden is not None and self._proposer.hidden.every
+        self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
     def _is_usual(self, chunk: Chunk) -> bool:
         seq = chunk.seq

@@ -91,6 +91,25 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
         assert max(proposed) == (8 if most == 1 else 12)  # eight of a head are looked at
 
 
+def test_while_nobody_guesses_nothing_is_kept_for_it(tiny_target: str, heads: str) -> None:
+    """Bug: at K = 0 each step copied a hidden state that nobody read, a tenth of a small step.
+    Switched on in the middle, guesses begin one step later, from a state of this text's end."""
+    engine = Engine(config_for(tiny_target, heads, 4))
+    engine.set_speculation("off", 0)
+    params = SamplingParams(seed=1, max_tokens=LENGTH, temperature=0, ignore_eos=True)
+    engine.add(Submit("a", PROMPTS[0], params, 0.0))
+    counts = []
+    for step in range(8):
+        if step == 5:
+            engine.set_speculation("fixed", 4)
+        counts.append(engine.step().metrics.num_proposed)
+        if step == 4:
+            main: Any = engine._proposer._main
+            assert not main._states
+    assert counts[:6] == [0] * 6
+    assert min(counts[6:]) > 0
+
+
 def test_the_first_nodes_are_the_likeliest_tree() -> None:
     """Law: of all trees of n nodes, the first n nodes have the largest sum of chances, whatever n;
     with choices, of the trees that these allow."""
