@@ -65,6 +65,14 @@ ASKED = {
     "all fields": (13, 14, 14),
 }  # fmt: skip
 WANTED_OF_ASKED = 24
+# By FlashInfer (`planned`), whose plan for a forward, and for each step of a chain, copies every
+# array that it is given to a buffer of its own.
+PLANNED = {
+    "copies to the device": (34, 34, 34),
+    "of these from pageable memory": (25, 25, 25),
+    "bytes to the device": (3_200, 86_600, 194_400),
+    "bytes copied on the device": (1_460, 53_300, 128_200),
+}
 NODES = (
     Nodes("target layer", 10, 12),
     Nodes("target forward", 335, None),
@@ -98,6 +106,11 @@ def rows(found: dict[str, Any]) -> list[Row]:
         table.append((f"{number}: of these, the device without work", there["pause"], None, None))
         for asked in FIELDS:
             table += field_rows(found["fields"][asked][str(number)], asked, column)
+        for step in STEPS:
+            measured = found["flashinfer"][str(number)]["most"][step.name]
+            ceiling = PLANNED.get(step.name, step.ceilings)[column]
+            wanted = step.wanted[column] if step.wanted else None
+            table.append((f"{number}: flashinfer: {step.name}", measured, ceiling, wanted))
     for part, seconds in found["start"].items():
         table.append((f"start: CPU s, {part}", seconds, None, WANTED_START[part]))
     return table

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from tests.cuda_host.build import LIMIT, missing
-from tests.cuda_host.limits import FIELDS, NODES, SEQUENCES, STEPS, Nodes, Step, field_ceiling
+from tests.cuda_host.limits import (
+    FIELDS,
+    NODES,
+    PLANNED,
+    SEQUENCES,
+    STEPS,
+    Nodes,
+    Step,
+    field_ceiling,
+)
 
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
@@ -33,6 +42,14 @@ def test_no_field_makes_the_host_wait(found: dict[str, Any], asked: str, column:
     for step in STEPS:
         ceiling = field_ceiling(step, asked, column)
         assert ceiling is None or there[step.name] <= ceiling, step.name
+
+
+@pytest.mark.parametrize("column", range(len(SEQUENCES)))
+def test_flashinfers_plans_stay_under_their_ceilings(found: dict[str, Any], column: int) -> None:
+    """Law: they have nobody wait, and copy no more than the library's plan does."""
+    most = found["flashinfer"][str(SEQUENCES[column])]["most"]
+    for step in STEPS:
+        assert most[step.name] <= PLANNED.get(step.name, step.ceilings)[column], step.name
 
 
 @pytest.mark.parametrize("nodes", NODES, ids=lambda nodes: nodes.name)

@@ -81,7 +81,7 @@ class PagedPrefill:
             for buffer, tensor, exact in zip(self.buffers, given, (1, 1, 0, 1), strict=True):
                 assert buffer is not None
                 assert len(tensor) == len(buffer) if exact else len(tensor) <= len(buffer)
-                buffer[: len(tensor)].copy_(tensor)
+                buffer[: len(tensor)].copy_(tensor, non_blocking=True)
             given = [buffer for buffer in self.buffers if buffer is not None]
         self.tables = given
         self.heads = (num_qo_heads, num_kv_heads, head_dim_qk)
