@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizationName = Literal["none", "int8", "int4", "fp8"]
@@ -263,13 +263,28 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
 DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 
 
-def with_kind(name: str, table: Any, default: str | None = None) -> Any:
-    """A table of [speculation] with the `kind` that its keys imply, else `default`."""
-    if not isinstance(table, dict) or "kind" in table:
+def with_kind(name: str, table: Any, default: str | None = None, present: str | None = None) -> Any:
+    """A table of [speculation] with the `kind` that its keys imply, else `default`. `present`: the
+    kind of the table that it goes over, which stays if it has all of these keys. Raises ConfigError
+    for a proposer's key that the present kind lacks, but for a path, which names a draft model."""
+    if not isinstance(table, dict) or "kind" in table or present in _kinds_with(table):
         return table
     kinds = KIND_OF_KEY.get(name, {})
-    kind = next((kinds[key] for key in table if key in kinds), default)
+    key = next((key for key in table if key in kinds), None)
+    if key not in (None, "path") and name == "proposer" and present is not None:
+        assert key is not None
+        raise ConfigError(
+            f"speculation.proposer.{key} is a key of the kind {kinds[key]!r}, but the kind is"
+            f" {present!r}: set speculation.proposer.kind first"
+        )
+    kind = default if key is None else kinds[key]
     return table if kind is None else {"kind": kind, **table}
+
+
+def _kinds_with(keys: Iterable[str]) -> set[str]:
+    """Of proposers that have all of these keys."""
+    models = (kind for kind in get_args(AnyProposer) if kind.model_fields.keys() >= {*keys})
+    return {model.model_fields["kind"].default for model in models}
 
 
 Companion = Literal["grammar", "prediction", "suffix", "ngram"]
@@ -300,7 +315,7 @@ class SpeculationConfig(Part):
         min_length=1,
         description="file to record steps in, for `foredraft replay`: sizes, times and hits, no"
         " text; an existing file is left alone, the next free number is taken; without `suffix`"
-        " and `ngram` before the draft",
+        " and `ngram` before the draft; not with proposers that guess trees",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
     record_ids: str | None = Field(
@@ -327,6 +342,15 @@ class SpeculationConfig(Part):
         if twice is not None:
             raise ValueError(f"{twice!r} is named twice")
         return names
+
+    @model_validator(mode="after")
+    def _of_chains(self) -> SpeculationConfig:
+        if self.trace is not None and self.trees:
+            raise ValueError(
+                f"a trace is of guesses in a row, and {self.proposer.kind!r} guesses trees: leave"
+                " speculation.trace out"
+            )
+        return self
 
     @property
     def trees(self) -> bool:

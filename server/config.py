@@ -152,19 +152,18 @@ class _All(EngineConfig):
 
 def overrides_of(options: Mapping[str, str | int | Sequence[str] | None]) -> list[str]:
     """Options of a command line as the `key=value` of `--set`, but for those that were not given:
-    strings quoted, so that a name like `4` stays one."""
-    return [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in options.items()
-        if value is not None
-    ]
+    strings quoted, so that a name like `4` stays one. A draft's path is no other proposer's."""
+    given = {key: value for key, value in options.items() if value is not None}
+    found = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+    is_draft = "speculation.proposer.path" in given
+    return [*(["speculation.proposer.kind=draft_model"] if is_draft else []), *found]
 
 
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Config:
     """`overrides` are `key=value` strings as of `--set`. Raises ConfigError."""
-    data = {} if path is None else _with_kinds(_read(Path(path)))
+    data = {} if path is None else _with_kinds(_read(Path(path)), {})
     given = [
         (name.removeprefix(ENV_PREFIX).lower().replace("__", "."), text, f"the variable {name}")
         for name, text in sorted((env or {}).items())
@@ -175,8 +174,9 @@ def load_config(
         if not equals:
             raise ConfigError(f"--set {override} has no value; it must look like key=value")
         given.append((key.strip(), text.strip(), f"--set {override}"))
-    for key, text, source in given:
-        data = _merge(data, _with_kinds(_nest(key, text, source)))
+    # A kind goes first, wherever it is said: other keys are read as that kind's.
+    for key, text, source in sorted(given, key=lambda each: not each[0].endswith(".kind")):
+        data = _merge(data, _with_kinds(_nest(key, text, source), data))
     data, notes = _fit_proposer(data)
     try:
         config = _All.model_validate(data)
@@ -215,12 +215,17 @@ def _typed(text: str) -> Any:
     return parsed["value"] if is_one else text
 
 
-def _with_kinds(layer: dict[str, Any]) -> dict[str, Any]:
-    """One layer with `kind` written where a key implies it."""
-    speculation = layer.get("speculation")
+def _with_kinds(layer: dict[str, Any], lower: dict[str, Any]) -> dict[str, Any]:
+    """One layer with `kind` written where a key implies another than the `lower` layers have."""
+    speculation, below = layer.get("speculation"), lower.get("speculation")
     if not isinstance(speculation, dict):
         return layer
-    tables = {name: with_kind(name, table) for name, table in speculation.items()}
+    below = below if isinstance(below, dict) else {}
+    present = {name: own.get("kind") for name, own in below.items() if isinstance(own, dict)}
+    tables = {
+        name: with_kind(name, table, present=present.get(name))
+        for name, table in speculation.items()
+    }
     return {**layer, "speculation": tables}
 
 

@@ -34,6 +34,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 def _union_rows(members: list[type[BaseModel]], default: Any, prefix: str) -> Iterator[str]:
     kinds = ", ".join(f"`{kind_of(member)}`" for member in members)
     meaning = " ".join(f"`{kind_of(member)}`: {member.__doc__}" for member in members)
+    meaning = " ".join(meaning.split())  # docstrings have lines
     yield f"| `{prefix}kind` | `{json.dumps(default.kind)}` | {kinds} | {meaning} |"
     for member in members:
         for name, field in member.model_fields.items():

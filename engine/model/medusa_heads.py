@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.cpu.fused import packed_product
-from engine.cpu.weights import Floats
 from engine.errors import ModelError, one_line
 from engine.model.checkpoint import hub_file
 
+Floats = npt.NDArray[np.float32]
 CONFIG, SAFE, PICKLED = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
 

@@ -136,7 +136,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "spec_decode_num_draft_tokens_per_pos_total",
-        "proposals that reached this position; 0 is the first guess",
+        "guesses at this position, 0 being the first; of a tree all nodes there",
         _POSITIONS,
         of="proposed_at",
     ),

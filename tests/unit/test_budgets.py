@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_400,
-    "engine/cpu": 3_210,
+    "engine/cpu": 3_215,
     "lab": 7_110,  # engine/lab and server/lab
     "serving": 22_610,  # everything else but the script that trained the built-in pair
     "all": 35_340,

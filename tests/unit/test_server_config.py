@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import AdaptiveConfig, DraftModelConfig, FixedConfig, NgramConfig
+from engine.config import AdaptiveConfig, DraftModelConfig, FixedConfig, MedusaConfig, NgramConfig
 from engine.errors import ConfigError
-from server.config import load_config
+from server.config import load_config, overrides_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -235,3 +235,40 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_tables_of_the_wrong_shape(tmp_path: Path, text: str) -> None:
     """Law: a value where a table belongs is a sentence, never a traceback."""
     assert "must be a table" in refusal(path=written(tmp_path, text))
+
+
+MEDUSA = "[speculation.proposer]\nkind = 'medusa'\npath = 'demo'\n"
+
+
+def test_a_key_that_the_kind_has_stays_with_it(tmp_path: Path) -> None:
+    """Bug: `path` was read as a draft model's whatever the kind, so that no other heads than the
+    built-in ones could be named over a preset."""
+    (tmp_path / "medusa.toml").write_text(MEDUSA)
+    said = ["speculation.proposer.path=heads", "speculation.proposer.heads=2"]
+    found = load_config(tmp_path / "medusa.toml", said).engine.speculation.proposer
+    assert found == MedusaConfig(path="heads", heads=2)
+    found = load_config(
+        None, [*said, "speculation.proposer.kind=medusa"]
+    ).engine.speculation.proposer
+    assert found == MedusaConfig(path="heads", heads=2)
+    drafted = overrides_of({"speculation.proposer.path": "small"})
+    found = load_config(tmp_path / "medusa.toml", drafted).engine.speculation.proposer
+    assert found == DraftModelConfig(path="small")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "of"),
+    [
+        ("lookahead", "choices=[[0]]", "medusa"),
+        ("suffix", "n_max=4", "ngram"),
+        ("draft_model", "heads=2", "medusa"),
+        ("none", "window=3", "lookahead"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused(kind: str, key: str, of: str) -> None:
+    """Bug: it silently made another proposer serve than the one that was named."""
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, [f"speculation.proposer.{key}", f"speculation.proposer.kind={kind}"])
+    name = key.partition("=")[0]
+    said = f"speculation.proposer.{name} is a key of the kind {of!r}, but the kind is {kind!r}"
+    assert said in str(refused.value)

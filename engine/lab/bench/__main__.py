@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(name: str) -> Parser:
-    parser = build_parser(f"foredraft bench {name}".strip())
+    parser = build_parser(f"foredraft bench {name}".strip(), PRESETS[name][0])
     add_pair(parser)
     return parser
 

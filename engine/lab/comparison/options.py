@@ -54,20 +54,25 @@ GRID = Preset("off,1,2,3,4,6,auto")
 QUICK = Preset("off,2,4,auto", ("code", RANDOM), concurrency=(1, 32), rounds=2, minutes=2.0)
 
 
-def build_parser(prog: str) -> Parser:
+def build_parser(prog: str, usual: Preset = GRID) -> Parser:
     parser = Parser(prog, DESCRIPTION)
     add = parser.add_argument
-    add("--modes", help=f"default {GRID.modes}: off, auto, and fixed Ks")
+    add("--modes", help=f"default {usual.modes}: off, auto, fixed Ks, proposers")
     add("--kinds", type=names_of(KINDS), metavar="KIND,KIND,...",
-        help=f"of text: {', '.join(KINDS)}; default: the first four")  # fmt: skip
+        help=f"of text: {', '.join(KINDS)}; default {','.join(usual.kinds)}")  # fmt: skip
     add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
     add("--concurrency", type=lists_of(whole(1, 256)), metavar="N,N,...",
-        help="requests at a time (1,4,16,32)")  # fmt: skip
+        help=f"requests at a time ({','.join(map(str, usual.concurrency))})")  # fmt: skip
     add("--temperatures", type=lists_of(number(0, 2)), metavar="T,T,...", help="default 0,1")
-    add("--rounds", type=whole(1, 1000), metavar="N", help="of every arm in every cell (3)")
+    add("--rounds", type=whole(1, 1000), metavar="N",
+        help=f"of every arm in every cell ({usual.rounds})")  # fmt: skip
     add("--tokens", type=whole(1, 4096), metavar="N",
         help="of each reply; default: as many as --minutes allow")  # fmt: skip
-    add("--minutes", type=number(0, 10_000, above=True), help="to take, roughly (12)")
+    add(
+        "--minutes",
+        type=number(0, 10_000, above=True),
+        help=f"to take, roughly ({usual.minutes:g})",
+    )
     add("--quick", action="store_true", help="a small grid: a minute or two")
     add("--json", metavar="FILE", help="write everything that was measured")
     return parser
