@@ -123,13 +123,12 @@ class SlowHead:
             (both @ w[f"self_attn.{each}_proj.weight"].T).view(rows, -1, DIM) for each in "qkv"
         )
         mixed = torch.zeros(rows, HEADS, DIM)
+        later = torch.ones(rows, rows, dtype=torch.bool).triu(1)
         for head in range(HEADS):
             group = head // (HEADS // KV_HEADS)
-            for row in range(rows):
-                query = _turned(queries[row, head], row)
-                scores = torch.stack([query @ _turned(keys[i, group], i) for i in range(row + 1)])
-                chances = torch.softmax(scores / math.sqrt(DIM), dim=0)
-                mixed[row, head] = chances @ values[: row + 1, group]
+            query, key = _turned(queries[:, head]), _turned(keys[:, group])
+            scores = (query @ key.T / math.sqrt(DIM)).masked_fill(later, -math.inf)
+            mixed[:, head] = torch.softmax(scores, dim=1) @ values[:, group]
         start = normed if self.said.get("norm_before_residual") else hidden
         after = start + mixed.flatten(1) @ w["self_attn.o_proj.weight"].T
         inner = self._norm(after, "midlayer.post_attention_layernorm")
@@ -160,12 +159,12 @@ class SlowHead:
         return best
 
 
-def _turned(row: Tensor, position: int) -> Tensor:
-    """By rotary embedding."""
-    found, half = row.clone(), DIM // 2
+def _turned(rows: Tensor) -> Tensor:
+    """By rotary embedding, at positions 0, 1, ..."""
+    found, half = rows.clone(), DIM // 2
     for i in range(half):
-        angle = position / 10000.0 ** (2 * i / DIM)
-        first, second = row[i], row[i + half]
-        found[i] = first * math.cos(angle) - second * math.sin(angle)
-        found[i + half] = second * math.cos(angle) + first * math.sin(angle)
+        angle = torch.arange(float(len(rows))) / 10000.0 ** (2 * i / DIM)
+        first, second = rows[:, i], rows[:, i + half]
+        found[:, i] = first * angle.cos() - second * angle.sin()
+        found[:, i + half] = second * angle.cos() + first * angle.sin()
     return found
