@@ -98,7 +98,7 @@ def with_heads(pair: Pair, folder: Path) -> Pair:
     words = pair.target.model.get_output_embeddings().weight
     path = medusa.save(medusa.random_heads(words), folder)
     inner = folder / "eagle"
-    head = eagle.save(eagle.random_head(words), inner)
+    head = eagle.save(eagle.random_head(words), inner, vocab_size=len(words))
     embedding = pair.target.model.get_input_embeddings().weight
     fits = Target(embedding, pair.target.vocab_size, words.shape[1], len(pair.target.layers))
     return replace(pair, heads=load_heads(path, folder, words), eagle=load_eagle(head, inner, fits))
