@@ -21,10 +21,11 @@ CacheDTypeName = Literal["auto", "fp8"]
 AttentionName = Literal["auto", "sdpa", "compiled", "flashinfer", "triton"]
 
 Role = Literal["target", "draft"]
-FolderRole = Literal["target", "draft", "medusa"]  # whose folder
+FolderRole = Literal["target", "draft", "medusa", "eagle"]  # whose folder
 
 BUILTIN = "demo"
 MOST_RANKS = 64  # of a Medusa head's tokens
+MAX_K = 16  # the largest K that may be configured
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -211,21 +212,31 @@ class MedusaConfig(Part):
         return paths
 
 
+class EagleConfig(Part):
+    """EAGLE-3: a head of one layer on the target's hidden states, which guesses a tree of tokens,
+    level by level. K counts its nodes."""
+
+    kind: Literal["eagle"] = "eagle"
+    path: str = Field(description="folder or hub name of a head that was trained for this target")
+    revision: str | None = Field(None, description="as target.revision")
+    depth: int = Field(6, ge=1, le=MAX_K, description="levels of a tree, at most")
+
+
 # Every name that a proposer may have, in the order in which they are shown.
-PROPOSERS = ("draft_model", "medusa", "lookahead", "suffix", "ngram", "grammar", "prediction")
+PROPOSERS = (
+    "draft_model", "medusa", "eagle", "lookahead", "suffix", "ngram", "grammar", "prediction",
+)  # fmt: skip
 AnyProposer = (
     NoProposerConfig
     | DraftModelConfig
     | SelfConfig
     | MedusaConfig
+    | EagleConfig
     | LookaheadConfig
     | SuffixConfig
     | NgramConfig
 )
 ProposerConfig = Annotated[AnyProposer, Field(discriminator="kind")]
-
-
-MAX_K = 16  # the largest K that may be configured
 
 
 class FixedConfig(Part):
@@ -256,6 +267,7 @@ KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
         "path": "draft_model",
         "layers": "self",
         **dict.fromkeys(("heads", "choices"), "medusa"),
+        "depth": "eagle",
         **dict.fromkeys(("n_max", "n_min"), "ngram"),
         **dict.fromkeys(("window", "ngram", "guesses", "pool"), "lookahead"),
     },
@@ -355,7 +367,7 @@ class SpeculationConfig(Part):
     @property
     def trees(self) -> bool:
         """Whether the proposer guesses trees, of which K counts the nodes."""
-        return isinstance(self.proposer, MedusaConfig | LookaheadConfig)
+        return isinstance(self.proposer, MedusaConfig | EagleConfig | LookaheadConfig)
 
     @property
     def k_max(self) -> int:
@@ -418,3 +430,5 @@ def check_folders(config: EngineConfig) -> None:
         folder_of(model_folder(proposer.path, "draft"), "draft")
     if isinstance(proposer, MedusaConfig):
         folder_of(model_folder(proposer.path, "medusa"), "medusa")
+    if isinstance(proposer, EagleConfig):
+        folder_of(proposer.path, "eagle")

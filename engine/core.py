@@ -122,6 +122,8 @@ class Engine:
             draws=draws,
             vocab_size=pair.target.vocab_size,
             heads=pair.heads,
+            eagle=pair.eagle,
+            cache=self._cache,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
             # Whether anybody wants to know what the drafter finds out in hindsight.

@@ -44,7 +44,8 @@ def _union_rows(members: list[type[BaseModel]], default: Any, prefix: str) -> It
 
 
 def _row(key: str, field: FieldInfo, meaning: str) -> str:
-    default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+    no_default = field.is_required() or field.default is None
+    default = "" if no_default else f"`{json.dumps(field.default)}`"
     return f"| `{key}` | {default} | {_allowed(field)} | {meaning} |"
 
 

@@ -160,3 +160,15 @@ def hub_file(name: str, file: str, revision: str | None) -> Path | None:
     except Exception as error:  # transformers raises what it likes; the operator gets one line
         raise ModelError(f"{name!r} cannot be had from the hub: {one_line(error)}") from error
     return None if found is None else Path(found)
+
+
+def rotary_of(said: Mapping[str, Any]) -> Any:
+    """The rotation that a Llama's config.json says: `(like, positions [1, rows])` to cosines and
+    sines `[1, rows, dim]`."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    ropes = ("rope_theta", "rope_scaling", "rope_parameters")
+    rotary: Any = LlamaRotaryEmbedding  # untyped
+    return rotary(LlamaConfig(**{key: said[key] for key in (*names, *ropes) if said.get(key)}))

@@ -12,24 +12,22 @@ that names the tensor or the field.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.cpu.fused import packed_product
-from engine.errors import ModelError, one_line
-from engine.model.checkpoint import hub_file
+from engine.errors import ModelError
+from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors
 
 Floats = npt.NDArray[np.float32]
-CONFIG, SAFE, PICKLED = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
 
 
@@ -85,11 +83,10 @@ def load_heads(
     the device and in the precision of the target's `vocabulary` `[vocab, width]`; all of them, or
     `most`. Raises ModelError."""
     name = f"the Medusa heads {path!r}"
-    said = _file(path, folder, CONFIG, revision)
-    if said is None and folder is None:
-        raise ModelError(f"{name} have no {CONFIG} on the hub, or it cannot be reached")
-    config = _config(said, name)
-    tensors = _tensors(path, folder, revision, name)
+    config = head_config(path, folder, revision, name)
+    if not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
+        raise ModelError(f"{name} need a config.json with {_SAID_HEADS} and {_SAID_BLOCKS}")
+    tensors = head_tensors(path, folder, (SAFE, PICKLED), revision, name)
     held, blocks = _counts(tensors, name)
     if config.get(_SAID_BLOCKS, blocks) != blocks:
         wrong = f"{_SAID_BLOCKS} is {config[_SAID_BLOCKS]!r:.40}"
@@ -114,46 +111,6 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
     (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     tensors = {key: each.to(torch.bfloat16, copy=True) for key, each in heads.named().items()}
     save_file(tensors, folder / SAFE)
-
-
-def _file(path: str, folder: Path | None, file: str, revision: str | None) -> Path | None:
-    if folder is None:
-        return hub_file(path, file, revision)
-    return folder / file if (folder / file).is_file() else None
-
-
-def _config(file: Path | None, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_bytes()) if file else None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{name} have a config.json that is no JSON") from error
-    if not isinstance(config, dict) or not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
-        raise ModelError(f"{name} need a config.json with {_SAID_HEADS} and {_SAID_BLOCKS}")
-    return config
-
-
-def _tensors(
-    path: str, folder: Path | None, revision: str | None, name: str
-) -> dict[str, Tensor]:  # fmt: skip
-    """All of the file, on the CPU; without code, whatever the file is. Raises ModelError."""
-    safe = _file(path, folder, SAFE, revision)
-    file = safe or _file(path, folder, PICKLED, revision)
-    if file is None:
-        raise ModelError(f"{name} have neither {SAFE} nor {PICKLED}")
-    try:
-        if safe:
-            return load_file(safe)
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of safetensors, pickle, zip and torch
-        code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
-        what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
-        reason = "" if code else f": {one_line(error)}"
-        raise ModelError(f"{name}: {file.name} {what}{reason}") from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
-    ):
-        raise ModelError(f"{name}: {file.name} holds something else than named tensors")
-    return tensors
 
 
 def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
@@ -183,15 +140,5 @@ def _check(
         for block in range(blocks):
             shapes[f"{head}.{block}.linear.weight"] = (width, width)
             shapes[f"{head}.{block}.linear.bias"] = (width,)
-    for key in sorted(shapes.keys() | tensors.keys()):
-        if key not in tensors:
-            raise ModelError(f"{name} lack the tensor {key!r}")
-        if key not in shapes:
-            raise ModelError(f"{name} have a tensor {key!r} that no head of theirs needs")
-        given, wanted = tuple(tensors[key].shape), shapes[key]
-        if given != wanted or not tensors[key].is_floating_point():
-            kind = str(tensors[key].dtype).removeprefix("torch.")
-            raise ModelError(
-                f"{name} do not fit the target: the tensor {key!r} is {kind} {list(given)}; its"
-                f" vocabulary of {vocab} and its width of {width} need floats {list(wanted)}"
-            )
+    why = f"its vocabulary of {vocab} and its width of {width}"
+    check_tensors(tensors, shapes, name, why)

@@ -20,6 +20,7 @@ from engine.attention.interface import FP8
 from engine.config import (
     AttentionName,
     DraftModelConfig,
+    EagleConfig,
     EngineConfig,
     MedusaConfig,
     ModelConfig,
@@ -32,6 +33,7 @@ from engine.errors import ConfigError, ModelError
 from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary, token_texts
 from engine.model.attention_choice import choose_attention
+from engine.model.eagle_head import EagleHead, Target, load_eagle
 from engine.model.early_exit import best_exit, early_exit
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
@@ -67,6 +69,7 @@ class Pair:
     draft: LoadedModel | None = None
     translation: Translation | None = None  # where the draft's tokens are not the target's
     heads: MedusaHeads | None = None
+    eagle: EagleHead | None = None
 
 
 def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
@@ -89,6 +92,8 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
             return Pair(target, early_exit(target, layers))
         case MedusaConfig() as heads:
             return Pair(target, heads=_load_heads(heads, target))
+        case EagleConfig() as head:
+            return Pair(target, eagle=_load_eagle(head, target))
     return Pair(target)
 
 
@@ -131,6 +136,17 @@ def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
             f" {path!r} are {len(heads.vocabulary)}"
         )
     return heads
+
+
+def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
+    """In the target's precision, over its embedding unless it has one. Raises ModelError."""
+    model = target.model
+    words, width = (
+        model.get_input_embeddings().weight,
+        model.get_output_embeddings().weight.shape[1],
+    )
+    fits = Target(words, target.vocab_size, width, len(target.layers))
+    return load_eagle(said.path, folder_of(said.path, "eagle"), fits, revision=said.revision)
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
@@ -280,6 +296,12 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     if pair.heads is not None:
         weights += (Part("weights of the heads", sum(p.nbytes for p in pair.heads.parameters())),)
     rows, k_max = schedule.max_step_tokens, config.speculation.k_max
+    kept, token_bytes = _kept_in(config, pair), dict[str, int]()
+    for model in models:
+        token_bytes[model.role] = bytes_per_token(model.layers, kept or model.dtype)
+    if pair.eagle is not None:
+        weights += pair.eagle.parts(schedule)
+        token_bytes["EAGLE head"] = bytes_per_token((pair.eagle.shape,), pair.eagle.dtype)
     on_cuda = device.type == "cuda"
     graphs = on_cuda and config.graphs
     attention = [_attention_of(config, model) for model in models]
@@ -288,7 +310,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    asked, kept = schedule.max_sequences * (k_max + 1), _kept_in(config, pair)
+    asked = schedule.max_sequences * (k_max + 1)
     return plan_memory(
         config.cache,
         schedule,
@@ -302,7 +324,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
             sequences=schedule.max_sequences,
             graphs=graphs,
         ),  # fmt: skip
-        token_bytes={m.role: bytes_per_token(m.layers, kept or m.dtype) for m in models},
+        token_bytes=token_bytes,
         table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,
         limit=device_limit(config.cache, str(device))[0] + loaded,

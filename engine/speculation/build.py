@@ -11,6 +11,7 @@ from typing import Any
 from engine.config import (
     AnyProposer,
     DraftModelConfig,
+    EagleConfig,
     LookaheadConfig,
     MedusaConfig,
     NgramConfig,
@@ -20,11 +21,14 @@ from engine.config import (
     SuffixConfig,
 )
 from engine.model.draws import Draws
+from engine.model.eagle_head import EagleHead
 from engine.model.foreign_runner import ForeignRunner
+from engine.model.kv_cache import KVCache
 from engine.model.medusa_heads import MedusaHeads
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.eagle import EagleProposer
 from engine.speculation.foreign_draft import ForeignDraftProposer
 from engine.speculation.grammar import GrammarProposer
 from engine.speculation.lookahead import LookaheadProposer
@@ -64,8 +68,11 @@ def build_proposer(
     goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
     heads: MedusaHeads | None = None,
+    eagle: EagleHead | None = None,
+    cache: KVCache | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by draft models only, `heads` by Medusa; `remembered`: tokens of
+    """`draft_runner` is needed by draft models only, `heads` by Medusa, `eagle` and the target's
+    `cache` by EAGLE; `remembered`: tokens of
     earlier replies for `suffix`; `vocab_size` is the target's."""
     match config:
         case NoProposerConfig():
@@ -79,6 +86,10 @@ def build_proposer(
         case MedusaConfig():
             assert heads is not None
             return MedusaProposer(heads, processor, choices=config.choices)
+        case EagleConfig(depth=depth):
+            assert eagle is not None
+            assert cache is not None
+            return EagleProposer(eagle, processor, cache, depth=depth, vocab_size=vocab_size)
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
             given: dict[str, Any] = {

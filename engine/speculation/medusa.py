@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
-from math import expm1, log
 
 import torch
 from torch import Tensor
@@ -27,13 +26,12 @@ from engine.sampling.noise import gumbel_at
 from engine.scheduling.segment import LAST, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
-from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified
+from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
 
 Path = tuple[int, ...]  # of each head in turn, how many of its tokens are likelier
 
 _RANKS = 8  # of a head's tokens, at most, where no choices are given
 _NEAR = 128  # tokens with the largest scores, of which one is guessed whatever the noise
-_FAR = 1e-6  # chances are taken to be between this and what lacks it to 1
 
 
 class MedusaProposer(Proposer):
@@ -113,7 +111,7 @@ class MedusaProposer(Proposer):
             [tokens[len(path) - 1][path[-1]] for path in paths],
             [places.get(path[:-1], -1) for path in paths],
             self.name,
-            confidences=[_odds(chance) for chance in paths.values()],
+            confidences=[log_odds(chance) for chance in paths.values()],
         )
 
 
@@ -151,9 +149,3 @@ def likeliest(
 
 def _all(logs: Seq[Seq[float]], before: Path) -> range:
     return range(len(logs[len(before)]) if len(before) < len(logs) else 0)
-
-
-def _odds(chance: float) -> float:
-    """The logarithm of the odds, from that of the chance."""
-    bounded = min(max(chance, log(_FAR)), -_FAR)
-    return bounded - log(-expm1(bounded))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from math import expm1, log
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GRAMMAR = "grammar"  # who guesses what a grammar forces
+_FAR = 1e-6  # chances are taken to be between this and what lacks it to 1
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -89,6 +91,12 @@ def chain(
 
 
 EMPTY = Proposal()
+
+
+def log_odds(chance: float) -> float:
+    """The logarithm of the odds, from that of the chance."""
+    bounded = min(max(chance, log(_FAR)), -_FAR)
+    return bounded - log(-expm1(bounded))
 
 
 class Verified(msgspec.Struct, frozen=True):

@@ -138,7 +138,14 @@ class SpeculationOptions(Part):
         Annotated[
             list[
                 Literal[
-                    "draft_model", "medusa", "lookahead", "suffix", "ngram", "grammar", "prediction"
+                    "draft_model",
+                    "medusa",
+                    "eagle",
+                    "lookahead",
+                    "suffix",
+                    "ngram",
+                    "grammar",
+                    "prediction",
                 ]
             ],
             Field(min_length=1, max_length=len(PROPOSERS), json_schema_extra={"uniqueItems": True}),
@@ -213,9 +220,9 @@ class Generating(RequestBody):
         "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
         " order; the text is the same.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
-        ' "proposers": a list of 1 to 7 of "draft_model", "medusa", "lookahead", "suffix", "ngram",'
-        ' "grammar", "prediction", none twice}, or {"max_draft": 0} or {"enabled": false} without'
-        " the others")
+        ' "proposers": a list of 1 to 8 of "draft_model", "medusa", "eagle", "lookahead", "suffix",'
+        ' "ngram", "grammar", "prediction", none twice}, or {"max_draft": 0} or {"enabled": false}'
+        " without the others")
     provenance: bool = described(False,
         "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
         " `target` for those that nobody had guessed.")

@@ -145,7 +145,7 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("speculation", {"max_draft": "most"}, "speculation.max_draft"),
     ("speculation", {"proposers": "ngram"}, "speculation.proposers"),
     ("speculation", {"proposers": []}, "speculation.proposers"),
-    ("speculation", {"proposers": ["ngram"] * 7}, "speculation.proposers"),
+    ("speculation", {"proposers": ["ngram"] * 20}, "speculation.proposers"),
     ("speculation", {"proposers": ["ngram", "ngram"]}, "speculation.proposers[1]"),
     ("speculation", {"proposers": ["ngram", "oracle"]}, "speculation.proposers[1]"),
     ("speculation", {"proposers": [{}]}, "speculation.proposers[0]"),

@@ -19,9 +19,10 @@ from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
+from engine.model.eagle_head import Target, load_eagle
 from engine.model.medusa_heads import load_heads
 from engine.model.pair import Pair, load_pair
-from tests.support import medusa
+from tests.support import eagle, medusa
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
 
@@ -60,7 +61,12 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-SPECULATING = ["draft_model", "medusa", "lookahead"]  # that keep something of each sequence
+SPECULATING = [
+    "draft_model",
+    "medusa",
+    "eagle",
+    "lookahead",
+]  # that keep something of each sequence
 DRAFTERS = ["none", "ngram", "suffix", "self", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -91,7 +97,11 @@ def with_heads(pair: Pair, folder: Path) -> Pair:
     """And random heads that are right now and then."""
     words = pair.target.model.get_output_embeddings().weight
     path = medusa.save(medusa.random_heads(words), folder)
-    return replace(pair, heads=load_heads(path, folder, words))
+    inner = folder / "eagle"
+    head = eagle.save(eagle.random_head(words), inner, vocab_size=len(words))
+    embedding = pair.target.model.get_input_embeddings().weight
+    fits = Target(embedding, pair.target.vocab_size, words.shape[1], len(pair.target.layers))
+    return replace(pair, heads=load_heads(path, folder, words), eagle=load_eagle(head, inner, fits))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +119,8 @@ def config_for(
     proposer: dict[str, object] = {"kind": drafter}
     if drafter == "draft_model":
         proposer["path"] = draft
+    if drafter == "eagle":
+        proposer["path"] = "given"
     if drafter == "self":
         proposer["layers"] = 1
     controller: dict[str, object] = {"kind": "fixed", "k": k}
@@ -197,7 +209,7 @@ def test_lossless(
         assert proposed > 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "medusa"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "medusa", "eagle"])
 @pytest.mark.parametrize("k", [6, "adaptive"])
 def test_earlier_replies_change_no_text(
     drafter: str,

@@ -146,6 +146,7 @@ ROWS = [
     ("draft_model", "adaptive"),
     ("medusa", 4),
     ("medusa", "adaptive"),
+    ("eagle", 4),
 ]
 
 

@@ -35,10 +35,10 @@ from engine.model.pair import Pair, load_pair, shared_cache
 Clock = Callable[[], float]
 Encode = Callable[[str], list[int]]
 
-# Arms that are auto with one proposer alone: of a kind that a configuration may have, or free.
+# Arms that are auto with one proposer alone: of a configuration's kinds (no EAGLE), or free.
 KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
 FREE = ("prediction",)
-PROPOSERS = (*(kind for kind in KINDS if kind != "none"), *FREE)
+PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), *FREE)
 REMEMBERED = 1 << 16  # tokens of earlier replies, for `suffix`
 LONGEST_PROMPT = 128  # tokens
 # Seconds of a turn, about: so long that an arm is measured as it serves alone. Behind another one a

@@ -30,6 +30,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     add("--draft", default=BUILTIN,
         help="draft folder or hub name; self or self:N: the target's own first layers")  # fmt: skip
     add("--medusa", metavar="HEADS", help="instead: folder or hub name of heads, or demo")
+    add("--eagle", metavar="HEAD", help="instead: folder or hub name of an EAGLE-3 head")
     add("--device", type=_device, default="auto", help="auto, cpu or cuda")
     add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
@@ -69,6 +70,8 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
         proposer = {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
     if parsed.medusa is not None:
         proposer = {"kind": "medusa", "path": parsed.medusa}
+    if parsed.eagle is not None:
+        proposer = {"kind": "eagle", "path": parsed.eagle}
     return EngineConfig.model_validate(
         {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
     )

@@ -1,0 +1,293 @@
+"""EAGLE-3's draft head (Li et al., arXiv:2503.01840): one decoder layer over the target's hidden
+states, with a vocabulary of its own.
+
+Entry i of a text joins what the target's layers left at position i with the embedding of token
+i + 1, stands at position i, and says what token i + 2 may be. Behind the last entry the layer's
+output takes the place of hidden states that the target has not computed yet.
+
+Published checkpoints are read as they are: config.json and model.safetensors or pytorch_model.bin,
+or those names in the wrapping of `speculators`. Which target layers: by default what goes into
+layers 2, n/2 and n - 3, counted from 0, as the paper's code takes it. Of
+`eagle_aux_hidden_state_layer_ids` there are two readings: in plain files i is what comes out of
+layer i (SGLang, ModelOpt), in those of speculators what goes into it (vLLM). What is of another
+shape is refused with a ModelError that names the tensor or the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, silu
+
+from engine.attention.interface import LayerShape
+from engine.config import ScheduleConfig
+from engine.errors import ModelError, one_line
+from engine.model.checkpoint import rotary_of
+from engine.model.head_files import check_tensors, head_config, head_tensors
+from engine.scheduling.memory import Part
+
+WAITING = 32  # positions of a sequence whose hidden states may wait, and those of one step
+FILES = "model.safetensors", "pytorch_model.bin", "model.pt"
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_LAYER, _EMBEDDING = "midlayer.", "embed_tokens.weight"
+_MAPS = ("d2t", "t2d")  # from the head's vocabulary to the target's, and what of it there is
+
+# Of one sequence or several: queries `[rows, heads, dim]`, keys and values `[rows, kv_heads, dim]`
+# to `[rows, heads * dim]`.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_Size = Annotated[int, Field(gt=0, le=2**20)]
+_Off = Annotated[bool, Field(le=False)]
+
+
+class HeadConfig(BaseModel):
+    """What is needed of a config.json; the rotation is transformers' to read."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    architectures: tuple[
+        Literal[
+            "LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM",
+            "Eagle3Speculator", "Eagle3DraftModel",
+        ]
+    ] = Field(strict=False)  # fmt: skip
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1)]
+    hidden_size: _Size
+    target_hidden_size: _Size | None = None
+    intermediate_size: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    vocab_size: _Size
+    draft_vocab_size: _Size
+    rms_norm_eps: Annotated[float, Field(gt=0)]
+    hidden_act: Literal["silu"] = "silu"
+    attention_bias: _Off = False
+    mlp_bias: _Off = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    eagle_aux_hidden_state_layer_ids: Annotated[list[int], Field(min_length=1)] | None = None
+
+    @property
+    def dim(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    def shapes(self, features: int, *, embeds: bool) -> dict[str, tuple[int, ...]]:
+        """Of all tensors but the maps. `features`: the width of what goes into `fc`."""
+        width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.dim, self.kv_heads * self.dim
+        layer = {
+            "self_attn.q_proj": (queries, 2 * width), "self_attn.k_proj": (keys, 2 * width),
+            "self_attn.v_proj": (keys, 2 * width), "self_attn.o_proj": (width, queries),
+            "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner), "hidden_norm": (width,),
+            "input_layernorm": (width,), "post_attention_layernorm": (width,),
+        }  # fmt: skip
+        return {
+            "fc.weight": (width, features),
+            "norm.weight": (width,),
+            "lm_head.weight": (self.draft_vocab_size, width),
+            **{f"{_LAYER}{key}.weight": shape for key, shape in layer.items()},
+            **({"input_norm.weight": (features,)} if self.norm_before_fc else {}),
+            **({_EMBEDDING: (self.vocab_size, width)} if embeds else {}),
+        }
+
+
+class Target(NamedTuple):
+    """What a head must fit. `words` `[at least vocab_size, width]`: its embedding, whose device and
+    precision the head takes."""
+
+    words: Tensor
+    vocab_size: int
+    width: int  # of its hidden states
+    layers: int
+
+
+class EagleHead:
+    """`weights` by published names; `layers`: the target's, counted from 0, whose outputs it takes;
+    `target_ids` int64 `[draft vocabulary]`; `shared`: weights that are the target's."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: Mapping[str, Tensor],
+        rotary: Any,
+        *,
+        layers: tuple[int, ...],
+        target_ids: Tensor,
+        shared: frozenset[str] = frozenset(),
+    ) -> None:
+        self._shared = shared
+        self._config, self.weights, self._rotary = config, weights, rotary
+        self.layers, self.target_ids = layers, target_ids
+        self.dtype, self.device = weights["fc.weight"].dtype, target_ids.device
+        self.shape = LayerShape(0, config.kv_heads, config.dim, config.dim)
+
+    def parts(self, schedule: ScheduleConfig) -> tuple[Part, Part]:
+        """Of the memory plan: weights, and the hidden states that wait."""
+        own = sum(each.nbytes for key, each in self.weights.items() if key not in self._shared)
+        positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
+        features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
+        note = f"of {positions} positions, {features} bytes each"
+        waiting = Part("hidden states that wait", positions * features, note)
+        return Part("weights of the head", own), waiting
+
+    def mix(self, features: Tensor) -> Tensor:
+        """The target's hidden states `[rows, layers * target width]` -> `[rows, width]`."""
+        if self._config.norm_before_fc:
+            features = self._norm(features, "input_norm")
+        return linear(features, self.weights["fc.weight"])
+
+    def __call__(self, tokens: Tensor, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """`[rows, width]`: what the layer makes of `rows`, each with its next token."""
+        words = self._norm(embedding(tokens, self.weights[_EMBEDDING]), _LAYER + "input_layernorm")
+        normed = self._norm(rows, _LAYER + "hidden_norm")
+        kept = normed if self._config.norm_before_residual else rows
+        both, dim = torch.cat([words, normed], dim=-1), self._config.dim
+        queries, keys, values = (
+            self._linear(both, f"self_attn.{each}_proj").view(len(rows), -1, dim) for each in "qkv"
+        )
+        angles = self._rotary(rows[None], positions[None])
+        queries, keys = (_rotated(each, *angles) for each in (queries, keys))
+        kept = kept + self._linear(attend(queries, keys, values), "self_attn.o_proj")
+        inner = self._norm(kept, _LAYER + "post_attention_layernorm")
+        gate, up = self._linear(inner, "mlp.gate_proj"), self._linear(inner, "mlp.up_proj")
+        return kept + self._linear(silu(gate) * up, "mlp.down_proj")
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Float32 `[rows, draft vocabulary]` behind what the layer made."""
+        return linear(self._norm(rows, "norm"), self.weights["lm_head.weight"]).float()
+
+    def _linear(self, rows: Tensor, name: str) -> Tensor:
+        return linear(rows, self.weights[f"{_LAYER}{name}.weight"])
+
+    def _norm(self, rows: Tensor, name: str) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        return rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
+
+
+def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """`rows` `[rows, heads, dim]`, angles `[1, rows, dim]`."""
+    first, second = rows.chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return rows * cosines[0][:, None] + turned * sines[0][:, None]
+
+
+def load_eagle(
+    path: str, folder: Path | None, target: Target, *, revision: str | None = None
+) -> EagleHead:
+    """From a local `folder`, or where that is None the hub's repository `path`. Raises
+    ModelError."""
+    name = f"the EAGLE heads {path!r}"
+    said = head_config(path, folder, revision, name)
+    wrapped = "speculators_config" in said
+    if wrapped:
+        inner = said.get("transformer_layer_config")
+        outer = {key: each for key, each in said.items() if each is not None}
+        said = {**inner, **outer} if isinstance(inner, dict) else outer
+    elif isinstance(said.get("eagle_config"), dict):
+        said = {**said["eagle_config"], **said}
+    config = _checked(said, target, name)
+    layers = _layers(config.eagle_aux_hidden_state_layer_ids, wrapped, target.layers, name)
+    tensors = _named(head_tensors(path, folder, FILES, revision, name))
+    maps = {key: tensors.pop(key) for key in _MAPS if key in tensors}
+    embeds = _EMBEDDING in tensors or target.words.shape[1] != config.hidden_size
+    shapes = config.shapes(len(layers) * target.width, embeds=embeds)
+    why = f"its vocabulary of {target.vocab_size}, its width of {target.width} and {len(layers)}"
+    check_tensors(tensors, shapes, name, f"{why} of its layers, and config.json,")
+    ids = _target_ids(maps, config, name)
+    weights = {key: each.to(target.words) for key, each in tensors.items()}
+    shared = frozenset({_EMBEDDING} - weights.keys())
+    weights.setdefault(_EMBEDDING, target.words.detach())
+    try:
+        rotary = rotary_of(said).to(target.words.device)
+    except Exception as error:  # transformers raises what it likes
+        what = f"{name} have a rotation in config.json that cannot be read"
+        raise ModelError(f"{what}: {one_line(error)}") from error
+    device = target.words.device
+    ids = ids.to(device)
+    return EagleHead(config, weights, rotary, layers=layers, target_ids=ids, shared=shared)
+
+
+def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
+    """Raises ModelError."""
+    if "draft_vocab_size" not in said:
+        raise ModelError(
+            f"{name} need a config.json with draft_vocab_size; this is another model's"
+        )
+    try:
+        config = HeadConfig.model_validate(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, given = first["loc"][0], f"{first['input']!r:.60}"
+        what = "is missing" if first["type"] == "missing" else f"is {given}: {first['msg']}"
+        raise ModelError(f"{name} cannot be used: {field} in config.json {what}") from error
+    if config.vocab_size != target.vocab_size:
+        wrong = f"vocab_size {config.vocab_size}; the target has {target.vocab_size} tokens"
+        raise ModelError(f"{name} do not fit the target: {wrong}")
+    if config.target_hidden_size not in (None, target.width):
+        wrong = f"target_hidden_size {config.target_hidden_size}; the target's is {target.width}"
+        raise ModelError(f"{name} do not fit the target: {wrong}")
+    if config.draft_vocab_size > config.vocab_size:
+        raise ModelError(f"{name} have a draft_vocab_size above their vocab_size")
+    if config.num_attention_heads % config.kv_heads or config.dim % 2:
+        raise ModelError(f"{name} have a num_key_value_heads or a head_dim that divides nothing")
+    return config
+
+
+def _layers(said: list[int] | None, wrapped: bool, count: int, name: str) -> tuple[int, ...]:
+    """Raises ModelError."""
+    into = said if wrapped else None
+    if said is None:
+        into = [2, count // 2, count - 3]
+    layers = [each - 1 for each in into] if into is not None else list(said or ())
+    if len({*layers}) < len(layers) or not all(0 <= each < count for each in layers):
+        given = "lacks it, and by default are" if said is None else "has"
+        raise ModelError(
+            f"{name} do not fit the target: {_LAYERS} {given} {said or into}; its {count} layers"
+            " need different ones of theirs"
+        )
+    return tuple(layers)
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the paper's names, without tables that can be computed."""
+    found = {}
+    for key, tensor in tensors.items():
+        name = key.removeprefix("model.")
+        if name.startswith("layers.0."):
+            name = _LAYER + name.removeprefix("layers.0.")
+        if not name.endswith("rotary_emb.inv_freq"):
+            found[name] = tensor
+    return found
+
+
+def _target_ids(maps: Mapping[str, Tensor], config: HeadConfig, name: str) -> Tensor:
+    """Raises ModelError."""
+    own, every = config.draft_vocab_size, config.vocab_size
+    d2t, t2d = maps.get("d2t"), maps.get("t2d")
+    ids = torch.arange(own)
+    if d2t is None:
+        if own != every:
+            raise ModelError(f"{name} lack the tensor 'd2t': draft_vocab_size is {own} of {every}")
+    elif d2t.shape != (own,) or d2t.is_floating_point() or d2t.is_complex():
+        kind = str(d2t.dtype).removeprefix("torch.")
+        given = f"{kind} {list(d2t.shape)}"
+        raise ModelError(f"{name} have a tensor 'd2t' that is {given}, not integers [{own}]")
+    else:
+        ids = ids + d2t.long()
+    if ids.min() < 0 or ids.max() >= every or len({*ids.tolist()}) < own:
+        raise ModelError(f"{name} have a tensor 'd2t' that leads out of {every} tokens, or twice to"
+                         " one of them")  # fmt: skip
+    if t2d is not None and (t2d.shape != (every,) or not t2d.bool()[ids].all()):
+        raise ModelError(f"{name} have a tensor 't2d' that does not say what 'd2t' says")
+    return ids

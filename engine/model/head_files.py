@@ -1,0 +1,83 @@
+"""Files of draft heads, as they are published: a folder, or a repository of the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.errors import ModelError, one_line
+from engine.model.checkpoint import hub_file
+
+CONFIG = "config.json"
+
+
+def head_config(path: str, folder: Path | None, revision: str | None, name: str) -> dict[str, Any]:
+    """What config.json says. `folder`: None for the hub's repository `path`; `name`: how a refusal
+    begins. Raises ModelError."""
+    file = _file(path, folder, CONFIG, revision)
+    if file is None:
+        where = "on the hub, or it cannot be reached" if folder is None else "in their folder"
+        raise ModelError(f"{name} have no {CONFIG} {where}")
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} have a {CONFIG} that is no JSON") from error
+    return config if isinstance(config, dict) else {}
+
+
+def head_tensors(
+    path: str, folder: Path | None, files: Seq[str], revision: str | None, name: str
+) -> dict[str, Tensor]:  # fmt: skip
+    """All of the first of `files` that there is, on the CPU; without code, whatever the file is.
+    Raises ModelError."""
+    each = (_file(path, folder, file, revision) for file in files)
+    file = next((found for found in each if found is not None), None)
+    if file is None:
+        raise ModelError(f"{name} have neither {' nor '.join(files)}")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of safetensors, pickle, zip and torch
+        code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
+        what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
+        reason = "" if code else f": {one_line(error)}"
+        raise ModelError(f"{name}: {file.name} {what}{reason}") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
+    ):
+        raise ModelError(f"{name}: {file.name} holds something else than named tensors")
+    return tensors
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str, why: str
+) -> None:
+    """Nothing missing or superfluous, floats of these shapes, which are so because of `why`. Raises
+    ModelError."""
+    for key in sorted(shapes.keys() | tensors.keys()):
+        if key not in tensors:
+            raise ModelError(f"{name} lack the tensor {key!r}")
+        if key not in shapes:
+            raise ModelError(f"{name} have a tensor {key[:100]!r} that no head of theirs needs")
+        given, wanted = tuple(tensors[key].shape), shapes[key]
+        if given != wanted or not tensors[key].is_floating_point():
+            kind = str(tensors[key].dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{name} do not fit the target: the tensor {key!r} is {kind} {list(given)}; {why}"
+                f" need floats {list(wanted)}"
+            )
+
+
+def _file(path: str, folder: Path | None, file: str, revision: str | None) -> Path | None:
+    if folder is None:
+        return hub_file(path, file, revision)
+    return folder / file if (folder / file).is_file() else None

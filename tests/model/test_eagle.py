@@ -1,0 +1,211 @@
+"""EAGLE-3's proposals: the guesses are those of its definition, step by step, however its entries
+came about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams, Submit
+from engine.sampling.noise import gumbel
+from engine.speculation.proposal import Proposal
+from tests.support import eagle
+
+PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_target: str) -> Any:
+    auto: Any = AutoModelForCausalLM
+    return auto.from_pretrained(
+        tiny_target, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def head(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    words = model.get_output_embeddings().weight
+    return eagle.save(eagle.random_head(words), tmp_path_factory.mktemp("head"))
+
+
+def config_for(target: str, folder: str, k: int, **more: Any) -> EngineConfig:
+    proposer = {"kind": "eagle", "path": folder, "depth": more.pop("depth", 6)}
+    return EngineConfig.model_validate(
+        {
+            "target": {"path": target},
+            "device": "cpu",
+            "cache": {"num_blocks": 128, "block_size": 4, **more.pop("cache", {})},
+            "speculation": {
+                "proposer": proposer,
+                "companions": [],
+                "controller": {"kind": "fixed", "k": k},
+            },
+            **more,
+        }
+    )
+
+
+def watched(engine: Engine) -> list[tuple[str, list[int], int, Proposal]]:
+    """Every proposal from now on, with the request, its text and k."""
+    main, seen = engine._proposer._main, list[tuple[str, list[int], int, Proposal]]()
+    propose = main.propose
+
+    def watch(chunks: Any) -> list[Proposal]:
+        found = propose(chunks)
+        for chunk, own in zip(chunks, found, strict=True):
+            if chunk.samples and chunk.k:
+                seen.append((chunk.seq.id, [*chunk.seq.tokens], chunk.k, own))
+        return found
+
+    main.propose = watch  # type: ignore[method-assign]
+    return seen
+
+
+def run(engine: Engine, prompts: dict[str, list[int]], **fields: Any) -> dict[str, list[int]]:
+    given: dict[str, Any] = {"seed": 1, "max_tokens": 14, "temperature": 0, "ignore_eos": True}
+    for name, prompt in prompts.items():
+        engine.add(Submit(name, prompt, SamplingParams(**(given | fields)), 0.0))
+    replies = dict[str, list[int]]()
+    while engine.has_work:
+        for output in engine.step().items:
+            replies.setdefault(output.id, []).extend(output.tokens)
+    return replies
+
+
+def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
+    found = list[tuple[int, ...]]()
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_greedy_guesses_are_those_of_the_definition(
+    depth: int, tiny_target: str, model: Any, head: str
+) -> None:
+    """Law: each tree is the one that the slow reference grows from the text, node for node, for
+    several sequences at once and after accepted guesses."""
+    slow = eagle.SlowHead(head, model, (0, 1))
+    engine = Engine(config_for(tiny_target, head, 5, depth=depth))
+    seen = watched(engine)
+    run(engine, {"a": PROMPT, "b": [7, 3, 99, 12]}, max_tokens=9)
+    guessed = [each for each in seen if each[3]]
+    assert len(guessed) > 6
+    assert all(len(own) == k for _, _, k, own in guessed)
+    for _, text, k, own in guessed:
+        assert paths_of(own) == slow.tree(text, k, min(depth, k))
+        assert own.confidences == sorted(own.confidences, reverse=True)
+    assert depth == 1 or any(not own.is_chain for *_, own in guessed)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": {"max_step_tokens": 8, "max_sequences": 4}},
+        {"cache": {"num_blocks": 24}},
+    ],
+    ids=["chunks", "preemption"],
+)
+def test_guesses_do_not_depend_on_how_entries_came_about(
+    more: dict[str, Any], tiny_target: str, model: Any, head: str
+) -> None:
+    """Law: a prompt in parts, entries made in bulk while nobody guesses (a text of more positions
+    than may wait), and a resumption after preemption leave the same guesses."""
+    slow = eagle.SlowHead(head, model, (0, 1))
+    engine = Engine(config_for(tiny_target, head, 3, depth=2, **more))
+    prompts = {"a": PROMPT * 4, "b": [7, 3, 99, 12] * 9}
+    engine.set_speculation("off")
+    for name, prompt in prompts.items():
+        params = SamplingParams(seed=1, max_tokens=20, temperature=0, ignore_eos=True)
+        engine.add(Submit(name, prompt, params, 0.0))
+    seen, preempted = watched(engine), 0
+    for step in range(10_000):
+        if not engine.has_work:
+            break
+        if step == 14:
+            engine.set_speculation("fixed", 3)
+        preempted += engine.step().metrics.preemptions
+    guessed = [each for each in seen if each[3]]
+    assert len(guessed) > 4
+    assert (preempted > 0) == ("cache" in more)
+    for _, text, k, own in guessed:
+        assert paths_of(own) == slow.tree(text, k, min(2, k))
+
+
+def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: str) -> None:
+    """Law: behind a prompt that is found in the prefix cache, guesses are those behind the same
+    prompt computed."""
+    slow = eagle.SlowHead(head, model, (0, 1))
+    engine = Engine(config_for(tiny_target, head, 3, depth=2))
+    prompt = PROMPT * 4
+    run(engine, {"first": prompt}, max_tokens=4)
+    seen = watched(engine)
+    run(engine, {"again": prompt}, max_tokens=4)
+    guessed = [each for each in seen if each[3]]
+    assert guessed
+    for _, text, k, own in guessed:
+        assert paths_of(own) == slow.tree(text, k, min(2, k))
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"norm_before_residual": True, "norm_before_fc": True}, (0, 1)),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 0]}, (1, 0)),
+        ({"draft_vocab_size": 128, "architectures": ["LlamaForCausalLM"]}, (0, 1)),
+    ],
+    ids=["norms", "layers", "whole vocabulary"],
+)
+def test_each_field_of_the_format_counts(
+    config: dict[str, Any], layers: tuple[int, ...], tiny_target: str, model: Any, tmp_path: Path
+) -> None:
+    """Law: guesses are those of the definition with the fields that config.json has."""
+    words = model.get_output_embeddings().weight
+    weights = eagle.random_head(words, layers=len(layers), own=config.get("draft_vocab_size", 96))
+    if "norm_before_fc" in config:
+        width = weights["fc.weight"].shape[1]
+        weights["input_norm.weight"] = 1 + 0.3 * torch.sin(torch.arange(float(width)))
+    if config.get("draft_vocab_size") == eagle.VOCAB:
+        weights = {key: each for key, each in weights.items() if key not in ("d2t", "t2d")}
+        weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach() * 1.5
+    folder = eagle.save(weights, tmp_path, **config)
+    slow = eagle.SlowHead(folder, model, layers)
+    engine = Engine(config_for(tiny_target, folder, 4, depth=2))
+    seen = watched(engine)
+    run(engine, {"a": PROMPT}, max_tokens=5)
+    guessed = [each for each in seen if each[3]]
+    assert guessed
+    for _, text, k, own in guessed:
+        assert paths_of(own) == slow.tree(text, k, min(2, k))
+
+
+def test_guesses_share_the_noise_of_their_positions(
+    tiny_target: str, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: at temperature 1 the head guesses with the noise with which the target draws, by the
+    target's ids, so that its guesses are kept far more often than drawn apart."""
+
+    def kept(shift: int) -> float:
+        noise = gumbel
+
+        def elsewhere(keys: Any, *rest: Any) -> Any:
+            return noise([key and (key[0], key[1] + shift) for key in keys], *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.speculation.eagle.gumbel", elsewhere)
+            engine = Engine(config_for(tiny_target, head, 1))
+            for number in range(24):
+                params = SamplingParams(seed=number, max_tokens=16, ignore_eos=True)
+                engine.add(Submit(str(number), PROMPT, params, 0.0))
+            last = []
+            while engine.has_work:
+                last += [output for output in engine.step().items if output.finish is not None]
+        return sum(o.accepted for o in last) / sum(o.proposed for o in last)
+
+    assert kept(0) > 1.5 * kept(1000)
