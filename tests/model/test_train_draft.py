@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from safetensors.torch import load_file
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.errors import TraceError
 from engine.lab.train import draft as program
 from engine.lab.train.agreement import coupled
 from engine.lab.train.data import Text, batches, rows_of, split
 from engine.lab.train.learning import follow, llama
 from engine.messages import SamplingParams, Submit
 from engine.sampling.noise import gumbel
-from engine.step.id_log import read_ids
+from engine.step.id_log import IdLog, read_ids
 from tests.support import tiny, tiny_text
 from tests.support.domains import sql
 
@@ -175,6 +177,36 @@ def test_a_log_ends_at_its_size(
     with pytest.raises(Exception, match="left alone"):
         Engine(config(*pair, record_ids=str(tmp_path / "other")))
     assert (tmp_path / "other").read_text() == "mine\n"
+
+
+def test_only_what_has_ended_by_itself_is_recorded_for_its_owner(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: no line of a request that was aborted; a file that others could read is shut."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (log := tmp_path / "ids").touch(0o644)
+    engine = Engine(config(*pair, record_ids="~/ids"))
+    for name in ("aborted", "whole"):
+        params = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_eos=True)
+        engine.add(Submit(name, [20, 30 if name == "whole" else 31], params, 0.0))
+    while len(engine.step().items) < 2:
+        pass
+    engine.abort(["aborted"])
+    while engine.has_work:
+        engine.step()
+    [found] = read_ids(str(log), tiny_text.vocab_size())
+    assert (found.prompt, len(found.reply)) == ([20, 30], 20)
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/full"])
+def test_ids_go_to_a_regular_file(what: str, tmp_path: Path) -> None:
+    """Bug: to learn what is in it, a pipe was waited for, and a device read until memory ended."""
+    path = tmp_path / what
+    if what == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(TraceError, match="no regular file"):
+        IdLog(str(path), 100, max_bytes=1000)
 
 
 def test_answers_to_prompts_are_learnt_from(
