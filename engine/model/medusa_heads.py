@@ -124,7 +124,7 @@ def _file(path: str, folder: Path | None, file: str, revision: str | None) -> Pa
 def _config(file: Path | None, name: str) -> dict[str, Any]:
     try:
         config = json.loads(file.read_bytes()) if file else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name} have a config.json that is no JSON") from error
     if not isinstance(config, dict) or not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
         raise ModelError(f"{name} need a config.json with {_SAID_HEADS} and {_SAID_BLOCKS}")
@@ -146,12 +146,16 @@ def _tensors(
     except Exception as error:  # of safetensors, pickle, zip and torch
         code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
         what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
-        reason = "" if code else f": {one_line(error)}"
+        # Not what torch says: it advises to load the file with its code.
+        reason = f": {one_line(error)}" if safe else ""
         raise ModelError(f"{name}: {file.name} {what}{reason}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
     ):
         raise ModelError(f"{name}: {file.name} holds something else than named tensors")
+    for key, each in tensors.items():
+        if each.layout is not torch.strided or each.is_nested or each.is_meta:
+            raise ModelError(f"{name}: the tensor {key[:100]!r} of {file.name} is not dense")
     return tensors
 
 
