@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import TraceError
 from engine.lab.train import draft as program
+from engine.lab.train import program as shared
 from engine.lab.train.agreement import coupled
 from engine.lab.train.data import Text, batches, rows_of, split
 from engine.lab.train.learning import follow, llama
@@ -118,7 +119,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
         return follow(*given)
 
     monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
     run = words(pair, text, parts, "--steps", "9")
     assert program.main(run) == 130
     with pytest.raises(SystemError):
@@ -261,7 +262,7 @@ def test_rows_count_what_the_target_says() -> None:
         (["--text", "SHORT"], "nothing fills two rows"),
         (["--text", "EMPTY"], "nothing fills two rows"),
         (["--text", "TEXT", "--output", "THERE"], "exists already"),
-        (["--text", "TEXT", "--output", "/no/where"], "its folder is not there"),
+        (["--text", "TEXT", "--output", "/no/where"], "cannot write /no/where: No such file"),
         (["--text", "TEXT", "--resume"], "nothing to resume"),
         (["--text", "TEXT", "--draft", "OTHER"], "does not fit the target model"),
         (["--text", "TEXT", "--ids", "TEXT"], "is no log of ids"),
@@ -306,7 +307,7 @@ def test_another_run_is_not_gone_on_with(
 
     run = words(pair, text, tmp_path / "mine", "--steps", "2")
     with monkeypatch.context() as patch:
-        patch.setattr(program, "fit", stop)
+        patch.setattr(shared, "fit", stop)
         assert program.main(run) == 130
     assert program.main([*run, "--resume", "--seed", "5"]) == 2
     assert program.main(run) == 2

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from engine.core import Engine
 from engine.lab.train import medusa as program
+from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
 from engine.lab.train.medusa import examples, follow
 from tests.model.test_medusa import config_for, steps_of
@@ -84,7 +85,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
         return follow(*given)
 
     monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
     run = words(target, text, parts, "--steps", "4")
     with pytest.raises(SystemError):
         program.main(run)
