@@ -27,13 +27,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from engine.arguments import Parser, exit_code, whole
 from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
+from engine.lab.files import new_folder
 from engine.lab.train.agreement import ALL, Agreement, agreement, report
 from engine.lab.train.data import Rows
 from engine.lab.train.learning import HEAD_SIZE, Optimizer, follow, llama
 from engine.lab.train.loop import Run, log
-from engine.lab.train.program import add_data, learnt, load, made
+from engine.lab.train.program import add_data, learnt, storing
 from engine.lab.train.program import run as run_training
-from engine.model.loader import pick_device
 
 RATE = 0.5  # of the learning rates that the built-in pair began with
 
@@ -73,19 +73,14 @@ def check(parsed: argparse.Namespace) -> argparse.Namespace:
     return parsed
 
 
-def models(parsed: argparse.Namespace) -> tuple[Any, Any, torch.dtype]:
-    """The target, the draft to start from in float32, and in what it will be written."""
-    device, auto = pick_device(parsed.device), AutoModelForCausalLM
-    exact = torch.bfloat16 if device.type == "cuda" else torch.float32
-    source = model_folder(parsed.target, "target")
-    target: Any = auto.from_pretrained(source, dtype=exact)
-    draft: Any
-    target.to(device).eval().requires_grad_(False)
+def beginning(parsed: argparse.Namespace, target: Any) -> tuple[Any, torch.dtype]:
+    """The draft to start from in float32, and in what it will be written."""
+    auto: Any = AutoModelForCausalLM
     if parsed.draft is not None:
         stored = model_folder(parsed.draft, "draft")
         draft = auto.from_pretrained(stored, dtype=torch.float32)
     else:
-        stored, of = source, target.config
+        stored, of = model_folder(parsed.target, "target"), target.config
         torch.manual_seed(parsed.seed)
         draft = llama(
             parsed.width, 3 * parsed.width, parsed.layers,
@@ -94,20 +89,19 @@ def models(parsed: argparse.Namespace) -> tuple[Any, Any, torch.dtype]:
             eos_token_id=of.eos_token_id, pad_token_id=of.pad_token_id,
         )  # fmt: skip
     kind = getattr(AutoConfig.from_pretrained(stored), "dtype", None) or torch.float32
-    return target, draft.to(device).eval(), kind
+    return draft.to(target.device).eval(), kind
 
 
-def train(parsed: argparse.Namespace, work: Path) -> str:
+def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
-    target, draft, kind = models(parsed)
-    data = load(work / "data", target.device)
+    draft, kind = beginning(parsed, target)
     held = {name: Rows(*rows) for name, rows in data["held"].items()}
     before, run = learnt(
         parsed, work, data, draft, Optimizer(draft, scale=RATE),
         lambda batch: follow(target, draft, *batch), lambda: agreement(target, draft, held),
     )  # fmt: skip
     after = agreement(target, draft.to(kind).float(), held)
-    with made(parsed.output) as folder:
+    with storing(parsed.output), new_folder(parsed.output) as folder:
         draft.to(kind).save_pretrained(folder)
         AutoTokenizer.from_pretrained(model_folder(parsed.target, "target")).save_pretrained(folder)
     return f"{report(held, before, after)}\n{sentence(parsed, before[ALL], after[ALL], run)}"

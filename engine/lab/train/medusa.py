@@ -26,16 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 
 from engine.arguments import Parser, exit_code, whole
-from engine.config import BUILTIN, model_folder
+from engine.config import BUILTIN
 from engine.lab.comparison.report import table
+from engine.lab.files import new_folder
 from engine.lab.train.data import Rows, batches
 from engine.lab.train.loop import Run, log
-from engine.lab.train.program import ROWS, add_data, learnt, load, made
+from engine.lab.train.program import ROWS, add_data, learnt, storing
 from engine.lab.train.program import run as run_training
-from engine.model.loader import pick_device
 from engine.model.medusa_heads import MedusaHeads, save_heads
 
 DECAY = 0.8  # of a head's share in the loss, from one to the next
@@ -184,15 +183,9 @@ def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
     heads.vocabulary.copy_(words @ torch.linalg.solve(square, cross).mT)
 
 
-def train(parsed: argparse.Namespace, work: Path) -> str:
+def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
-    device = pick_device(parsed.device)
-    exact = torch.bfloat16 if device.type == "cuda" else torch.float32
-    auto: Any = AutoModelForCausalLM
-    target = auto.from_pretrained(model_folder(parsed.target, "target"), dtype=exact)
-    target.to(device).eval().requires_grad_(False)
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
-    data = load(work / "data", device)
     held = Rows(*(torch.cat(parts) for parts in zip(*data["held"].values(), strict=True)))
 
     def begin() -> Accuracy:
@@ -204,7 +197,7 @@ def train(parsed: argparse.Namespace, work: Path) -> str:
         parsed, work, data, heads, HeadOptimizer(heads),
         lambda batch: follow(target, heads, *batch), begin,
     )  # fmt: skip
-    with made(parsed.output) as folder:
+    with storing(parsed.output), new_folder(parsed.output) as folder:
         save_heads(heads, folder, parsed.target)
     return f"{report(before, accuracy(target, heads, held))}\n{sentence(parsed, run)}"
 

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.arguments import Parser, number, show, whole
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.core import Engine
 from engine.errors import ConfigError, one_line
-from engine.lab.files import new_folder, replace_file, writable
+from engine.lab.files import replace_file, writable
 from engine.lab.train.data import (
     Rows,
     Text,
@@ -39,6 +39,7 @@ from engine.lab.train.data import (
 )
 from engine.lab.train.loop import Run, Steps, fit
 from engine.model.checkpoint import quietly
+from engine.model.loader import pick_device
 from engine.model.pair import load_pair
 from engine.step.id_log import read_ids
 
@@ -49,11 +50,7 @@ CHECKPOINT = 60.0  # seconds from one to the next
 FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume may change them
 
 
-class Optimizing(Steps, Protocol):
-    """An optimizer that goes on where it was."""
-
-    def state(self) -> list[Any]: ...
-    def restore(self, state: list[Any]) -> None: ...
+Train = Callable[[argparse.Namespace, Path, Any, Any], str]
 
 
 def add_data(parser: Parser, made: str) -> None:
@@ -79,9 +76,9 @@ def add_data(parser: Parser, made: str) -> None:
     add("--nice", type=whole(0, 19), default=10, metavar="N", help="how low the priority is (10)")
 
 
-def run(parsed: argparse.Namespace, train: Callable[[argparse.Namespace, Path], str]) -> int:
-    """Collect data, `train` on it, which writes what is made and answers a report; the exit code.
-    Raises EngineError."""
+def run(parsed: argparse.Namespace, train: Train) -> int:
+    """Collect data, and `train`, given the options, the folder, the target and the data: it writes
+    what is made and answers a report; the exit code. Raises EngineError."""
     refuse_data(parsed)
     work = parsed.output.with_name(parsed.output.name + ".training")
     said = {name: str(value) for name, value in vars(parsed).items() if name not in FREE}
@@ -96,7 +93,8 @@ def run(parsed: argparse.Namespace, train: Callable[[argparse.Namespace, Path], 
             data = collected(parsed)
             work.mkdir(exist_ok=True)
             keep(work / "data", {"options": said, **data})
-        words = train(parsed, work)
+        target = frozen(parsed)
+        words = train(parsed, work, target, load(work / "data", target.device))
     shutil.rmtree(work, ignore_errors=True)
     return show(words)
 
@@ -140,7 +138,9 @@ def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda sa
     """Of a checkpoint, as it is kept, once `use` has taken it. Raises ConfigError."""
     try:
         use(said := torch.load(path, map_location=device))
-    except Exception as error:  # of zip, pickle and torch, and of what is not there
+    except (PermissionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of zip, pickle and torch, and of what is not in there
         raise ConfigError(
             f"the checkpoint {path} is damaged: delete the folder {path.parent} and begin anew"
         ) from error
@@ -161,13 +161,6 @@ def storing(path: Path) -> Iterator[None]:
     except (RuntimeError, SafetensorError) as error:
         reason = one_line(error, 100)
         raise ConfigError(f"cannot write {path}; is the disk full? ({reason})") from error
-
-
-@contextmanager
-def made(output: Path) -> Iterator[Path]:
-    """A folder to write what was learnt to. Raises ConfigError."""
-    with storing(output), new_folder(output) as folder:
-        yield folder
 
 
 def collected(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -212,8 +205,16 @@ def joined(parts: dict[str, tuple[Rows, Rows]]) -> Rows:
     return Rows(torch.cat(ids), torch.cat(counted))
 
 
+def frozen(parsed: argparse.Namespace) -> Any:
+    """The target, on the device to learn on."""
+    device, auto = pick_device(parsed.device), AutoModelForCausalLM
+    exact = torch.bfloat16 if device.type == "cuda" else torch.float32
+    target: Any = auto.from_pretrained(model_folder(parsed.target, "target"), dtype=exact)
+    return target.to(device).eval().requires_grad_(False)
+
+
 def learnt(
-    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Optimizing,
+    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Steps,
     learn: Callable[[Rows], float], begin: Callable[[], Any],
 ) -> tuple[Any, Run]:  # fmt: skip
     """From the last checkpoint to the end of the budget: what `begin`, called where there is none,
