@@ -28,7 +28,7 @@ def head_config(path: str, folder: Path | None, revision: str | None, name: str)
         raise ModelError(f"{name} have no {CONFIG} {where}")
     try:
         config = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{name} have a {CONFIG} that is no JSON") from error
     return config if isinstance(config, dict) else {}
 
@@ -42,19 +42,24 @@ def head_tensors(
     file = next((found for found in each if found is not None), None)
     if file is None:
         raise ModelError(f"{name} have neither {' nor '.join(files)}")
+    safe = file.suffix == ".safetensors"
     try:
-        if file.suffix == ".safetensors":
+        if safe:
             return load_file(file)
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, pickle, zip and torch
         code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
         what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
-        reason = "" if code else f": {one_line(error)}"
+        # Not what torch says: it advises to load the file with its code.
+        reason = f": {one_line(error)}" if safe else ""
         raise ModelError(f"{name}: {file.name} {what}{reason}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
     ):
         raise ModelError(f"{name}: {file.name} holds something else than named tensors")
+    for key, each in tensors.items():
+        if each.layout is not torch.strided or each.is_nested or each.is_meta:
+            raise ModelError(f"{name}: the tensor {key[:100]!r} of {file.name} is not dense")
     return tensors
 
 

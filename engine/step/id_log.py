@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Annotated
 
@@ -39,22 +41,37 @@ class IdLog:
     def __init__(self, path: str, vocab_size: int, *, max_bytes: int) -> None:
         self._path, header = path, _header(vocab_size)
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            known = Path(path).read_bytes()
-            if known and not known.startswith(header):
-                raise TraceError(f"{path!r} is no log of ids of this target; it is left alone")
-            os.ftruncate(self._file, size := known.rfind(b"\n") + 1)  # a line that was cut off
+            name = os.path.expanduser(path)
+            self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            size = self._prepare(header)
         except OSError as error:
             raise TraceError(f"ids cannot be recorded in {path!r}: {error.strerror}") from None
         self._left: int = max_bytes - size
-        if not known:
+        if not size:
             self._write(header)
         logger.info("recording the ids of finished requests in %s", path)
 
+    def _prepare(self, header: bytes) -> int:
+        """For the owner alone, and without a last line that was cut off; the bytes that are left.
+        Reads the two ends of the file, however large it is. Raises OSError, and TraceError."""
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            raise TraceError(f"ids cannot be recorded in {self._path!r}: it is no regular file")
+        whole = 0
+        if found.st_size:
+            with mmap(self._file, 0, access=ACCESS_READ) as known:
+                if known[: len(header)] != header:
+                    what = "is no log of ids of this target; it is left alone"
+                    raise TraceError(f"{self._path!r} {what}")
+                whole = known.rfind(b"\n") + 1
+        os.fchmod(self._file, 0o600)
+        os.ftruncate(self._file, whole)
+        return whole
+
     def write(self, seq: Sequence) -> None:
-        """One request that has ended, if anything was written for it."""
+        """One request that has ended, if it was not broken off and anything was written for it."""
         prompt, reply = seq.tokens[: seq.num_prompt], seq.tokens[seq.num_prompt :]
-        if reply and self._left > 0:
+        if reply and seq.finish in ("stop", "length") and self._left > 0:
             self._write(msgspec.json.encode(Finished(prompt, reply)) + b"\n")
 
     def _write(self, line: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,36 @@ def test_code_in_a_checkpoint_is_named_and_never_run(
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "medusa_lm_head.pt cannot be read"),
+        (pickle.dumps({"0.1.weight": 1}), "medusa_lm_head.pt cannot be read"),
+        (pickle.dumps([1.5] * 9, protocol=4), "medusa_lm_head.pt cannot be read"),
+        (
+            {"0.1.weight": WORDS.to_sparse()},
+            "tensor '0.1.weight' of medusa_lm_head.pt is not dense",
+        ),
+        ({"0.1.weight": WORDS.to("meta")}, "tensor '0.1.weight' of medusa_lm_head.pt is not dense"),
+    ],
+)
+def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_path: Path) -> None:
+    """Bug: torch's own words were passed on, which advise to load the file with its code."""
+    save(random_heads(WORDS), tmp_path)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    file = tmp_path / "medusa_lm_head.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    assert said in (sentence := refusal(tmp_path))
+    assert "weights_only" not in sentence
+
+
+@pytest.mark.parametrize(
     ("config", "said"),
     [
         ("{", "no JSON"),
+        pytest.param("[" * 200_000, "no JSON", id="deep"),
         ("[]", "medusa_num_heads"),
         ('{"model_type": "llama"}', "medusa_num_heads"),
         ('{"medusa_num_heads": 3, "medusa_num_layers": 2}', "medusa_num_layers is 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,18 @@ from safetensors.torch import load_file
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.errors import ConfigError, TraceError
 from engine.lab.train import draft as program
+from engine.lab.train import medusa
+from engine.lab.train import program as shared
 from engine.lab.train.agreement import coupled
 from engine.lab.train.data import Text, batches, rows_of, split
 from engine.lab.train.learning import follow, llama
+from engine.lab.train.loop import Run
 from engine.messages import SamplingParams, Submit
 from engine.sampling.noise import gumbel
-from engine.step.id_log import read_ids
-from tests.support import tiny, tiny_text
+from engine.step.id_log import IdLog, read_ids
+from tests.support import tiny, tiny_text, two_tongues
 from tests.support.domains import sql
 
 POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "12", "--continued", "3"]
@@ -116,7 +121,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
         return follow(*given)
 
     monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
     run = words(pair, text, parts, "--steps", "9")
     assert program.main(run) == 130
     with pytest.raises(SystemError):
@@ -177,6 +182,36 @@ def test_a_log_ends_at_its_size(
     assert (tmp_path / "other").read_text() == "mine\n"
 
 
+def test_only_what_has_ended_by_itself_is_recorded_for_its_owner(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: no line of a request that was aborted; a file that others could read is shut."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (log := tmp_path / "ids").touch(0o644)
+    engine = Engine(config(*pair, record_ids="~/ids"))
+    for name in ("aborted", "whole"):
+        params = SamplingParams(seed=0, max_tokens=20, temperature=0.0, ignore_eos=True)
+        engine.add(Submit(name, [20, 30 if name == "whole" else 31], params, 0.0))
+    while len(engine.step().items) < 2:
+        pass
+    engine.abort(["aborted"])
+    while engine.has_work:
+        engine.step()
+    [found] = read_ids(str(log), tiny_text.vocab_size())
+    assert (found.prompt, len(found.reply)) == ([20, 30], 20)
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("what", ["pipe", "/dev/full"])
+def test_ids_go_to_a_regular_file(what: str, tmp_path: Path) -> None:
+    """Bug: to learn what is in it, a pipe was waited for, and a device read until memory ended."""
+    path = tmp_path / what
+    if what == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(TraceError, match="no regular file"):
+        IdLog(str(path), 100, max_bytes=1000)
+
+
 def test_answers_to_prompts_are_learnt_from(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,12 +259,13 @@ def test_rows_count_what_the_target_says() -> None:
     [
         (["--text", "/nowhere.sql"], "cannot read the text in /nowhere.sql"),
         (["--layers", "1"], "--draft names one there is"),
+        (["--width", "64"], "--width is of a new draft"),
         (["--target", "org/other"], "--layers for a new one"),
         ([], "nothing to learn from"),
         (["--text", "SHORT"], "nothing fills two rows"),
         (["--text", "EMPTY"], "nothing fills two rows"),
         (["--text", "TEXT", "--output", "THERE"], "exists already"),
-        (["--text", "TEXT", "--output", "/no/where"], "its folder is not there"),
+        (["--text", "TEXT", "--output", "/no/where"], "cannot write /no/where: No such file"),
         (["--text", "TEXT", "--resume"], "nothing to resume"),
         (["--text", "TEXT", "--draft", "OTHER"], "does not fit the target model"),
         (["--text", "TEXT", "--ids", "TEXT"], "is no log of ids"),
@@ -274,7 +310,7 @@ def test_another_run_is_not_gone_on_with(
 
     run = words(pair, text, tmp_path / "mine", "--steps", "2")
     with monkeypatch.context() as patch:
-        patch.setattr(program, "fit", stop)
+        patch.setattr(shared, "fit", stop)
         assert program.main(run) == 130
     assert program.main([*run, "--resume", "--seed", "5"]) == 2
     assert program.main(run) == 2
@@ -297,3 +333,102 @@ def test_a_large_vocabulary_is_learnt_row_by_row(monkeypatch: pytest.MonkeyPatch
         found.append((far, draft.model.embed_tokens.weight.grad.clone()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     torch.testing.assert_close(found[0][1], found[1][1])
+
+
+class Stop(SystemError):
+    """As a kill does."""
+
+
+@pytest.fixture
+def stopped(
+    pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The command of a run that was killed before its first step, its folder `mine.training`."""
+
+    def stop(*given: Any, **named: Any) -> None:
+        raise Stop
+
+    run = words(pair, text, tmp_path / "mine", "--steps", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "fit", stop)
+        with pytest.raises(Stop):
+            program.main(run)
+    return run
+
+
+@pytest.mark.parametrize("name", ["data", "state"])
+def test_a_damaged_checkpoint_is_named(
+    name: str, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: of a file that was cut off, or is empty, there was a traceback."""
+    file = tmp_path / "mine.training" / name
+    for size in (file.stat().st_size // 2, 0):
+        os.truncate(file, size)
+        assert program.main([*stopped, "--resume"]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"{file} is damaged: delete the folder {file.parent}" in line
+
+
+def test_the_other_program_does_not_go_on_with_a_run(
+    stopped: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = [word for word in stopped if word != "--draft"]
+    other.remove(stopped[stopped.index("--draft") + 1])
+    assert medusa.main([*other, "--resume"]) == 2
+    assert "is of another program" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_checkpoint_is_begun_in(
+    pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: neither with --resume nor without. One with files of somebody else is left alone."""
+    work = tmp_path / "mine.training"
+    work.mkdir()
+    (work / "letter").touch()
+    run = words(pair, text, tmp_path / "mine", "--steps", "2")
+    assert program.main(run) == 2
+    assert "is no folder of a run" in capsys.readouterr().err
+    (work / "letter").rename(work / ".data.7.part")  # of a kill
+    assert program.main([*run, "--resume"]) == 0
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: torch says RuntimeError. What is there stays."""
+
+    def full(*given: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:664]\nunexpected pos 64 vs 0")
+
+    shared.keep(tmp_path / "state", {"step": 1})
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ConfigError, match=r"state; is the disk full\?"):
+        shared.keep(tmp_path / "state", {"step": 2})
+    assert shared.load(tmp_path / "state") == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_draft_with_another_tokenizer_is_refused(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bug: it can be served, so nothing refused it, and it learnt the ids of other tokens."""
+    both = two_tongues.save(tmp_path)
+    assert program.main(words(both, text, tmp_path / "mine", "--steps", "2")) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--draft {both[1]} has another tokenizer" in line
+
+
+def test_with_steps_no_clock_decides_what_is_learnt(
+    pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: a seed gives the same rows on a machine that is too slow for --minutes."""
+    given = words(pair, text, tmp_path / "mine", "--minutes", "1e-9")
+    parser = program.build_parser()
+    some = shared.collected(program.check(parser.parse_args([*given, "--steps", "2"])))
+    assert "the target's own" in some["held"]
+    timed = shared.collected(program.check(parser.parse_args(given)))
+    assert "the target's own" not in timed["held"]
+
+
+def test_agreement_that_looks_the_same_did_not_change() -> None:
+    parsed = program.build_parser().parse_args(["--output", "mine"])
+    for new, said in ((0.1242, "did not change"), (0.2, "rose"), (0.1, "fell")):
+        assert f"text {said}, 0.124 to" in program.sentence(parsed, (0, 0.1241), (0, new), Run(1))

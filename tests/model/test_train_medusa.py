@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from engine.core import Engine
 from engine.lab.train import medusa as program
+from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
-from engine.lab.train.medusa import examples, follow
+from engine.lab.train.medusa import examples, first, follow
 from tests.model.test_medusa import config_for, steps_of
 from tests.support import tiny_text
 from tests.support.domains import sql
@@ -84,7 +85,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
         return follow(*given)
 
     monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(program, "CHECKPOINT", 0.0)
+    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
     run = words(target, text, parts, "--steps", "4")
     with pytest.raises(SystemError):
         program.main(run)
@@ -105,6 +106,20 @@ def test_a_head_learns_the_token_that_it_will_guess() -> None:
     assert hidden.shape == (5, model.config.hidden_size)
     assert labels.tolist() == [[2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
     assert counts.tolist() == [[False, False, True, True, True], [False, True, True, True, True]]
+
+
+def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
+    """Bug: 64 batches of an endless stream, the same 22 rows 21 times, however short the run."""
+    rows = Rows(torch.arange(22 * 6).view(22, 6), torch.ones(22, 6, dtype=torch.bool))
+    parser = program.build_parser()
+
+    def seen(*more: str) -> list[int]:
+        parsed = parser.parse_args(["--output", "x", *more])
+        return sorted(row for some in first(parsed, rows) for row in some.ids[:, 0].tolist())
+
+    assert seen() == rows.ids[:, 0].tolist()
+    assert len(seen("--steps", "8")) == 16
+    assert len(seen("--steps", "1")) == len(seen("--minutes", "1e-9")) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Training beside a frozen target: `foredraft train draft`, and parts of `train demo`.
 
 data.py (rows of token ids) and writing.py (those that the target writes) -> learning.py (distance,
-optimizer) -> loop.py (steps until the budget has passed, checkpoints) -> agreement.py (the report).
-What is trained is the business of each program alone: draft.py, medusa.py.
+optimizer) -> loop.py (steps until the budget has passed) -> agreement.py (the report). program.py
+is what the programs share, checkpoints among it; what is trained is the business of each alone:
+draft.py, medusa.py.
 """
 
 from engine.attention.torchao_warnings import mute

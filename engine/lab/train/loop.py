@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tqdm import tqdm
 
@@ -25,6 +25,8 @@ class Steps(Protocol):
     """An optimizer."""
 
     def step(self, rate: float) -> None: ...
+    def state(self) -> list[Any]: ...
+    def restore(self, state: list[Any]) -> None: ...
 
 
 @dataclass(slots=True)

@@ -17,32 +17,31 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
-from functools import partial
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 
 from engine.arguments import Parser, exit_code, whole
-from engine.config import BUILTIN, model_folder
+from engine.config import BUILTIN
 from engine.lab.comparison.report import table
 from engine.lab.files import new_folder
 from engine.lab.train.data import Rows, batches
-from engine.lab.train.draft import CHECKPOINT, ROWS, add_data, keep
-from engine.lab.train.draft import run as run_training
-from engine.lab.train.loop import Run, fit, log
-from engine.model.loader import pick_device
+from engine.lab.train.loop import Run, log
+from engine.lab.train.program import ROWS, add_data, learnt, storing
+from engine.lab.train.program import run as run_training
 from engine.model.medusa_heads import MedusaHeads, save_heads
 
 DECAY = 0.8  # of a head's share in the loss, from one to the next
 RATE, OF_WORDS = 2e-3, 0.4  # of learning; the share of it that vocabularies learn with
 TOGETHER = 512  # positions whose logits are in memory at a time
 RIDGE = 1e-3  # of the mean square of a state
-BEGUN = 64  # batches that the beginning is computed from
+BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
 TOP = 5
 
 Accuracy = list[list[float]]  # of each head, at the first place and among the first TOP
@@ -151,8 +150,22 @@ def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Accuracy:
     return found
 
 
+def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
+    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
+    but one."""
+    most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
+    if parsed.steps:
+        most = min(most, max(1, int(SHARE * parsed.steps)))
+    else:
+        until = time.monotonic() + SHARE * 60 * parsed.minutes
+    for _, some in zip(range(most), batches(rows, ROWS, parsed.seed), strict=False):
+        yield some
+        if time.monotonic() > until:
+            return
+
+
 @torch.no_grad()
-def ahead(target: Any, heads: MedusaHeads, stream: Sequence[Rows]) -> None:
+def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
     """Begin where least squares say that the target's own state will be when it is the head's turn,
     under the target's own head: much nearer than a copy of that head, which says one token less."""
     words, count = heads.vocabulary[0].clone(), len(heads.vocabulary)
@@ -170,38 +183,21 @@ def ahead(target: Any, heads: MedusaHeads, stream: Sequence[Rows]) -> None:
     heads.vocabulary.copy_(words @ torch.linalg.solve(square, cross).mT)
 
 
-def train(parsed: argparse.Namespace, work: Path) -> str:
+def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
-    device = pick_device(parsed.device)
-    exact = torch.bfloat16 if device.type == "cuda" else torch.float32
-    auto: Any = AutoModelForCausalLM
-    target = auto.from_pretrained(model_folder(parsed.target, "target"), dtype=exact)
-    target.to(device).eval().requires_grad_(False)
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
-    data = torch.load(work / "data", map_location=device)
     held = Rows(*(torch.cat(parts) for parts in zip(*data["held"].values(), strict=True)))
-    optimizer, run = HeadOptimizer(heads), Run(parsed.minutes, parsed.steps)
-    stream = partial(batches, Rows(*data["learn"]), ROWS, parsed.seed)
-    if (work / "state").is_file():
-        said = torch.load(work / "state", map_location=device)
-        heads.load_state_dict(said["heads"])
-        optimizer.restore(said["optimizer"])
-        run.step, run.seconds, before = said["step"], said["seconds"], said["before"]
-    else:
+
+    def begin() -> Accuracy:
         before = accuracy(target, heads, held)
-        ahead(target, heads, [rows for rows, _ in zip(stream(0), range(BEGUN), strict=False)])
+        ahead(target, heads, first(parsed, Rows(*data["learn"])))
+        return before
 
-    def save() -> None:
-        keep(work / "state", {
-            "heads": heads.state_dict(), "optimizer": optimizer.state(), "before": before,
-            "step": run.step, "seconds": run.seconds,
-        })  # fmt: skip
-
-    save()
-    fit(lambda batch: follow(target, heads, *batch), optimizer, stream(run.step), run,
-        save=save, every=CHECKPOINT)  # fmt: skip
-    save()
-    with new_folder(parsed.output) as folder:
+    before, run = learnt(
+        parsed, work, data, heads, HeadOptimizer(heads),
+        lambda batch: follow(target, heads, *batch), begin,
+    )  # fmt: skip
+    with storing(parsed.output), new_folder(parsed.output) as folder:
         save_heads(heads, folder, parsed.target)
     return f"{report(before, accuracy(target, heads, held))}\n{sentence(parsed, run)}"
 
