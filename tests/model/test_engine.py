@@ -185,7 +185,7 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
             self.inner = engine._runner
             self.seconds = 0.0
 
-        def forward(self, segments: list[object]) -> ModelOutput:
+        def forward(self, segments: list[object], **_: object) -> ModelOutput:
             logits = self.inner.forward(segments).logits.clone()  # type: ignore[arg-type]
             if len(segments) > 1:
                 logits[-1] = torch.nan
@@ -223,7 +223,7 @@ def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, 
         def __init__(self) -> None:
             self.inner = engine._runner
 
-        def forward(self, segments: list[Segment]) -> ModelOutput:
+        def forward(self, segments: list[Segment], **_: object) -> ModelOutput:
             self.rows = sum(len(segment.tokens) for segment in segments)
             return self.inner.forward(segments)
 

@@ -64,7 +64,13 @@ def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str)
 def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
     """Of the target alone: guesses come of the same draft whatever the target is held in."""
     parsed = Namespace(
-        target=tiny_target, draft=tiny_draft, device="cpu", dtype="auto", quantization="int8"
+        target=tiny_target,
+        draft=tiny_draft,
+        device="cpu",
+        dtype="auto",
+        quantization="int8",
+        medusa=None,
+        eagle=None,
     )
     pair = load_pair(pair_config(parsed))
     assert pair.draft is not None

@@ -88,13 +88,16 @@ def run(parsed: argparse.Namespace, train: Train) -> int:
     os.nice(parsed.nice)
     torch.set_num_threads(parsed.threads)
     torch.set_flush_denormal(True)
-    with quietly():
-        if not begun:
-            data = collected(parsed)
-            work.mkdir(exist_ok=True)
-            keep(work / "data", {"options": said, **data})
-        target = frozen(parsed)
-        words = train(parsed, work, target, load(work / "data", target.device))
+    try:
+        with quietly():
+            if not begun:
+                data = collected(parsed)
+                work.mkdir(exist_ok=True)
+                keep(work / "data", {"options": said, **data})
+            target = frozen(parsed)
+            words = train(parsed, work, target, load(work / "data", target.device))
+    finally:
+        torch.set_flush_denormal(False)  # it is the thread's, not this function's
     shutil.rmtree(work, ignore_errors=True)
     return show(words)
 
