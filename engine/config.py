@@ -223,9 +223,10 @@ class EagleConfig(Part):
 
 
 # Every name that a proposer may have, in the order in which they are shown.
-PROPOSERS = (
-    "draft_model", "medusa", "eagle", "lookahead", "suffix", "ngram", "grammar", "prediction",
-)  # fmt: skip
+ProposerName = Literal[
+    "draft_model", "medusa", "eagle", "lookahead", "suffix", "ngram", "grammar", "prediction"
+]
+PROPOSERS: tuple[str, ...] = get_args(ProposerName)
 AnyProposer = (
     NoProposerConfig
     | DraftModelConfig

@@ -43,7 +43,7 @@ MOST_PACKED_ROWS = {torch.float32: 64, torch.bfloat16: 32}
 MOST_ROWS_OF_TILES = 128  # the same on one thread with AMX
 
 
-class _Weight:
+class PackedWeight:
     """A matrix `[out, in]`. `most_packed`: up to so many rows are multiplied by our code."""
 
     def __init__(self, weight: Tensor, most_packed: int) -> None:
@@ -69,13 +69,12 @@ class _Weight:
         return np.ascontiguousarray(found[:, : len(rows)].T)
 
 
-def packed_product(weight: Tensor) -> Callable[[Floats], Floats] | None:
+def packed_product(weight: Tensor) -> PackedWeight | None:
     """`[rows, in]` float32 to `[rows, out or more]`, by our code where there are few rows; None
     where torch's is as good: on many threads, elsewhere than on a CPU, not in bfloat16."""
     few = torch.get_num_threads() <= MOST_THREADS and weight.device.type == "cpu"
-    if not (few and weight.dtype == torch.bfloat16 and MULTIPLIES_PAIRS):
-        return None
-    return _Weight(weight, _most_packed_rows(weight.dtype)) if weight.shape[1] % 2 == 0 else None
+    fits = weight.dtype == torch.bfloat16 and MULTIPLIES_PAIRS and weight.shape[1] % 2 == 0
+    return PackedWeight(weight, _most_packed_rows(weight.dtype)) if few and fits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +82,11 @@ class _Layer:
     index: int
     scaling: float
     norm: Floats
-    query_key_value: _Weight
-    output: _Weight
+    query_key_value: PackedWeight
+    output: PackedWeight
     mlp_norm: Floats
-    gate_up: _Weight
-    down: _Weight
+    gate_up: PackedWeight
+    down: PackedWeight
 
 
 class FusedDecoder:
@@ -101,7 +100,7 @@ class FusedDecoder:
         self._embed = body.embed_tokens
         self._layers = [self._layer(layer) for layer in body.layers]
         self._norm = array_of(body.norm.weight)
-        self._head = _Weight(head, self._most_packed)
+        self._head = PackedWeight(head, self._most_packed)
         self._vocab = int(head.shape[0])
         self._epsilon = np.float32(config.rms_norm_eps)
         self._heads = int(config.num_attention_heads)
@@ -117,13 +116,13 @@ class FusedDecoder:
             index=attention.layer_idx,
             scaling=attention.scaling,
             norm=array_of(layer.input_layernorm.weight),
-            query_key_value=_Weight(
+            query_key_value=PackedWeight(
                 joined(attention.q_proj, attention.k_proj, attention.v_proj), most
             ),
-            output=_Weight(attention.o_proj.weight, most),
+            output=PackedWeight(attention.o_proj.weight, most),
             mlp_norm=array_of(layer.post_attention_layernorm.weight),
-            gate_up=_Weight(joined(mlp.gate_proj, mlp.up_proj), most),
-            down=_Weight(mlp.down_proj.weight, most),
+            gate_up=PackedWeight(joined(mlp.gate_proj, mlp.up_proj), most),
+            down=PackedWeight(mlp.down_proj.weight, most),
         )
 
     @property

@@ -12,21 +12,19 @@ that names the tensor or the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.cpu.fused import packed_product
+from engine.cpu.fused import PackedWeight, packed_product
 from engine.errors import ModelError
 from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors
 
-Floats = npt.NDArray[np.float32]
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
 
@@ -45,24 +43,30 @@ class MedusaHeads(nn.Module):
         self.mix = nn.Parameter(words.new_zeros(blocks, heads, width, width))
         self.bias = nn.Parameter(words.new_zeros(blocks, heads, 1, width))
         self.vocabulary = nn.Parameter(words.repeat(heads, 1, 1))
-        self._packed = list[Callable[[Floats], Floats] | None]()
+        self._packed = list[PackedWeight]()
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[rows, width]` -> `[heads, rows, vocab]`."""
         rows = hidden.expand(len(self.vocabulary), *hidden.shape)
         for mix, bias in zip(self.mix, self.bias, strict=True):
             rows = rows + silu(torch.baddbmm(bias, rows, mix.mT))
-        products = [product for product in self._packed if product is not None]
-        if not products:
+        if not self._packed:
             return rows @ self.vocabulary.mT
-        each = zip(products, rows.float().numpy(), strict=True)
+        each = zip(self._packed, rows.float().numpy(), strict=True)
         said = np.stack([product(own) for product, own in each])
         return torch.from_numpy(said)[:, :, : self.vocabulary.shape[1]]
 
     def pack(self) -> MedusaHeads:
         """Held a second time where our own code multiplies faster; no longer to be trained."""
-        self._packed = [packed_product(words) for words in self.vocabulary]
+        found = [packed_product(words) for words in self.vocabulary]
+        self._packed = [product for product in found if product is not None]
         return self.eval().requires_grad_(False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of weights and packed copies."""
+        packed = sum(product.packed_bytes for product in self._packed)
+        return packed + sum(each.nbytes for each in self.parameters())
 
     def named(self) -> dict[str, Tensor]:
         """Views of the weights, by the names of published checkpoints."""

@@ -294,7 +294,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
     if pair.heads is not None:
-        weights += (Part("weights of the heads", sum(p.nbytes for p in pair.heads.parameters())),)
+        weights += (Part("weights of the heads", pair.heads.nbytes),)
     rows, k_max = schedule.max_step_tokens, config.speculation.k_max
     kept, token_bytes = _kept_in(config, pair), dict[str, int]()
     for model in models:

@@ -122,8 +122,8 @@ class Verified(msgspec.Struct, frozen=True):
 class Proposer(Protocol):
     """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
     k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces; `learns`: it is told what became of proposals, of `every_node` or of those that were
-    right, and with the `hidden` states of the target that it asks for. Of the last `propose`:
+    forces; `learns`: it gets the outcomes of proposals, of `every_node` or of those that were
+    right, and with them the `hidden` states of the target that it asks for. Of the last `propose`:
     `forward_seconds` is the time spent in model forwards, `catch_up_rows` what was run first of
     committed tokens, beyond one of each sequence, and `agreements` what it found out on the
     way."""

@@ -32,7 +32,7 @@ from engine.speculation.grammar import within_grammars
 from engine.speculation.proposal import Proposal, Proposer
 from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
 from engine.step.clock import Stopwatch
-from engine.step.told import verified_of
+from engine.step.verified import verified_of
 
 OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
@@ -76,13 +76,13 @@ class Rounds:
             proposals = self._allowance.keep(plan.chunks, proposals)
         seconds.propose = lap()
         packed = segments(plan, proposals)
-        told = self._is_told(plan)
-        output = self._runner.forward(packed, states=told)
+        learns = self._is_learnt_from(plan)
+        output = self._runner.forward(packed, states=learns)
         seconds.verify = lap()
         every = self._proposer.every_node
         sampled = self._acceptor.accept(plan, proposals, output, every=every)
-        if told:
-            self._tell(plan, sampled, output, packed)
+        if learns:
+            self._teach(plan, sampled, output, packed)
         return sampled
 
     def _with_one_wait(
@@ -115,12 +115,12 @@ class Rounds:
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
         told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
         self._acceptor.walk(sampled, output, told)
-        if self._is_told(plan):
-            self._tell(plan, sampled, output, packed)
+        if self._is_learnt_from(plan):
+            self._teach(plan, sampled, output, packed)
         self._proposer.take_over()
         return sampled
 
-    def _is_told(self, plan: StepPlan) -> bool:
+    def _is_learnt_from(self, plan: StepPlan) -> bool:
         """Whether proposers learn of this step. Hidden states of the last row alone are of no use
         while nobody guesses: the first step in which somebody may has none yet."""
         if not self._proposer.learns:
@@ -128,10 +128,10 @@ class Rounds:
         hidden = self._proposer.hidden
         return hidden is None or hidden.every or any(chunk.k for chunk in plan.chunks)
 
-    def _tell(
+    def _teach(
         self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]
     ) -> None:
-        """Those that learn of what became of guesses, and of hidden states if they ask for some."""
+        """Hand outcomes, and hidden states if asked for, to the proposers that learn."""
         every = self._proposer.hidden is not None and self._proposer.hidden.every
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 

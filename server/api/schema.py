@@ -7,12 +7,13 @@ refuse.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from engine.config import PROPOSERS
+from engine.config import PROPOSERS, ProposerName
 from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
@@ -129,6 +130,10 @@ class Prediction(Part):
         return "".join(part.text for part in self.content)
 
 
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
 class SpeculationOptions(Part):
     """`proposers` None: the server's default."""
 
@@ -136,18 +141,7 @@ class SpeculationOptions(Part):
     max_draft: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     proposers: (
         Annotated[
-            list[
-                Literal[
-                    "draft_model",
-                    "medusa",
-                    "eagle",
-                    "lookahead",
-                    "suffix",
-                    "ngram",
-                    "grammar",
-                    "prediction",
-                ]
-            ],
+            list[ProposerName],
             Field(min_length=1, max_length=len(PROPOSERS), json_schema_extra={"uniqueItems": True}),
         ]
         | None
@@ -220,9 +214,8 @@ class Generating(RequestBody):
         "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
         " order; the text is the same.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
-        ' "proposers": a list of 1 to 8 of "draft_model", "medusa", "eagle", "lookahead", "suffix",'
-        ' "ngram", "grammar", "prediction", none twice}, or {"max_draft": 0} or {"enabled": false}'
-        " without the others")
+        f' "proposers": a list of 1 to {len(PROPOSERS)} of {_named(PROPOSERS)}, none twice}}, or'
+        ' {"max_draft": 0} or {"enabled": false} without the others')
     provenance: bool = described(False,
         "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
         " `target` for those that nobody had guessed.")

@@ -1,5 +1,5 @@
-"""Guesses from the target's hidden states: what a proposer is told of them is what transformers
-computes for the text, and trees that follow from them change no reply."""
+"""Guesses from the target's hidden states: a proposer gets what transformers computes for the text,
+and trees that follow from them change no reply."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_trees_of_heads_are_lossless(
 ) -> None:
     """Law: under every field, in chunks, over cached prefixes and after preemption, by compiled
     draws and by those of a device. Accepted paths are never the first nodes, so keys and values are
-    moved; and each state that is told is that of the text, which it is told of."""
+    moved; and each hidden state that a proposer gets is that of its position in the text."""
     if on_device:
         monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
     heads = heads_of(expected, every=every)

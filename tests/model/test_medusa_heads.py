@@ -190,3 +190,15 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_choices_that_are_no_tree_are_refused(choices: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         MedusaConfig.model_validate({"kind": "medusa", "choices": choices})
+
+
+def test_packed_copies_are_counted() -> None:
+    """Bug: the memory plan knew the weights alone, while compiled code held them a second time."""
+    heads = MedusaHeads(2, 1, torch.randn(64, 32).bfloat16())
+    plain = heads.nbytes
+    assert plain == sum(each.nbytes for each in heads.parameters())
+    heads.pack()
+    rows = torch.randn(3, 32).bfloat16()
+    assert heads.nbytes in (plain, plain + 2 * 64 * 32 * 2)
+    expected = MedusaHeads(2, 1, heads.vocabulary[0])(rows)
+    torch.testing.assert_close(heads(rows).float(), expected.float(), atol=0.3, rtol=0.02)

@@ -67,7 +67,7 @@ class Liar(Oracle):
 
 
 class Listener(Proposer):
-    """Guesses nothing and keeps what it is told of others' guesses."""
+    """Guesses nothing and keeps the outcomes of others' guesses."""
 
     name, learns = "listener", True
 

@@ -1,4 +1,4 @@
-"""What proposers that learn are told of a step: outcomes, and rows of hidden states."""
+"""The outcomes of a step, with rows of hidden states, for proposers that learn from them."""
 
 from __future__ import annotations
 
