@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log
 from typing import Any
 
@@ -89,16 +90,25 @@ class FlashInferForward(PagedAttention):
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._backend = backend
-        self._table = Table.of(spans, plane.block_size)
+        self._table = self._table_of(spans, plane.block_size)
         super().__init__(plane, self._table.slots.to(backend.device, non_blocking=True))
         self._planned: dict[Variant, Wrapper] = {}
+
+    def _table_of(self, spans: Sequence[Span], size: int) -> Table:
+        return Table.of(spans, size, self._backend.device)
 
     def _wrapper(self, variant: Variant) -> Wrapper:
         found = self._planned.get(variant)
         if found is None:
-            found = self._planned[variant] = self._backend.wrapper(variant)
-            self._table.plan(found, variant, self._plane.block_size, self._backend.device)
+            found = self._planned[variant] = self._made(variant)
+            self._plan(found, variant)
         return found
+
+    def _made(self, variant: Variant) -> Wrapper:
+        return self._backend.wrapper(variant)
+
+    def _plan(self, wrapper: Wrapper, variant: Variant) -> None:
+        self._table.plan(wrapper, variant, self._plane.block_size, self._backend.device)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
@@ -130,14 +140,7 @@ class FlashInferGraph(FlashInferForward):
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
         super().__init__(backend, plane, [scrap_span(0, rows, pages - 1, plane.block_size)])
 
-    def _wrapper(self, variant: Variant) -> Wrapper:
-        found = self._planned.get(variant)
-        if found is None:
-            found = self._planned[variant] = self._made()
-            self._plan(found, variant)
-        return found
-
-    def _made(self) -> Wrapper:
+    def _made(self, variant: Variant) -> Wrapper:
         count, device = self.rows + 1, self._backend.device
         sizes = (count + 1, count + 1, self._most_pages, count)
         names = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
@@ -149,21 +152,21 @@ class FlashInferGraph(FlashInferForward):
             self._backend.workspace, "HND", use_cuda_graph=True, **buffers
         )
 
+    def _table_of(self, spans: Sequence[Span], size: int) -> Table:
+        more = self.rows + 1 - len(spans)
+        return Table.of(spans, size, self._backend.device, more, self._scrap)
+
     def suits(self, spans: Sequence[Span]) -> bool:
         pages = sum(len(span.blocks) for span in spans)
         return pages + self.rows <= self._most_pages and not any(s.ancestors for s in spans)
 
     def fill(self, spans: Sequence[Span]) -> None:
         """These spans, `rows` rows in all."""
-        self._table = Table.of(spans, self._plane.block_size)
+        self._table = self._table_of(spans, self._plane.block_size)
         assert len(self._table.slots) == self.rows
         self._slots.copy_(self._table.slots, non_blocking=True)
         for variant, wrapper in self._planned.items():
             self._plan(wrapper, variant)
-
-    def _plan(self, wrapper: Wrapper, variant: Variant) -> None:
-        padded = self._table.padded(self.rows + 1, self._scrap)
-        padded.plan(wrapper, variant, self._plane.block_size, self._backend.device)
 
 
 class FlashInferStaged(StagedAttention):
@@ -185,41 +188,34 @@ class FlashInferStaged(StagedAttention):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The library's view of some spans, on the host: int32 `query_ends` and `page_ends`
-    `[spans + 1]`, `pages`, and how many tokens of the `last` page count."""
+    """The library's view of some spans, on the host, page-locked where a GPU copies it: int32
+    `query_ends` and `page_ends` `[spans + 1]`, `pages`, and how many tokens of the `last` page
+    count."""
 
     spans: Sequence[Span]
     slots: Tensor
     query_ends: Tensor
     page_ends: Tensor
-    pages: Tensor
     last: Tensor
+    pages: Tensor
 
     @classmethod
-    def of(cls, spans: Sequence[Span], block_size: int) -> Table:
-        counts = [-(-span.end // block_size) for span in spans]
+    def of(
+        cls, spans: Sequence[Span], size: int, device: torch.device, more: int = 0, scrap: int = 0
+    ) -> Table:
+        """In pages of `size`; `more` sequences of no rows at the end have a page `scrap` each."""
+        counts = [-(-span.end // size) for span in spans]
+        rows = [span.length for span in spans] + [0] * more
+        last = [(span.end - 1) % size + 1 for span in spans] + [1] * more
         pages = [page for s, count in zip(spans, counts, strict=True) for page in s.blocks[:count]]
-        return cls(
-            spans,
-            written_slots(spans, block_size),
-            _ends([span.length for span in spans]),
-            _ends(counts),
-            torch.tensor(pages, dtype=torch.int32),
-            torch.tensor([(s.end - 1) % block_size + 1 for s in spans], dtype=torch.int32),
-        )
-
-    def padded(self, count: int, scrap: int) -> Table:
-        """With sequences of no rows at the end, `count` in all; each has a page all the same."""
-        more = count - len(self.last)
-        rising = torch.arange(1, more + 1, dtype=torch.int32)
-        return Table(
-            self.spans,
-            self.slots,
-            torch.cat([self.query_ends, self.query_ends[-1:].expand(more)]),
-            torch.cat([self.page_ends, self.page_ends[-1] + rising]),
-            torch.cat([self.pages, torch.full((more,), scrap, dtype=torch.int32)]),
-            torch.cat([self.last, torch.ones(more, dtype=torch.int32)]),
-        )
+        ends = [*accumulate(rows, initial=0), *accumulate(counts + [1] * more, initial=0)]
+        numbers = torch.tensor([*ends, *last, *pages, *[scrap] * more], dtype=torch.int32)
+        slots = written_slots(spans, size)
+        if device.type == "cuda":
+            numbers, slots = numbers.pin_memory(), slots.pin_memory()
+        each = len(last)
+        parts = torch.split(numbers, [each + 1, each + 1, each, len(numbers) - 3 * each - 2])
+        return cls(spans, slots, *parts)
 
     def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
         """Host tensors for what is planned on the host, so that nothing waits for the device."""
@@ -227,7 +223,9 @@ class Table:
         if any(span.ancestors for span in self.spans):  # then the window is in the mask
             seen = [visible(span, window).reshape(-1) for span in self.spans]
             mask, window = torch.from_numpy(np.concatenate(seen)), None
-            mask = mask.to(device, non_blocking=True)
+            mask = (mask.pin_memory() if device.type == "cuda" else mask).to(
+                device, non_blocking=True
+            )
         wrapper.plan(
             self.query_ends,
             self.page_ends,
@@ -245,7 +243,3 @@ class Table:
             q_data_type=variant.dtype,
             kv_data_type=variant.dtype,
         )
-
-
-def _ends(lengths: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
