@@ -42,38 +42,38 @@ from engine.cpu.vectors import (
 VECTORS = PANEL // LANES  # of a panel
 ROWS_AT_ONCE, FEW = (10, 5) if HAS_AVX512 else (2, 1)  # whose sums of a panel, of two are registers
 BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
-# Pairs asked for: to the second cache by a panel, each of two, each of two long ones; to the first.
-_FAR, _NEAR, _LONG = (64, 32, 16), 8, 320
+# Pairs that few rows ask for, of two panels half as far; more rows, to the second cache, the first.
+_AHEAD, _FAR, _NEAR = 32, 64, 8
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 
 
 def _panels(count: int, most: int) -> Any:
-    """A function of compiled code: so many panels that stand together, for up to `most` rows."""
+    """A function of compiled code: so many panels at once, for up to `most` rows."""
 
     @intrinsic  # type: ignore[misc]
     def panels(
         typing: Any, rows: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
     ) -> Any:
-        """The outputs from `panel` on for rows of `x` from `row` on. `sizes`: numbers from a row of
-        `x` to the next, pairs, numbers from a row of `y` to the next. `x` is float32, or words of
-        two bfloat16, multiplied as pairs. (Slices as arguments would be counted.)"""
+        """The outputs of `panel`, and of what follows, for rows of `x` from `row` on. `sizes`:
+        numbers from a row of `x` to the next, pairs, numbers from a row of `y` to the next, panels
+        from one that is read at once to the next. `x` is float32, or words of two bfloat16,
+        multiplied as pairs. (Slices as arguments would be counted.)"""
         whole = types.int64
         signature = types.void(whole, x, whole, words, whole, y, sizes)
         as_pairs, kind = x.dtype != types.float32, words
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
-            apart, pairs, stride = cgutils.unpack_tuple(builder, sizes)
+            apart, pairs, stride, step = cgutils.unpack_tuple(builder, sizes)
             x = builder.gep(x, [builder.mul(row, apart)])
             emit, coded = Emit(builder, pairs=as_pairs), kind.dtype == types.int8
             size = emit.at(pairs, 0, 2 * PANEL, TAIL) if coded else emit.at(pairs, 0, PANEL)
-            words = builder.gep(words, [builder.mul(panel, size)])
-            streams = [
-                builder.gep(words, [builder.mul(size, ir.Constant(WIDE, i))]) for i in range(count)
-            ]
-            first = builder.mul(panel, ir.Constant(WIDE, PANEL))
-            y = builder.gep(y, [builder.add(builder.mul(row, stride), first)])
-            arrays, sizes = (x, streams, y), (apart, pairs, stride)
+            y, streams = builder.gep(y, [builder.mul(row, stride)]), []
+            for _ in range(count):
+                out = builder.gep(y, [builder.mul(panel, ir.Constant(WIDE, PANEL))])
+                streams.append((builder.gep(words, [builder.mul(panel, size)]), out))
+                panel = builder.add(panel, step)
+            arrays, sizes = (x, streams), (apart, pairs, stride)
             each_count(builder, rows, most, lambda n: _emit(emit, n, arrays, sizes, coded))
             return context.get_dummy_value()
 
@@ -83,28 +83,23 @@ def _panels(count: int, most: int) -> Any:
 
 
 def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
-    (x, streams, y), (apart, pairs, stride), builder = arrays, sizes, emit.builder
+    (x, streams), (apart, pairs, stride), builder = arrays, sizes, emit.builder
     zero, size = ir.Constant(FLOATS, None), 2 * PANEL if coded else PANEL
-    vectors = [(s, v * LANES) for s in streams for v in range(VECTORS)]
+    vectors = [(s, v * LANES) for s, _ in streams for v in range(VECTORS)]
+    places = [(y, v * LANES) for _, y in streams for v in range(VECTORS)]
+    few, more = [(_AHEAD // len(streams), True)], [(_FAR, False), (_NEAR, True)]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
-    one, two, long = (ir.Constant(WIDE, far) for far in _FAR)
-    is_long = builder.icmp_signed(">", pairs, ir.Constant(WIDE, _LONG))
-    ahead = one if len(streams) == 1 else builder.select(is_long, long, two)
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
-        far = builder.add(loop.index, ahead)
-        gap = builder.mul(pairs, ir.Constant(WIDE, len(streams) - 1))
-        inside = builder.icmp_signed("<", far, pairs)
-        far = builder.select(inside, far, builder.add(far, gap))
         for words, vector in vectors if not coded else vectors[::VECTORS]:  # a line each
-            emit.fetch(words, emit.at(far, 0, size, vector), near=False)
-            emit.fetch(words, emit.at(loop.index, _NEAR, size, vector), near=True)
-        places = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
+            for ahead, near in few if rows <= FEW else more:
+                emit.fetch(words, emit.at(loop.index, ahead, size, vector), near=near)
+        here = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
         if coded and emit.pairs:
-            read = [words for place in places[::VECTORS] for words in emit.looked_up(*place)]
+            read = [words for place in here[::VECTORS] for words in emit.looked_up(*place)]
         elif coded:
-            halves = [emit.widened(*place) for place in places]
+            halves = [emit.widened(*place) for place in here]
         else:
-            read = [emit.load(*place, INTS) for place in places]
+            read = [emit.load(*place, INTS) for place in here]
             halves = [emit.halves(words) for words in read]
         parts = [read] if emit.pairs else [list(half) for half in zip(*halves, strict=True)]
         for part, weights in enumerate(parts):
@@ -116,8 +111,8 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
                     emit.add_product(total, factor, weight)
     for row, totals in enumerate(sums):
         first = builder.mul(stride, ir.Constant(WIDE, row))
-        for vector, total in enumerate(totals):
-            emit.store(builder.load(total), y, emit.at(first, vector * LANES))
+        for (y, vector), total in zip(places, totals, strict=True):
+            emit.store(builder.load(total), y, emit.at(first, vector))
 
 
 _two_panels, _panel = _panels(2, FEW), _panels(1, ROWS_AT_ONCE)
@@ -126,13 +121,14 @@ _two_panels, _panel = _panels(2, FEW), _panels(1, ROWS_AT_ONCE)
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`; `words` or int8, without their scales. Few rows with one panel would
-    wait for sums, or for memory."""
-    rows, panels, sizes = x.shape[0], words.shape[0], (x.shape[1], pairs, y.shape[1])
+    `[rows, panels * PANEL]`; `words` or int8, without their scales. A panel in each half serves few
+    rows at once, whose arithmetic would be slower than memory; that of words as pairs is not."""
+    rows, panels, half = x.shape[0], words.shape[0], words.shape[0] // 2
+    sizes, is_fast = (x.shape[1], pairs, y.shape[1], half), x.shape[1] == pairs
     parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
-    if 0 < rows <= FEW:
-        done = panels // 2 * 2
-        for panel in range(0, done, 2):
+    if 0 < rows <= FEW and not (is_fast and words.itemsize == 4):
+        done = 2 * half
+        for panel in range(half):
             _two_panels(rows, x, 0, words, panel, y, sizes)
     for panel in range(done, panels):
         row = 0

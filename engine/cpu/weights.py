@@ -27,6 +27,7 @@ SMALL = 1 << 24  # parameters; a smaller model is read from the caches, where tw
 Floats = npt.NDArray[np.float32]
 Packed = npt.NDArray[Any]
 
+_HUGE_PAGE = 1 << 21  # bytes
 _LINE = 64  # bytes: of a cache, and of a panel's sixteen exponents, four times over
 _BIAS, _LEAST = 127, -119  # of bfloat16; the exponent of the smallest largest weight
 _EXPONENTS, _MANTISSAS = 8, 16  # of eight bits
@@ -212,13 +213,16 @@ def _weights(model: Any, form: Callable[[Tensor], Packed]) -> tuple[Packed, ...]
 
 def _aligned(parts: Iterable[Packed], count: int) -> Packed:
     """`count` equal ones in a row, from a border of cache lines on: no vector then lies across two.
-    One after the other: memory need not hold them twice."""
+    From half a huge page on, from one of those, and numpy asks Linux for such pages. One after the
+    other: memory need not hold them twice."""
     found: Packed | None = None
     for i, words in enumerate(parts):
         if found is None:
-            memory = np.zeros(count * words.nbytes + _LINE, np.uint8)
-            first = -memory.ctypes.data % _LINE
-            memory = memory[first : first + count * words.nbytes]
+            size = count * words.nbytes
+            border = _HUGE_PAGE if 2 * size > _HUGE_PAGE else _LINE
+            memory = np.zeros(-(-size // border) * border + border, np.uint8)
+            first = -memory.ctypes.data % border
+            memory = memory[first : first + size]
             found = memory.view(words.dtype).reshape(count, *words.shape)
         found[i] = words
     assert found is not None
