@@ -83,8 +83,9 @@ def events(response: httpx.Response) -> Iterator[str]:
     )
 
 
-def test_drain_finishes_streams_and_refuses_new_requests() -> None:
-    """Law: after SIGTERM a running stream ends well, /ready is red, new requests get 503, and the
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals) -> None:
+    """Law: after a signal to end a running stream ends well, /ready is red, new requests get 503, and the
     exit code is 0."""
     with front(Script(step_seconds=0.02), "server.grace_seconds=60") as served:
         with httpx.stream(
@@ -92,7 +93,7 @@ def test_drain_finishes_streams_and_refuses_new_requests() -> None:
         ) as response:
             told = events(response)
             next(told)
-            served.process.send_signal(signal.SIGTERM)
+            served.process.send_signal(number)
             while httpx.get(f"{served.url}/ready").status_code == 200:
                 pass
             refused = httpx.post(f"{served.url}/v1/completions", json=body(1))
