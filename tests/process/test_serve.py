@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import httpx
+import pytest
 
 from tests.process.harness import arguments, children, is_gone
 from tests.support.scripted import Script
