@@ -86,8 +86,8 @@ def events(response: httpx.Response) -> Iterator[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals) -> None:
-    """Law: after a signal to end a running stream ends well, /ready is red, new requests get 503, and the
-    exit code is 0."""
+    """Law: after a signal to end, a running stream ends well, /ready is red, new requests get 503,
+    and the exit code is 0."""
     with front(Script(step_seconds=0.02), "server.grace_seconds=60") as served:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(100), timeout=PATIENCE
