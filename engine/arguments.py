@@ -13,6 +13,20 @@ from engine.errors import EngineError
 Value = TypeVar("Value")
 
 
+class _Once(argparse._StoreAction):
+    """An option with one value, of which argparse would take the last in silence."""
+
+    _taken: argparse.Namespace | None = None
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, taken: argparse.Namespace, *given: Any
+    ) -> None:
+        if self._taken is taken and self.option_strings:
+            parser.error(f"{self.option_strings[0]} is given twice")
+        self._taken = taken
+        super().__call__(parser, taken, *given)
+
+
 class Parser(argparse.ArgumentParser):
     """Without argparse's lines of usage, which hide the sentence; `--help` has them. Options are
     written out: a prefix that means one today may mean another tomorrow."""
@@ -22,6 +36,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         others = {"formatter_class": argparse.RawDescriptionHelpFormatter, **others}
         super().__init__(prog=prog, description=description, allow_abbrev=False, **others)
+        self.register("action", None, _Once)
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {printable(message)}\n")

@@ -1,18 +1,20 @@
 """create_app: the HTTP application around an engine client. Wiring only.
 
-The caller owns the lives of the engine and of the grammar compilers. No CORS: a browser page of
-another origin gets nothing.
+The caller owns the lives of the engine and of the grammar compilers. A browser page of another
+origin gets nothing, unless `server.cors_origins` names it.
 """
 
 from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
 
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.completions import completions_router
 from server.api.info import OPEN_PATHS, health_router, info_router
+from server.api.origins import SameOrigin
 from server.api.responses import responses_router
 from server.api.routes import openapi_router
 from server.api.services import VERSION, Services
@@ -58,4 +60,14 @@ def create_app(services: Services) -> FastAPI:
     if server.api_key is not None:
         keys = [server.api_key, *filter(None, [server.admin_key])]
         app.add_middleware(ApiKey, keys=keys, open_paths=OPEN_PATHS, metrics=metrics)
+    else:
+        app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
+    if server.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     return app

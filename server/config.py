@@ -42,6 +42,25 @@ def _variable(name: str) -> str:
     return name
 
 
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null|\*", value):
+        raise ValueError(f"an origin looks like https://app.example:8443, or is *, not {value!r}")
+    return value
+
+
+def _sendable(value: str) -> str:
+    """A key without the blanks and the line end of the file that it was read from."""
+    value = value.strip()
+    if not value or not value.isascii() or not value.isprintable():
+        raise ValueError(
+            "a key must have letters, digits and signs of ASCII alone, and at least one"
+        )
+    return value
+
+
+Key = Annotated[str, AfterValidator(_sendable)]
+
+
 def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -58,16 +77,14 @@ class ServerConfig(Part):
         description="name in /v1/models, or a list of names for the one model; default: the last"
         f" part of `target.path`, `{BUILTIN_NAME}` for the built-in pair",
     )
-    api_key: str | None = Field(
+    api_key: Key | None = Field(
         None,
-        min_length=1,
         repr=False,
         description="everything but /health, /ready, /metrics, /version and the page"
         " /speculation/live then asks for `Authorization: Bearer ...`",
     )
-    admin_key: str | None = Field(
+    admin_key: Key | None = Field(
         None,
-        min_length=1,
         repr=False,
         description="`POST /speculation` asks for it, and is closed without one; it opens"
         " everything that `api_key` opens, too",
@@ -91,6 +108,18 @@ class ServerConfig(Part):
     )
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="largest request body, beyond it 413"
+    )
+    keep_alive_seconds: int = Field(
+        75,
+        ge=1,
+        description="how long an idle connection stays open: longer than a proxy in front keeps its"
+        " own, or requests meet connections that are about to close",
+    )
+    cors_origins: list[Annotated[str, AfterValidator(_origin)]] = Field(
+        [],
+        max_length=64,
+        description='pages that may call this server from a browser: `["https://app.example"]`, or'
+        ' `["*"]` for all. A request with another `Origin` is a 403',
     )
     grammar_seconds: float = Field(
         0.5,

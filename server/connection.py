@@ -24,9 +24,10 @@ _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
 class Connection(H11Protocol):
-    """Closed when a head is not complete `HEAD_SECONDS` after it may first have been sent; bytes
-    that trickle in do not extend that. A head of more than `HEAD_BYTES` is a 431, and so are
-    trailers behind a body that are longer."""
+    """Closed when a head is not complete `HEAD_SECONDS` after its first byte, or after the
+    connection was made; bytes that trickle in do not extend that. Between requests it waits for
+    uvicorn's `timeout_keep_alive`. A head of more than `HEAD_BYTES` is a 431, and so are trailers
+    behind a body that are longer."""
 
     HEAD_SECONDS = 20.0
     HEAD_BYTES = 64 * 1024
@@ -50,7 +51,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_head()
+        if self.conn.trailing_data[0]:  # of the next request
+            self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -1,14 +1,16 @@
 """`foredraft serve`: one front end from its first log line to its exit code.
 
 Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
-tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM or
-SIGINT: no new requests, running ones have `grace_seconds`, exit code 0. Second: at once.
+tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
+SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
+at once.
 Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -19,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import uvicorn
@@ -30,7 +32,7 @@ from engine.errors import ConfigError, EngineError
 from engine.messages import StepMetrics
 from server.api.services import Services
 from server.app import create_app
-from server.config import Config
+from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
@@ -44,8 +46,10 @@ logger = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 CLOSE_SECONDS = 5  # for connections to end after their requests have
 BACKLOG = 2048
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of a machine without IPv6, say
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
 # What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
 # Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
@@ -60,13 +64,13 @@ class Service:
     def __init__(
         self,
         config: Config,
-        listener: socket.socket,
+        listeners: list[socket.socket],
         *,
         command: Sequence[str],
         announce: Callable[[Config, int], str],
     ) -> None:
         self._config = config
-        self._listener = listener
+        self._listeners = listeners
         self._announce = announce
         self._metrics = Metrics()
         self._speculation_log = SpeculationLog(time.monotonic)
@@ -84,7 +88,7 @@ class Service:
     async def run(self) -> int:
         """Returns the exit code. Raises EngineError when it cannot start or go on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in ENDING:
             loop.add_signal_handler(number, self._on_signal, number)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
@@ -117,8 +121,8 @@ class Service:
             metrics=self._metrics,
             grammars=self._grammars,
         )
-        self._http = http = _http_server(create_app(services))
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        self._http = http = _http_server(create_app(services), self._config.server)
+        serving = asyncio.create_task(http.serve(sockets=self._listeners))
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +135,7 @@ class Service:
 
     def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
-        sys.stdout.write(self._announce(self._config, self._listener.getsockname()[1]) + "\n")
+        sys.stdout.write(self._announce(self._config, self._listeners[0].getsockname()[1]) + "\n")
         sys.stdout.flush()
 
     def _on_signal(self, number: int) -> None:
@@ -159,7 +163,7 @@ class Service:
         self._speculation_log.observe(metrics.estimates)
 
 
-def _http_server(app: Any) -> uvicorn.Server:
+def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -172,6 +176,7 @@ def _http_server(app: Any) -> uvicorn.Server:
             server_header=False,
             ws="none",
             backlog=BACKLOG,
+            timeout_keep_alive=config.keep_alive_seconds,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
     )
@@ -179,16 +184,35 @@ def _http_server(app: Any) -> uvicorn.Server:
     return server
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets: one for each address that the name has, and for `::` one that takes IPv4
+    as well. Raises ConfigError."""
+    listeners = list[socket.socket]()
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for address, family in {str(info[4][0]): info[0] for info in found}.items():
+            try:
+                listeners.append(_listener(address, family, port))
+            except OSError as error:
+                if error.errno not in NOT_HERE or len(found) == 1:
+                    raise
+            else:
+                port = listeners[0].getsockname()[1]
     except OSError as error:
+        for listener in listeners:
+            listener.close()
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(
             f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
         ) from None
+    return listeners
+
+
+def _listener(address: str, family: socket.AddressFamily, port: int) -> socket.socket:
+    both = family == socket.AF_INET6 and address == "::" and socket.has_dualstack_ipv6()
+    listener = socket.create_server(
+        (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+    )
     # Connections inherit it. asyncio sets it only where the socket names its protocol, which this
     # one does not; and without it a chunk waits for the ACK of the one before, up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -203,11 +227,14 @@ def load_for(config: Config) -> Tokenizer:
     target = config.engine.target
     if not target.trust_remote_code:  # code that may be of any kind
         forget_torch()
-    return load_tokenizer(
+    tokenizer = load_tokenizer(
         model_folder(target.path, "target"),
         revision=target.revision,
         trust_remote_code=target.trust_remote_code,
     )
+    if (fault := tokenizer.template_fault()) is not None:
+        logger.warning("requests to chat will be refused: %s", fault)
+    return tokenizer
 
 
 def configure_logging(level: str) -> None:
@@ -263,13 +290,14 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
-        service = Service(config, listener, command=command, announce=announce)
+        service = Service(config, listeners, command=command, announce=announce)
         return await service.run()
 
-    with (
-        listen(config.server.host, config.server.port) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
+    listeners = listen(config.server.host, config.server.port)
+    with ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         for note in config.notes:
             logger.info(note)
         return runner.run(main())

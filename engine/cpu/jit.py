@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import platform
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numba
-from numba.core import event
+from numba.core import caching, event
+
+from engine.errors import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +59,57 @@ def fast(function: Callable[..., Any]) -> Any:
     Each operation is rounded as written, and a sum is taken in the order written: code that is kept
     and code that was just compiled are not compiled alike (a function may be inlined in one of
     them), so with any freedom a seed had another text after the first start than at it."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no place for the cache
-        return numba.njit(**options)(function)
-    compiled._cache._cache_file._source_stamp = _DATE
+    compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    with suppress(RuntimeError):  # no place for the cache
+        compiled._cache = _Kept(function)
+        compiled._cache._cache_file._source_stamp = _DATE
     return compiled
+
+
+class _Filled(caching.InTreeCacheLocator):  # type: ignore[misc]
+    """Where compiled code is kept already, in an installation that may be read only."""
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> Any:
+        provided = caching.UserProvidedCacheLocator if numba.config.CACHE_DIR else cls
+        found = provided(function, file)
+        return found if _holds_code(found.get_cache_path()) else None
+
+
+@cache
+def _holds_code(folder: str) -> bool:
+    return any(Path(folder).glob("*.nbi"))
+
+
+class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Filled, *caching.CompileResultCacheImpl._locator_classes)
+
+
+class _Kept(caching.FunctionCache):  # type: ignore[misc]
+    """Code that cannot be read is compiled again, and code that cannot be written is used once:
+    neither keeps the engine from starting."""
+
+    _impl_class = _Implementation
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # unpickling raises what a damaged file makes it raise
+            index = self._cache_file._index_path
+            logger.warning("kept code is damaged and set aside: %s (%s)", index, one_line(error))
+            with suppress(OSError):
+                os.replace(index, f"{index}.damaged")
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _cannot_keep(self.cache_path, str(error.strerror))
+
+
+@cache
+def _cannot_keep(folder: str, reason: str) -> None:
+    logger.warning("compiled code cannot be kept in %s (%s): every start compiles", folder, reason)
 
 
 class _Told(event.Listener):  # type: ignore[misc]

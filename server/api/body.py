@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic_core import from_json
@@ -50,8 +51,10 @@ async def read_body(http: HttpRequest, limit: int) -> bytes:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is. Raises ApiError (400) for anything else, for too many values, for
-    the character NUL and for a key given twice, wherever they stand in it."""
+    """The object that a body is. Raises ApiError (400) for anything else, for too many values
+    and for a key given twice, wherever it stands. A byte order mark before it means nothing (RFC
+    8259)."""
+    body = body.removeprefix(BOM_UTF8)
     if num_values(body) > MAX_VALUES:
         said = f"the body holds more than {MAX_VALUES} JSON values"
         raise ApiError(400, said, code="too_many_values")
@@ -62,8 +65,6 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, message, code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if b"\\u0000" in body and (path := _find(data, _nul)) is not None:  # as JSON writes it
-        raise invalid(path, "holds the character NUL (U+0000), which is no text")
     if (path := duplicate_key(body)) is not None:
         raise invalid(path, "is given twice", "duplicate_field")
     return data
@@ -96,32 +97,21 @@ def duplicate_key(text: bytes) -> str | None:
         return _Twice(key)
 
     marked = json.loads(text, object_pairs_hook=unique, parse_int=str, parse_float=str)
-    return _find(marked, _twice) if found else None
+    return _find(marked) if found else None
 
 
 class _Twice(str):
     """In place of an object: its key that came twice."""
 
 
-def _twice(value: Any) -> str | None:
-    return f".{value[:64]}" if type(value) is _Twice else None
-
-
-def _nul(value: Any) -> str | None:
-    strings = [value] if isinstance(value, str) else value if isinstance(value, dict) else ()
-    return "" if any("\0" in string for string in strings) else None
-
-
-def _find(value: Any, bad: Callable[[Any], str | None], path: str = "") -> str | None:
-    """Path to the first value that is `bad`, which says where within the value (the rest of the
-    path). JSON of the parser is at most 200 levels deep."""
-    rest = bad(value)
-    if rest is not None:
-        return (path + rest).lstrip(".") or "body"
+def _find(value: Any, path: str = "") -> str | None:
+    """Path to the first key that came twice. JSON of the parser is at most 200 levels deep."""
+    if type(value) is _Twice:
+        return f"{path}.{value[:64]}".lstrip(".")
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, list):
         inner = ((f"[{i}]", item) for i, item in enumerate(value))
     elif isinstance(value, dict):
         inner = ((f".{key[:64]}", item) for key, item in value.items())
-    found = (_find(item, bad, path + step) for step, item in inner)
+    found = (_find(item, path + step) for step, item in inner)
     return next((where for where in found if where is not None), None)

@@ -19,7 +19,7 @@ from server.api.body import parse_json
 from server.api.errors import ApiError
 from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME
 from server.api.messages import Description
-from server.api.request import Absent, AnyObject, Part, Source, Text, fault
+from server.api.request import Absent, AnyObject, Part, Source, fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class StructuredOutputs(Part):
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
-    json_: Annotated[AnyObject | Text, AfterValidator(_schema_or_its_text)] | None = Field(
+    json_: Annotated[AnyObject | str, AfterValidator(_schema_or_its_text)] | None = Field(
         None, alias="json"
     )
     regex: Source | None = None

@@ -13,23 +13,23 @@ from pydantic import AfterValidator, Field, model_validator
 from server.api.body import num_values
 from server.api.errors import invalid
 from server.api.limits import MAX_CALLS, MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS, MAX_VALUES
-from server.api.request import Absent, AnyObject, Label, Part, Text, fault
+from server.api.request import Absent, AnyObject, Label, Part, fault
 
 MAX_ARGUMENT_DEPTH = 64
 FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
-Description = Annotated[Text, Field(max_length=MAX_DESCRIPTION)]
+Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: AnyObject = {"type": "object", "properties": {}}
 
 
 class TextPart(Part):
     type: Literal["text"]
-    text: Text
+    text: str
     prompt_cache_breakpoint: Absent = None
 
 
 class RefusalPart(Part):
     type: Literal["refusal"]
-    refusal: Text
+    refusal: str
 
 
 ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
@@ -37,7 +37,7 @@ ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 class CalledFunction(Part):
     name: FunctionName
-    arguments: Text
+    arguments: str
     parsed_arguments: Any = None  # added by the SDK's `parse`, whose calls come back as they are
 
 
@@ -53,9 +53,9 @@ class Message(Part):
     those of the SDKs' own message objects, when they are sent back; they say nothing new."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Label | None = None
-    refusal: Text | None = None
+    refusal: str | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS, fail_fast=True)] = []
     tool_call_id: Label | None = None
     parsed: Any = None
@@ -247,7 +247,7 @@ def tool_choice(given: ToolChoiceBody | None) -> ToolChoice:
 def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
     """The fields against each other. Raises ApiError."""
     choice = tool_choice(given)
-    if not tools and given is not None and choice.mode != "none":
+    if not tools and choice.mode == "required":
         raise invalid("tool_choice", "is only allowed with `tools`")
     offered: set[str] = set()
     for i, tool in enumerate(tools):

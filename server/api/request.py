@@ -30,9 +30,8 @@ from server.api.fields import FieldRow
 from server.api.limits import MAX_LABEL_LENGTH, MAX_STOP_LENGTH
 from server.api.services import Services
 
-Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # NUL is no text
-Source = Annotated[Text, Field(min_length=1)]
-Label = Annotated[Text, Field(max_length=MAX_LABEL_LENGTH)]
+Source = Annotated[str, Field(min_length=1)]
+Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 AnyObject = dict[str, Any]
 # A member that is known and not honoured: only what says nothing may stand there.
 Absent = Annotated[None, BeforeValidator(lambda value: value or None)]

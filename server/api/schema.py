@@ -38,7 +38,7 @@ from server.api.messages import (
     check_tools,
     tool_choice,
 )
-from server.api.request import Label, Part, RequestBody, Source, Text, fault, wrong
+from server.api.request import Label, Part, RequestBody, Source, fault, wrong
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -66,7 +66,7 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
 # To what has these titles /openapi.json adds what the server at hand knows.
 ModelName = Annotated[str, Field(title="ModelName")]
 TokenId = Annotated[int, Field(ge=0, title="TokenId")]
-Stop = Annotated[Text, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 ManyStops = Annotated[list[Stop], Field(max_length=limits.MAX_STOPS, fail_fast=True)]
 Stops = Annotated[
     ManyStops,
@@ -83,7 +83,7 @@ Biases = Annotated[
     AfterValidator(_by_token_id),
 ]
 Metadata = Annotated[
-    dict[Annotated[Text, Field(max_length=limits.MAX_METADATA_KEY)], Label],
+    dict[Annotated[str, Field(max_length=limits.MAX_METADATA_KEY)], Label],
     Field(max_length=limits.MAX_METADATA),
     at_most(limits.MAX_METADATA),
 ]
@@ -422,7 +422,7 @@ class ChatRequest(CommonRequest, ChatPrompt):
         ):
             said = "and `max_completion_tokens` name one limit; leave one of them out"
             raise invalid("max_tokens", said)
-        if not self.tools and self.parallel_tool_calls is not None:
+        if not self.tools and self.parallel_tool_calls is False:
             raise invalid("parallel_tool_calls", "is only allowed with `tools`")
         return self
 

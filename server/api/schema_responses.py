@@ -20,7 +20,7 @@ from server.api.errors import ApiError, as_api_error, invalid
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
-from server.api.request import Absent, AnyObject, Label, Part, Text
+from server.api.request import Absent, AnyObject, Label, Part
 from server.api.schema import (
     ChatRequest,
     Generating,
@@ -47,13 +47,13 @@ NAMES = (  # of chat's fields here
 
 class InputText(Part):
     type: Literal["input_text"]
-    text: Text
+    text: str
     annotations: Absent = None
 
 
 class OutputText(Part):
     type: Literal["output_text"]
-    text: Text
+    text: str
     logprobs: list[AnyObject] = []
     annotations: Absent = None
 
@@ -68,7 +68,7 @@ class Item(Part):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-Content = Text | Annotated[list[InputPart], Field(min_length=1, fail_fast=True)]
+Content = str | Annotated[list[InputPart], Field(min_length=1, fail_fast=True)]
 
 
 class InputMessage(Item):
@@ -81,7 +81,7 @@ class InputCall(Item):
     type: Literal["function_call"]
     call_id: Annotated[Label, Field(min_length=1)]
     name: FunctionName
-    arguments: Text
+    arguments: str
 
 
 class InputCallOutput(Item):
@@ -143,7 +143,7 @@ class ResponsesStreamOptions(Part):
 # fmt: off
 class ResponsesRequest(Generating):
     input: (
-        Text
+        str
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     ) = described(...,
         "Items: messages (roles user, system, developer, assistant; content a string or a list"

@@ -32,7 +32,7 @@ from server.generation.choice import Delta
 logger = logging.getLogger(__name__)
 
 # No cache, and no proxy (nginx reads the last one), may keep an event.
-HEADERS = {"cache-control": "no-store", "connection": "keep-alive", "x-accel-buffering": "no"}
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
 DONE = b"data: [DONE]\n\n"

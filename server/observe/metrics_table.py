@@ -15,8 +15,8 @@ from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
 Rejection = Literal[
-    "invalid", "context_length", "unauthorized", "unknown_model", "too_large", "queue_full",
-    "not_ready",
+    "invalid", "context_length", "unauthorized", "foreign_origin", "unknown_model", "too_large",
+    "queue_full", "not_ready",
 ]  # fmt: skip
 PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "around")  # of StepSeconds
 

@@ -40,6 +40,7 @@ class Incarnation:
         self.ready, self.over = asyncio.Event(), asyncio.Event()
         self.fatal: Fatal | None = None
         self.seen = False
+        self._waited = 0
         self._process: asyncio.subprocess.Process | None = None
         self._stdin: int | None = None
 
@@ -69,6 +70,16 @@ class Incarnation:
             os.close(read_end)
         self._exit = asyncio.create_task(self._process.wait())
         self._exit.add_done_callback(lambda exit: self.over.set())
+
+    def starved(self) -> float:
+        """Seconds since the last call in which its main thread stood ready, but other processes had
+        the CPUs (Linux's `schedstat`, in nanoseconds; 0 elsewhere)."""
+        try:
+            waited = int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0.0
+        before, self._waited = self._waited, waited
+        return (waited - before) / 1e9
 
     def receive(self, event: Event) -> None:
         """Take note of an event that it sent."""

@@ -159,10 +159,12 @@ class EngineSupervisor:
         await _within(settings.start_timeout_seconds, ready, over, self._end)
         if not (ready.is_set() or over.is_set() or self._end.is_set()):
             return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
-        # Checks are counted, not seconds: when this loop is held up, it reads no events either.
-        silent = 0
-        while not await _within(settings.watchdog_seconds / WATCH_TICKS, over, self._end):
-            silent = 0 if incarnation.seen else silent + 1
+        # Checks are counted, not seconds: when this loop is held up, it reads no events either. One
+        # in which the engine waited for a CPU most of the time says nothing of the engine.
+        silent, tick = 0, settings.watchdog_seconds / WATCH_TICKS
+        while not await _within(tick, over, self._end):
+            if incarnation.starved() < tick / 2:
+                silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False
             if silent >= WATCH_TICKS:
                 return Loss(f"the engine gave no sign of life for {settings.watchdog_seconds:g} s")

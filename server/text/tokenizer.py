@@ -234,6 +234,16 @@ class Tokenizer:
             ) from error
         return str(text)
 
+    def template_fault(self) -> str | None:
+        """Why no conversation can be rendered, if that is so; a template is a program."""
+        if not self.has_chat_template:
+            return None
+        try:
+            self.render([{"role": "user", "content": "Hello"}])
+        except ChatTemplateError as error:
+            return str(error)
+        return None
+
     def template_reads(self, variable: str) -> bool:
         """Whether the chat template mentions this variable."""
         template = self._tokenizer.chat_template or ""

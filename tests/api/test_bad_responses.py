@@ -113,7 +113,7 @@ BAD = [
     ({"tools": FLAT, "tool_choice": "any"}, "tool_choice", "invalid_value"),
     ({"tools": FLAT, "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_field"),
     ({"tools": FLAT, "tool_choice": {"type": "function"}}, "tool_choice.name", "missing_field"),
-    ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "invalid_value"),
     (
         {"stream": True, "stream_options": {"include_obfuscation": True}},

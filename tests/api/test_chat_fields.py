@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,3 +205,33 @@ def test_obfuscation_may_be_switched_off_only(served: Served, sdk: OpenAI) -> No
     assert [chunk.usage is not None for chunk in stream][-1]
     error = refusal(served, {"stream": True, "stream_options": {"include_obfuscation": True}})
     assert error["param"] == "stream_options.include_obfuscation"
+
+
+def test_settings_of_tools_that_ask_for_nothing_need_none(served: Served) -> None:
+    """Bug: SDKs that always write OpenAI's defaults were refused."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for defaults in ({"tool_choice": "auto"}, {"tools": [], "parallel_tool_calls": True}):
+        assert httpx.post(f"{served.url}{CHAT}", json={**body, **defaults}).status_code == 200
+
+
+def test_every_character_is_text(served: Served) -> None:
+    """Bug: U+0000 was refused in a message, though models write it."""
+    said = [{"role": "user", "content": "a\0b\x07"}]
+    body = {"model": MODEL, "messages": said, "max_tokens": 1, "stop": ["\0"]}
+    assert httpx.post(f"{served.url}{CHAT}", json=body).status_code == 200
+
+
+def test_a_byte_order_mark_means_nothing(served: Served) -> None:
+    """Bug: JSON as some editors save it was refused."""
+    said = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    body = json.dumps(said).encode("utf-8-sig")
+    reply = httpx.post(f"{served.url}{CHAT}", content=body)
+    assert reply.status_code == 200
+
+
+def test_a_stream_says_once_what_becomes_of_the_connection(served: Served) -> None:
+    """Bug: `connection: keep-alive` and `close` stood in one reply."""
+    said = [{"role": "user", "content": "a"}]
+    body = {"model": MODEL, "messages": said, "max_tokens": 1, "stream": True}
+    reply = httpx.post(f"{served.url}{CHAT}", json=body, headers={"connection": "close"})
+    assert reply.headers.get_list("connection") == ["close"]

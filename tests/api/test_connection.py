@@ -106,6 +106,16 @@ def test_a_head_that_does_not_come_is_not_waited_for(head: bytes) -> None:
     assert asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30)) == b""
 
 
+def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
+    """Bug: pooled clients and proxies keep a connection for a minute, and saw resets: it was closed
+    by the clock of heads, before any byte of one."""
+    get = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    answer = asyncio.run(
+        asyncio.wait_for(dialogue(get, get, until_closed=False, app=unbounded, pause=0.4), 30)
+    )
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
 def test_half_of_a_second_head_is_not_waited_for_either() -> None:
     """The same on a kept-alive connection, where the first bytes stopped uvicorn's own clock."""
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

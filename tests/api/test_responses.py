@@ -387,3 +387,11 @@ def test_no_chat_template() -> None:
         assert reply.json()["error"]["param"] == "input"
         told_of = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
         assert told_of["input"]["status"] == "refused"
+
+
+def test_what_a_reply_tells_may_be_asked_for(http: httpx.Client) -> None:
+    """Bug: a client that sent a reply's own settings back was refused, tools or none."""
+    said = http.post(RESPONSES, json=BODY).json()
+    told = {name: said[name] for name in ("tool_choice", "parallel_tool_calls", "tools")}
+    assert told == {"tool_choice": "auto", "parallel_tool_calls": True, "tools": []}
+    assert http.post(RESPONSES, json={**BODY, **told}).status_code == 200

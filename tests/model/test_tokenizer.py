@@ -212,6 +212,24 @@ def test_chat_template(tmp_path: Path) -> None:
         tokenizer.render([{"role": "user", "content": None}])
 
 
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("{% for m in messages %}{{ m.content }", "refused the messages"),
+        ("{{ messages | no_such_filter }}", "no_such_filter"),
+        ("{{ raise_exception('never') }}", "never"),
+    ],
+)
+def test_a_broken_template_is_known_at_start(tmp_path: Path, template: str, part: str) -> None:
+    """Bug: every client was told, and the operator was not."""
+    fault = load_tokenizer(str(byte_level(tmp_path, chat_template=template))).template_fault()
+    assert fault is not None
+    assert part in fault
+    assert (
+        load_tokenizer(str(byte_level(tmp_path, chat_template=TEMPLATE))).template_fault() is None
+    )
+
+
 def test_no_chat_template(tmp_path: Path) -> None:
     """Law: a model without a template says what to use instead."""
     tokenizer = load_tokenizer(str(byte_level(tmp_path)))

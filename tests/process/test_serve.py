@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import httpx
+import pytest
 
 from tests.process.harness import arguments, children, is_gone
 from tests.support.scripted import Script
@@ -83,16 +84,17 @@ def events(response: httpx.Response) -> Iterator[str]:
     )
 
 
-def test_drain_finishes_streams_and_refuses_new_requests() -> None:
-    """Law: after SIGTERM a running stream ends well, /ready is red, new requests get 503, and the
-    exit code is 0."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals) -> None:
+    """Law: after a signal to end, a running stream ends well, /ready is red, new requests get 503,
+    and the exit code is 0."""
     with front(Script(step_seconds=0.02), "server.grace_seconds=60") as served:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(100), timeout=PATIENCE
         ) as response:
             told = events(response)
             next(told)
-            served.process.send_signal(signal.SIGTERM)
+            served.process.send_signal(number)
             while httpx.get(f"{served.url}/ready").status_code == 200:
                 pass
             refused = httpx.post(f"{served.url}/v1/completions", json=body(1))

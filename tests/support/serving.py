@@ -79,10 +79,14 @@ def serve(
     app = create_app(services)
     app.router.lifespan_context = lifespan
     uvicorn_config = uvicorn.Config(
-        app, http=Connection, log_level="critical", timeout_graceful_shutdown=2
+        app,
+        http=Connection,
+        log_level="critical",
+        timeout_keep_alive=config.server.keep_alive_seconds,
+        timeout_graceful_shutdown=2,
     )
     runner = uvicorn.Server(uvicorn_config)
-    listener = listen("127.0.0.1", 0)
+    [listener] = listen("127.0.0.1", 0)
     thread = threading.Thread(target=runner.run, args=([listener],), daemon=True)
     thread.start()
     pause = threading.Event()

@@ -117,10 +117,36 @@ def test_port_in_use_is_a_sentence() -> None:
             listen("127.0.0.1", port)
 
 
+@pytest.mark.parametrize(
+    ("host", "dialled"), [("localhost", ("127.0.0.1", "::1")), ("::", ("127.0.0.1", "::1"))]
+)
+def test_a_host_of_two_families_is_heard_on_both(host: str, dialled: tuple[str, ...]) -> None:
+    """Bug: `localhost` and `::` listened on one, and half of all clients try the other first."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    listeners = listen(host, 0)
+    port = listeners[0].getsockname()[1]
+    known = {info[4][0] for info in socket.getaddrinfo(host, 0)}
+    for address in dialled:
+        if host == "::" or address in known:
+            socket.create_connection((address, port)).close()
+    for listener in listeners:
+        listener.close()
+
+
+def test_an_option_given_twice_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bug: of two keys the first was dropped in silence."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--api-key", "a", "--api-key", "b"])
+    assert ended.value.code == 2
+    assert "--api-key is given twice" in capsys.readouterr().err
+
+
 def test_small_writes_are_not_held_back() -> None:
     """Every reply came 40 ms late, and a stream's tokens in lumps: Nagle's algorithm was on, since
     asyncio turns it off only for sockets whose protocol number is set."""
-    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    [listener] = listen("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,26 @@ def test_a_key_of_another_kind_is_refused(kind: str, key: str, of: str) -> None:
     name = key.partition("=")[0]
     said = f"speculation.proposer.{name} is a key of the kind {of!r}, but the kind is {kind!r}"
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["server.api_key", "server.admin_key"])
+def test_a_mounted_secret_keeps_no_line_end(key: str) -> None:
+    """Bug: no client could send the key that a file with a line end gave."""
+    name = key.partition(".")[2]
+    environment = {f"FOREDRAFT__SERVER__{name.upper()}": " s3cret\n"}
+    assert getattr(load_config(None, [], environment).server, name) == "s3cret"
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "schl\u00fcssel", "\u2028", " "])
+def test_a_key_that_no_header_can_hold_is_refused(bad: str) -> None:
+    """Law: at the start, and without showing it."""
+    with pytest.raises(ConfigError, match=r"server.api_key .*ASCII") as error:
+        load_config(None, [f"server.api_key={json.dumps(bad)}"])
+    assert bad.strip() == "" or bad not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", ["app.example", "https://app.example/", "https://"])
+def test_an_origin_has_a_scheme_and_no_path(bad: str) -> None:
+    """Law: as browsers write it, so that it can be equal."""
+    with pytest.raises(ConfigError, match="https://app.example:8443"):
+        load_config(None, [f'server.cors_origins=["{bad}"]'])

@@ -1,0 +1,70 @@
+"""Which pages a browser may call the server from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.serving import MODEL, Served, serve
+
+BODY = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+PAGE = "https://app.example"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Served]:
+    with serve() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Served]:
+    with serve(cors_origins=[PAGE]) as served:
+        yield served
+
+
+def complete(served: Served, origin: str | None, **headers: str) -> httpx.Response:
+    given = headers if origin is None else {"origin": origin, **headers}
+    return httpx.post(f"{served.url}/v1/completions", json=BODY, headers=given)
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+def test_another_page_is_refused(plain: Served, origin: str) -> None:
+    """Bug: without a key, any page that a user opened could send prompts as text/plain."""
+    reply = complete(plain, origin, **{"content-type": "text/plain"})
+    assert reply.status_code == 403
+    assert reply.json()["error"]["code"] == "foreign_origin"
+    assert "server.cors_origins" in reply.json()["error"]["message"]
+
+
+def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
+    """Law: who is no browser says no origin."""
+    assert complete(plain, plain.url).status_code == 200
+    assert complete(plain, None).status_code == 200
+    foreign = httpx.get(f"{plain.url}/v1/models", headers={"origin": PAGE})
+    assert foreign.status_code == 200
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_configured_pages_are_served(opened: Served) -> None:
+    """Law: the preflight is answered, and the reply may be read."""
+    ask = {"origin": PAGE, "access-control-request-method": "POST",
+           "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+    preflight = httpx.options(f"{opened.url}/v1/chat/completions", headers=ask)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == PAGE
+    reply = complete(opened, PAGE)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == PAGE
+    assert complete(opened, "https://evil.example").status_code == 403
+
+
+def test_with_a_key_preflights_need_none() -> None:
+    """Law: a browser sends no key with a preflight, and one with the request."""
+    with serve(cors_origins=["*"], api_key="secret") as served:
+        ask = {"origin": PAGE, "access-control-request-method": "POST"}
+        assert httpx.options(f"{served.url}/v1/completions", headers=ask).status_code == 200
+        assert complete(served, PAGE).status_code == 401
+        assert complete(served, PAGE, authorization="Bearer secret").status_code == 200

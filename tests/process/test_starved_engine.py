@@ -1,0 +1,60 @@
+"""An engine that gets no CPU is not one that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from engine.config import EngineConfig
+from server.supervise.incarnation import Incarnation
+
+SPIN = "import os; os.sched_setaffinity(0, {{{cpu}}}); os.nice({nice})\nwhile True: pass"
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/proc/self/schedstat"), reason="only Linux says who waits for a CPU"
+)
+
+
+@pytest.fixture
+def cpu() -> Iterator[int]:
+    """That two others use."""
+    found = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", SPIN.format(cpu=found, nice=0)]
+    others = [subprocess.Popen(command) for _ in range(2)]
+    yield found
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
+    """Bug: on a machine that was full the watchdog killed an engine that was well. Law: one that
+    does nothing at all waits for nothing."""
+
+    async def scenario() -> tuple[float, float]:
+        incarnation = Incarnation()
+        try:
+            command = (sys.executable, "-c", SPIN.format(cpu=cpu, nice=19))
+            await incarnation.spawn(command, EngineConfig())
+            await asyncio.sleep(1.0)  # python starts
+            incarnation.starved()
+            await asyncio.sleep(2.0)
+            busy = incarnation.starved()
+            assert incarnation.pid is not None
+            os.kill(incarnation.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.1)
+            incarnation.starved()
+            await asyncio.sleep(1.0)
+            return busy, incarnation.starved()
+        finally:
+            await incarnation.close()
+
+    busy, stopped = asyncio.run(scenario())
+    assert busy > 1.0
+    assert stopped == 0.0
