@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,6 +35,7 @@ class _Timed:
 
     seconds = 0.0
     padded = (1, 2, 4, 8)
+    model = SimpleNamespace(vocab_size=100)
 
     def draws_chains(self, sequences: int) -> bool:
         return False
