@@ -86,9 +86,12 @@ class TargetCost:
     def set_profile(
         self, points: Points, batches: Mapping[int, Points], padded: tuple[int, ...]
     ) -> None:
-        """Start over. `batches`: own curves by number of sequences; `padded`: rows forwards run."""
+        """Start over. `points`: up to the most sequences with a row each; `batches`: own curves by
+        number of sequences; `padded`: rows forwards run."""
         self._padded = np.array(padded, dtype=float)
-        usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
+        usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1}
+        if usable.keys() <= {1}:  # then crowds with a row each tell where the curve bends
+            usable = {1: points}
         self._curves = {n: self._curve(own) for n, own in usable.items()}
         self.machine = self.now = 0.0  # log of its slowness: faded mean, last
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False

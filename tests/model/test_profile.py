@@ -248,17 +248,33 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     """Law: no forward has more rows than a step may have, nor more sequences than may run."""
     small = _profile(max_sequences=8, max_step_tokens=4)
     assert [rows for rows, _ in small.target] == [1, 2, 3, 4]
-    assert set(small.batches) == {1}
+    assert set(small.batches) == {1, 2}
     usual = _profile(max_sequences=64, max_step_tokens=512)
     assert max(rows for rows, _ in usual.target) == 64
-    assert set(usual.batches) == {1, 4, 8, 16, 32, 64}
+    assert set(usual.batches) == {1, 2, 4, 8, 16, 32, 64}
 
 
 def test_crowds_that_cannot_be_measured_with_guesses_are_without() -> None:
     """Bug: what sixteen sequences take with a row each was measured, and not told as theirs."""
     found = _profile(max_sequences=16, max_step_tokens=16).batches
     assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
-    assert set(found) == {1, 4, 8, 16}
+    assert set(found) == {1, 2, 4, 8, 16}
+
+
+def test_every_row_is_another_token() -> None:
+    """Bug: all rows were one token, which goes to the same experts, so that a mixture's rows looked
+    as cheap as a dense model's."""
+
+    class Reading(_Timed):
+        def forward(self, segments: Sequence[Segment]) -> None:
+            super().forward(segments)
+            tokens = [token for segment in segments for token in segment.tokens]
+            assert len(set(tokens)) == min(len(tokens), 100)
+            told.append(tokens[0])
+
+    told: list[int] = []
+    _profile(timed=Reading(), max_sequences=16)
+    assert len(set(told)) > 50
 
 
 def test_batches_are_measured_up_to_the_longest_proposals() -> None:
@@ -304,7 +320,7 @@ def test_sequences_are_far_apart() -> None:
     them. Law: none shares a block with another."""
     target = _Placed()
     _profile(timed=target, max_sequences=16)
-    assert target.least == {n: len(_Cache.own) // n for n in (1, 4, 8, 16)}
+    assert target.least == {n: len(_Cache.own) // n for n in (1, 2, 4, 8, 16)}
 
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0, TURNS), (2e-3, LEAST_TURNS)])
