@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Role
 from engine.control.adaptive import AdaptiveK
 from engine.control.cost_model import CostModel
 from engine.control.profile import Points, Profile
@@ -53,7 +53,8 @@ def one_thread() -> Iterator[None]:
 def _runners(model: PreTrainedModel, folder: Path) -> Runners:
     cache = KVCache(256, 16, "cpu")
     found = []
-    for role, one in (("target", model), ("draft", tiny.llama())):
+    both: dict[Role, PreTrainedModel] = {"target": model, "draft": tiny.llama()}
+    for role, one in both.items():
         loaded = load_model(tiny.save(one, folder / role), role=role, dtype="float32", device="cpu")
         rmtree(folder / role)  # a hundred megabytes
         found.append(ModelRunner(loaded, cache, role, clock=time.thread_time))
@@ -128,7 +129,8 @@ class Reads:
         self.now += 1e-3 if self._experts else 3e-3
 
     def _routed(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        self.now += 1e-3 * len(given[1].unique()) / len(self._experts)
+        read = set(given[1].flatten().tolist())
+        self.now += 1e-3 * len(read) / len(self._experts)
 
 
 @pytest.mark.parametrize("family", sorted(MIXTURES))

@@ -115,8 +115,8 @@ def mixtral(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedMode
 
 
 def qwen3_moe(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedModel:
-    """Norms of query and key; two of `experts`, which are narrow, with their weights made to one."""
-    few = {"num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    """Norms of query and key; two of `experts`, which are narrow."""
+    few: dict[str, Any] = {"num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True}
     config = Qwen3MoeConfig(**shape, **few, moe_intermediate_size=shape["intermediate_size"] // 2)
     return build(Qwen3MoeForCausalLM, config)
 

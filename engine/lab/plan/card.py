@@ -118,9 +118,11 @@ class Settings:
     def _read(self, precision: str) -> Iterator[dict[str, Any]]:
         """Of a mixture: experts of a layer that so many rows read, and the best K of as many
         sequences."""
-        experts, context = self.target.experts, self.contexts[0]
-        for rows in EXPERT_ROWS if experts else ():
-            k, _ = self.scenario(precision, rows, context).best(self.acceptance, self.k_max)
+        if (experts := self.target.experts) is None:
+            return
+        for rows in EXPERT_ROWS:
+            point = self.scenario(precision, rows, self.contexts[0])
+            k, _ = point.best(self.acceptance, self.k_max)
             yield {"rows": rows, "read": experts.touched(rows), "best_k": k}
 
     def _cell(self, cell: Scenario) -> dict[str, Any]:
@@ -216,7 +218,7 @@ def _block(settings: Settings, block: dict[str, Any]) -> Iterator[str]:
 def _experts(settings: Settings, found: list[dict[str, Any]]) -> Iterator[str]:
     experts = settings.target.experts
     assert experts is not None
-    yield f"experts read by rows, of {experts.count} in a layer, and the best K of as many sequences"
+    yield f"experts of a layer, {experts.count}, read by rows, and the best K of as many sequences"
     for label, name, form in (("rows", "rows", "d"), ("read", "read", ".1f"), ("K", "best_k", "d")):
         yield f"{label:>6}" + "".join(f"{each[name]:8{form}}" for each in found)
 
