@@ -78,6 +78,7 @@ def profile_at_start(
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
+        draft_window=drafts.window if drafts else inf,
     )
 
 
@@ -127,7 +128,8 @@ def profile_contexts(
 def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
     contexts = (CONTEXT, LONG_CONTEXT)
     short, long = rehearsal.seconds([(sequences, 1)] * 2, contexts=contexts)
-    return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
+    seen = min(LONG_CONTEXT, rehearsal.window) - CONTEXT
+    return max(long - short, 0.0) / (sequences * seen) if seen > 0 else 0.0
 
 
 class Rehearsal:
@@ -140,6 +142,7 @@ class Rehearsal:
         self._runner, self._cache, self._draft = runner, cache, draft
         vocab = min(each.model.vocab_size for each in (runner, draft) if each is not None)
         self._tokens = cycle(Random(0).sample(range(vocab), min(vocab, _TOKENS)))
+        self.window = inf if runner.window is None else float(runner.window.tokens)
         self._sweeps = False  # whether a forward reads so much that nothing before it matters
 
     def chains(self, sequences: int, steps: int) -> bool:

@@ -36,6 +36,7 @@ class _Timed:
     seconds = 0.0
     padded = (1, 2, 4, 8)
     model = SimpleNamespace(vocab_size=100)
+    window = None
 
     def draws_chains(self, sequences: int) -> bool:
         return False
