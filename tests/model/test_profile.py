@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
-from engine.scheduling.segment import Segment, Start
+from engine.scheduling.segment import Segment, Start, Window
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
@@ -36,7 +37,7 @@ class _Timed:
     seconds = 0.0
     padded = (1, 2, 4, 8)
     model = SimpleNamespace(vocab_size=100)
-    window = None
+    window: Window | None = None
 
     def draws_chains(self, sequences: int) -> bool:
         return False
@@ -292,6 +293,25 @@ def test_what_contexts_take_is_measured() -> None:
     assert set(found) == {1, 4}
     assert [found[n] for n in (1, 4)] == [pytest.approx((_TOKEN, _TOKEN))] * 2
     assert not _profile(longest=200, max_sequences=8).token_seconds
+
+
+def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
+    """Law: what it reads more of the longer context is its window's, not the context's; where the
+    window is no longer than the short one, nothing."""
+
+    class Windowed(_Timed):
+        def __init__(self, tokens: int) -> None:
+            self.window = Window(tokens, 16)
+
+        def forward(self, segments: Sequence[Segment]) -> None:
+            near = [s._replace(start=min(s.start, self.window.tokens)) for s in segments]
+            super().forward(near)
+
+    for tokens, token in ((128, _TOKEN), (40, 0.0)):
+        found = _profile(draft=Windowed(tokens), max_sequences=1)
+        assert found.token_seconds == {1: (pytest.approx(_TOKEN), pytest.approx(token))}
+        assert found.draft_window == tokens
+    assert _profile(max_sequences=1).draft_window == math.inf
 
 
 def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
