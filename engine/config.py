@@ -121,6 +121,13 @@ class DraftModelConfig(Part):
         " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
     )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
+    sliding_window: int | None = Field(
+        None,
+        ge=1,
+        description="tokens that the draft attends to: the last so many, in whole blocks, and the"
+        " first block, so that its steps cost the same behind long texts; it may agree less often,"
+        " texts do not change, and no memory is freed; default: all",
+    )
 
 
 def _layers(value: object) -> object:
@@ -265,7 +272,7 @@ ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="
 KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "controller": {"k": "fixed", "k_max": "adaptive"},
     "proposer": {
-        "path": "draft_model",
+        **dict.fromkeys(("path", "sliding_window"), "draft_model"),
         "layers": "self",
         **dict.fromkeys(("heads", "choices"), "medusa"),
         "depth": "eagle",

@@ -7,6 +7,8 @@ Token ids only: stop strings, `n`, streaming and echo are text or HTTP and never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -180,6 +182,10 @@ class Estimates(msgspec.Struct, kw_only=True):
     num_sequences: int = 0  # that the choice was made for; 0: none was made yet
 
 
+# Lengths of context that acceptance is told of, and up to how many tokens before the guesses.
+CONTEXTS: Mapping[str, float] = {"1k": 1 << 10, "4k": 1 << 12, "16k": 1 << 14, "longer": inf}
+
+
 class StepMetrics(msgspec.Struct, kw_only=True):
     """Sums over one step; the front end makes counters and histograms, PromQL makes rates."""
 
@@ -196,6 +202,8 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     proposed_at: list[int] = []  # [depth-1]: proposals that reached this depth
     accepted_at: list[int] = []  # [depth-1]: of those, accepted
     by_proposer: dict[str, tuple[int, int]] = {}  # (proposed, accepted) by who guessed
+    proposed_behind: list[int] = []  # of the main proposer, by CONTEXTS
+    accepted_behind: list[int] = []
     k_counts: list[int] = []  # [k]: sampling sequences of which k guesses were verified
     blocks_used: int = 0
     blocks_total: int = 0

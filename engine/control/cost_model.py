@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from math import exp, log
+from math import exp, inf, log
 
 import numpy as np
 
@@ -86,9 +86,12 @@ class TargetCost:
     def set_profile(
         self, points: Points, batches: Mapping[int, Points], padded: tuple[int, ...]
     ) -> None:
-        """Start over. `batches`: own curves by number of sequences; `padded`: rows forwards run."""
+        """Start over. `points`: up to the most sequences with a row each; `batches`: own curves by
+        number of sequences; `padded`: rows forwards run."""
         self._padded = np.array(padded, dtype=float)
-        usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1} or {1: points}
+        usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1}
+        if usable.keys() <= {1}:  # then crowds with a row each tell where the curve bends
+            usable = {1: points}
         self._curves = {n: self._curve(own) for n, own in usable.items()}
         self.machine = self.now = 0.0  # log of its slowness: faded mean, last
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
@@ -184,6 +187,7 @@ class CostModel:
         self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether it guessed
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
+        self._draft_window = inf
         self._length = float(CONTEXT)
         # As of the last `face`, by sequences: seconds without guesses, and for a token of context.
         self._plain: dict[int, tuple[float, float]] = {}
@@ -196,6 +200,7 @@ class CostModel:
             self._draft_profile, self._draft = Curve(measured.draft), {}
         self._host_start = measured.host
         self._tokens = sorted(measured.token_seconds.items())
+        self._draft_window = measured.draft_window
 
     def face(self, length: float | None) -> None:
         """Tokens of context of each sequence in the steps ahead, on average, if that is known."""
@@ -213,7 +218,8 @@ class CostModel:
 
     def _more(self, sequences: int, part: int) -> float:
         """Seconds for context beyond the profile's, of the target (0) or of a draft step (1)."""
-        return self._of_context(sequences)[part] * sequences * (self._length - CONTEXT)
+        length = min(self._length, self._draft_window) if part else self._length
+        return self._of_context(sequences)[part] * sequences * (length - CONTEXT)
 
     def by_rows(self, sequences: int, most: int) -> Array:
         """Seconds of target and host for 0 to `most` rows; more rows never cost less."""

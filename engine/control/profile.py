@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 Points = Sequence[tuple[int, float]]  # (size, seconds)
 
@@ -22,6 +23,7 @@ BATCHES = (
     (64, (1, 2, 3)),
     (32, (1, 2, 3, 5, 8, 9)),
     (8, (1, 2, 3, 5, 8, 9)),
+    (2, (1, 2, 3, 5, 8, 9)),
 )
 
 
@@ -32,7 +34,8 @@ class Profile:
     forward); `host`: the host's in a step; `batches`: for some numbers of sequences, the target's
     by rows, or with a row each alone; `padded`: the numbers of rows that forwards are padded to,
     rising (none: they are not); `token_seconds`: for some numbers of sequences, what each further
-    token of context takes, of the target and of a draft step (none: that is not known)."""
+    token of context takes, of the target and of a draft step (none: that is not known);
+    `draft_window`: tokens of context, beyond which a draft step takes no more."""
 
     target: Points = ()
     draft: Points = ()
@@ -40,6 +43,7 @@ class Profile:
     batches: Mapping[int, Points] = field(default_factory=dict)
     padded: Sequence[int] = ()
     token_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    draft_window: float = inf
 
 
 def alone(k_max: int) -> tuple[int, ...]:

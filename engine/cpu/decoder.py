@@ -161,19 +161,20 @@ class CompiledDecoder:
         facts: list[int] = []  # of each span: first row, rows, position
         paths: list[int] = []  # of nodes of trees: span, KV index, index of the slot
         needed: list[tuple[Sequence[int], int]] = []
-        for some, start, blocks, num_logits, parents in segments:
+        for some, start, blocks, num_logits, parents, left_out in segments:
             row, end = len(tokens), start + len(some)
             nodes = [] if is_chain(parents) else ancestors_of(parents or ())
             root = end - len(nodes)
+            index, last = root - left_out, end - left_out  # of keys and values
             for first in range(0, root - start, TOGETHER):
                 count = min(root - start - first, TOGETHER)
-                facts += (row + first, count, start + first)
-                needed.append((blocks, end))
+                facts += (row + first, count, start - left_out + first)
+                needed.append((blocks, last))
             for node, above in enumerate(nodes):
                 for depth, one in enumerate([*above, node]):
-                    paths += (len(needed), root + depth, root + one)
-                facts += (row + root - start + node, 1, root + len(above))
-                needed.append((blocks, end))
+                    paths += (len(needed), index + depth, index + one)
+                facts += (row + root - start + node, 1, index + len(above))
+                needed.append((blocks, last))
             tokens += some
             positions += range(start, root)
             positions += [root + len(above) for above in nodes]
@@ -211,12 +212,12 @@ class CompiledDecoder:
         assert max(rows) < len(logits)
         items: list[int] = []
         needed: list[tuple[Sequence[int], int]] = []
-        for row, (blocks, position), count, (plain, _) in zip(
+        for row, (blocks, position, left_out), count, (plain, _) in zip(
             rows, starts, steps, asked, strict=True
         ):
             assert position + count <= len(self._angles[0])
-            items += (row, count, position, *plain.words)
-            needed.append((blocks, position + count))
+            items += (row, count, position, *plain.words, left_out)
+            needed.append((blocks, position + count - left_out))
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
         leads = np.empty(tokens.shape, dtype=np.float32)
         keys, values, block_size, tables = memory

@@ -115,7 +115,8 @@ def chain(
     """The token and the lead of each sequence's steps into `out` and `leads` `[sequences, steps]`;
     NOT_FINITE is a sequence's last. The last one is not run. `items`, `words` as of
     `kernels_draws.draw`, the first row of `logits` being the one before all, the others those that
-    follow. `penalties` as of `engine.sampling.penalties.packed`."""
+    follow; and of each the tokens before it that `tables` leave out. `penalties` as of
+    `engine.sampling.penalties.packed`."""
     count, vocab = len(items), logits.shape[1]
     wide = np.empty((count, padded(vocab)), np.float32)
     for i in range(count):
@@ -123,6 +124,7 @@ def chain(
     rows, space = np.arange(count), space_for(vocab)
     facts, tokens, live = np.ones((count, 3), np.int64), np.empty(count, np.int64), count
     facts[:, 0] = rows
+    positions = np.empty(count, np.int64)
     own, nothing = np.empty_like(tables), np.empty((0, 0, 0), np.float32)
     for step in range(out.shape[1]):
         left = 0
@@ -134,14 +136,15 @@ def chain(
             out[mine, step], leads[mine, step] = token, lead
             if token >= 0 and step + 1 < item[1]:
                 _remember(mine, token, penalties)
-                rows[left], tokens[left], facts[left, 2] = mine, token, item[2] + step
+                rows[left], tokens[left], positions[left] = mine, token, item[2] + step
+                facts[left, 2] = positions[left] - item[8]
                 own[left] = tables[mine]
                 left += 1
         live = left
         if live == 0:
             return
         forward(
-            parts, tokens[:live], facts[:live, 2].copy(), facts[:live], facts[:0], np.arange(live),
+            parts, tokens[:live], positions[:live], facts[:live], facts[:0], np.arange(live),
             own, block_size, weights, angles, shape, numbers, keys, values, rows[:0], rows[:0],
             nothing, wide[:live],
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Batch:
         positions: list[int] = []
         rows: list[int] = []
         spans: list[Span] = []
-        for given, start, blocks, num_logits, parents in segments:
+        for given, start, blocks, num_logits, parents, left_out in segments:
             row, length = len(tokens), len(given)
             assert 0 <= num_logits <= length > 0
             tokens += given
@@ -62,7 +62,7 @@ class Batch:
                 positions += range(start, root)
                 positions += [root + len(above) for above in ancestors]
             rows += range(row + length - num_logits, row + length)
-            spans.append(Span(row, length, start, blocks, ancestors))
+            spans.append(Span(row, length, start - left_out, blocks, ancestors))
         return cls(tokens, positions, rows, spans, device, unseen)
 
     @property

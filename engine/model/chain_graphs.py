@@ -110,7 +110,10 @@ class _Chain:
     def _spans(self, starts: Sequence[Start]) -> list[Span]:
         """Of the first step."""
         rows, steps, _ = self._kind
-        spans = [Span(row, 1, start.position, start.blocks) for row, start in enumerate(starts)]
+        spans = [
+            Span(row, 1, position - left_out, blocks)
+            for row, (blocks, position, left_out) in enumerate(starts)
+        ]
         return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:

@@ -262,6 +262,8 @@ def runner_of(
     Raises ConfigError where the configured attention cannot serve the model."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
+    if model.role == "draft" and isinstance(config.speculation.proposer, DraftModelConfig):
+        how["window"] = config.speculation.proposer.sliding_window
     if translation is None:
         runner = ModelRunner(model, cache, model.role, hidden=hidden, **how)
     else:

@@ -33,7 +33,7 @@ from engine.sampling.plain import Plain
 from engine.sampling.row_facts import Numbers
 from engine.sampling.token_counts import Held
 from engine.scheduling.memory import buckets
-from engine.scheduling.segment import HiddenRows, Segment, Start
+from engine.scheduling.segment import HiddenRows, Segment, Start, Window
 
 Floats = npt.NDArray[np.float32]
 
@@ -164,7 +164,9 @@ class Graphs(NamedTuple):
 class ModelRunner:
     """`plane` names the model's plane in `cache`; it is added there if it is not yet. With
     `graphs`, forwards whose attention can be staged are replayed; the cache needs a scrap block.
-    Outputs of forwards have the `hidden` states that are asked for."""
+    Outputs of forwards have the `hidden` states that are asked for. With a `window`, rows attend to
+    the last so many tokens alone (see segment.Window), counted from their segment's or chain's
+    first: all else is left out of the tables, which no attention knows."""
 
     def __init__(
         self,
@@ -176,9 +178,11 @@ class ModelRunner:
         backend: AttentionBackend | None = None,
         graphs: Graphs | None = None,
         hidden: HiddenRows | None = None,
+        window: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
+        self.window = None if window is None else Window(window, cache.block_size)
         self.vocab_size = model.vocab_size
         self.backend = backend or attention_backend(
             choose_attention(
@@ -275,6 +279,8 @@ class ModelRunner:
         `start + len(tokens)`, and everything before `start` must have been computed. Numbers for
         whoever goes on with the logits are sent `along` with what the forward needs. Without
         `states` nobody asks for the hidden ones."""
+        if self.window is not None:
+            segments = [segment.within(self.window) for segment in segments]
         compiled = self._compiled
         if unseen is None and compiled is not None and compiled.suits(segments):
             with self._timer:
@@ -330,10 +336,14 @@ class ModelRunner:
         for each, follow its last token; what stands behind a sequence's last token means
         nothing."""
         assert self._compiled is not None
+        near = self._near(starts)
         with self._timer:
             return self._compiled.chain(
-                output.table, rows, starts, self._memory, steps=steps, asked=asked
+                output.table, rows, near, self._memory, steps=steps, asked=asked
             )
+
+    def _near(self, starts: Sequence[Start]) -> Sequence[Start]:
+        return [s.within(self.window) for s in starts] if self.window is not None else starts
 
     def draws_chains(self, sequences: int) -> bool:
         """Whether `chain` can draw for so many sequences."""
@@ -342,7 +352,7 @@ class ModelRunner:
 
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
         """Whether `unseen_chain` can draw so many tokens for each of these."""
-        return self._chains is not None and self._chains.fits(starts, steps)
+        return self._chains is not None and self._chains.fits(self._near(starts), steps)
 
     @torch.inference_mode()
     def unseen_chain(
@@ -363,5 +373,6 @@ class ModelRunner:
         if first is None:  # they are of a forward without a graph
             first = range(len(output))
             self._logits[: len(output)].copy_(output.logits)
+        near = self._near(starts)
         with self._timer:
-            return self._chains(first, starts, steps=steps, table=table, held=held)
+            return self._chains(first, near, steps=steps, table=table, held=held)

@@ -269,7 +269,7 @@ class DraftModelProposer(Proposer):
         found: list[ModelOutput] = []
         batch: list[Segment] = []
         room = self._max_step_tokens
-        for tokens, start, blocks, num_logits, _ in segments:
+        for tokens, start, blocks, num_logits, *_ in segments:
             first, silent = 0, len(tokens) - num_logits  # rows before it are not asked for
             while first < len(tokens):
                 last = min(first + room, len(tokens))

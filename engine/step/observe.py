@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 
-from engine.messages import StepMetrics, StepSeconds
+from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.scheduling.step_record import Part, StepRecord
 from engine.speculation.allowance import Allowance
@@ -13,6 +14,8 @@ from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal
 from engine.step.acceptance import Sampled
 from engine.step.clock import Overhead
+
+_CONTEXTS = list(CONTEXTS.values())
 
 
 def observe(
@@ -139,10 +142,15 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
         return
     proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
+    behind = [0] * len(_CONTEXTS), [0] * len(_CONTEXTS)
     alike = Counter(
-        [(p.proposed, p.accepted, p.source, p.forced, tuple(p.depths)) for p in sampling]
-    )
-    for (proposed, accepted, source, (forced, kept), depths), number in alike.items():
+        [
+            (p.proposed, p.accepted, p.source, p.forced, tuple(p.depths),
+                bisect_left(_CONTEXTS, p.context))
+            for p in sampling
+        ]
+    )  # fmt: skip
+    for (proposed, accepted, source, (forced, kept), depths, at), number in alike.items():
         k_counts[proposed] += number
         if not proposed:
             continue
@@ -151,6 +159,9 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
         for i in range(accepted):
             accepted_at[i] += number
         shares = [(source or main, proposed - forced, accepted - kept)]
+        if not source:
+            behind[0][at] += number * (proposed - forced)
+            behind[1][at] += number * (accepted - kept)
         if forced:
             shares.append((GRAMMAR, forced, kept))
         for name, given, right in shares:
@@ -159,5 +170,6 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
+    gauges.proposed_behind, gauges.accepted_behind = behind
     gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
     gauges.k_counts = k_counts

@@ -2,8 +2,9 @@
 
 They are timed as steps run them, since what ran before tells what the caches hold: the target
 behind the forwards that draft its guesses, a row of each sequence behind another such forward, and
-sequences far apart. Runs on blocks that nobody holds yet; what it writes there is overwritten
-before it is read.
+sequences far apart. Every row is another token, so that mixtures of experts read as many as in
+service: equal tokens go to equal experts. Runs on blocks that nobody holds yet; what it writes
+there is overwritten before it is read.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import repeat
+from itertools import cycle, islice, repeat
 from math import inf
+from random import Random
 from statistics import median_low
 
 from engine.config import EngineConfig, ScheduleConfig
@@ -44,6 +46,7 @@ _SETTLED = 0.97  # of the seconds before: what the last size left in the caches 
 ALIKE, _ALIKE_SECONDS = 10, 0.01
 CHAINED = 5  # draft steps in a chain that is timed
 _SOME = 16  # sequences, at most, that tell what context costs
+_TOKENS = 1 << 12  # different ones, at most
 BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
 
 _Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
@@ -75,6 +78,7 @@ def profile_at_start(
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
+        draft_window=drafts.window if drafts else inf,
     )
 
 
@@ -124,7 +128,8 @@ def profile_contexts(
 def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
     contexts = (CONTEXT, LONG_CONTEXT)
     short, long = rehearsal.seconds([(sequences, 1)] * 2, contexts=contexts)
-    return max(long - short, 0.0) / (sequences * (LONG_CONTEXT - CONTEXT))
+    seen = min(LONG_CONTEXT, rehearsal.window) - CONTEXT
+    return max(long - short, 0.0) / (sequences * seen) if seen > 0 else 0.0
 
 
 class Rehearsal:
@@ -135,6 +140,9 @@ class Rehearsal:
         self, runner: ModelRunner, cache: KVCache, draft: ModelRunner | None = None
     ) -> None:
         self._runner, self._cache, self._draft = runner, cache, draft
+        vocab = min(each.model.vocab_size for each in (runner, draft) if each is not None)
+        self._tokens = cycle(Random(0).sample(range(vocab), min(vocab, _TOKENS)))
+        self.window = inf if runner.window is None else float(runner.window.tokens)
         self._sweeps = False  # whether a forward reads so much that nothing before it matters
 
     def chains(self, sequences: int, steps: int) -> bool:
@@ -210,29 +218,28 @@ class Rehearsal:
 
     def _settle(self, size: _Size) -> None:
         """What ran before leaves the caches slowly."""
-        batch, before = self._batch(size), inf
+        before = inf
         for _ in range(TURNS):
-            seconds = self._timed(batch)
+            seconds = self._timed(self._batch(size))
             if self._sweeps or seconds > _SETTLED * before:
                 break
             before = seconds
 
     def _once(self, size: _Size) -> float:
         batch, (_, rows, _) = self._batch(size), size
-        if not self._sweeps:
-            self._run_before(batch, rows)
-        return self._timed(batch)
-
-    def _run_before(self, batch: list[Segment], rows: int) -> None:
-        if rows == 1:
-            began = time.perf_counter()
-            for _ in range(ALIKE):
-                _timed(self._runner, batch)
-                if time.perf_counter() - began > _ALIKE_SECONDS:
-                    break
-        elif self._draft is not None:
+        if not self._sweeps and rows == 1:
+            self._run_alike(size)
+        elif not self._sweeps and self._draft is not None:
             for guess in range(rows - 1):
                 _timed(self._draft, [_row(segment, guess) for segment in batch])
+        return self._timed(batch)
+
+    def _run_alike(self, size: _Size) -> None:
+        began = time.perf_counter()
+        for _ in range(ALIKE):
+            _timed(self._runner, self._batch(size))
+            if time.perf_counter() - began > _ALIKE_SECONDS:
+                break
 
     def _timed(self, batch: list[Segment]) -> float:
         began = time.perf_counter()
@@ -251,7 +258,7 @@ class Rehearsal:
         own, each = self._cache.own, self._blocks_each(max(rows, blocks_for), context)
         apart = len(own) // sequences
         return [
-            Segment([0] * rows, context, list(own[first : first + each]), rows)
+            Segment(list(islice(self._tokens, rows)), context, [*own[first : first + each]], rows)
             for first in range(0, sequences * apart, apart)
         ]
 

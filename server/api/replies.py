@@ -249,6 +249,7 @@ class Speculation(TypedDict):
     by_proposer: dict[str, Share]
     acceptance: float | None
     kept: list[float | None]
+    kept_by_context: dict[str, float | None]
     survival: list[float | None]
     tokens_per_second: list[float | None]
     expected_speedup: float | None

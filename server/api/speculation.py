@@ -153,6 +153,7 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         "by_proposer": {name: _share(share) for name, share in gain.shares.items()},
         "acceptance": _figure(last.acceptance),
         "kept": [_figure(share) for share in gain.kept],
+        "kept_by_context": {length: _figure(share) for length, share in gain.kept_behind.items()},
         "survival": [_figure(chance) for chance in last.survival],
         "tokens_per_second": [_figure(rate) for rate in last.rates],
         "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k)),

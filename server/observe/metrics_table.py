@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from engine.config import MAX_K, PROPOSERS
-from engine.messages import CheckOutcome, Mode, Reason
+from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason
 from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -145,6 +145,18 @@ METRICS: tuple[Metric, ...] = (
         "proposals kept at this position",
         _POSITIONS,
         of="accepted_at",
+    ),
+    counter(
+        "spec_decode_num_draft_tokens_per_context_total",
+        "guesses of the main proposer behind up to so many tokens of context",
+        {"context": tuple(CONTEXTS)},
+        of="proposed_behind",
+    ),
+    counter(
+        "spec_decode_num_accepted_tokens_per_context_total",
+        "of those, kept",
+        {"context": tuple(CONTEXTS)},
+        of="accepted_behind",
     ),
     counter(
         "spec_decode_chosen_k_total",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from engine.config import PROPOSERS
-from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
+from engine.messages import CONTEXTS, Estimates, Mode, StepMetrics, StepSeconds
 from server.observe.metrics_table import PARTS
 
 logger = logging.getLogger(__name__)
@@ -115,9 +115,14 @@ class Gain:
         for name, (proposed, accepted) in step.by_proposer.items():
             sums["proposed", name] += proposed
             sums["accepted", name] += accepted
-        for word, counts in (("proposed", step.proposed_at), ("accepted", step.accepted_at)):
-            for position, count in enumerate(counts):
+        for word, at, behind in (
+            ("proposed", step.proposed_at, step.proposed_behind),
+            ("accepted", step.accepted_at, step.accepted_behind),
+        ):
+            for position, count in enumerate(at):
                 sums[word, position] += count
+            for context, count in zip(CONTEXTS, behind, strict=False):
+                sums[word, context] += count
 
     @property
     def speedup(self) -> float | None:
@@ -139,6 +144,16 @@ class Gain:
         while (proposed := sums["proposed", len(found)]) >= 1.0:
             found.append(sums["accepted", len(found)] / proposed)
         return found
+
+    @property
+    def kept_behind(self) -> dict[str, float]:
+        """By length of context, the share of the main proposer's guesses that was accepted; without
+        those behind which there were hardly any."""
+        return {
+            context: self._sums["accepted", context] / proposed
+            for context in CONTEXTS
+            if (proposed := self._sums["proposed", context]) >= 1.0
+        }
 
     @property
     def shares(self) -> dict[str, Share]:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,7 +23,7 @@ from engine.messages import Output, SamplingParams, Submit
 from engine.model.eagle_head import Target, load_eagle
 from engine.model.medusa_heads import load_heads
 from engine.model.pair import Pair, load_pair
-from tests.support import eagle, medusa
+from tests.support import eagle, medusa, tiny
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
 
@@ -63,6 +64,7 @@ FIELDS: dict[str, SamplingParams] = {
 
 SPECULATING = [
     "draft_model",
+    "windowed",  # a draft model that attends to a few tokens
     "medusa",
     "eagle",
     "lookahead",
@@ -117,8 +119,12 @@ def config_for(
     target: str, draft: str, drafter: str, k: int | str, variant: dict[str, dict[str, object]]
 ) -> EngineConfig:
     proposer: dict[str, object] = {"kind": drafter}
-    if drafter == "draft_model":
-        proposer["path"] = draft
+    cache: dict[str, object] = {"num_blocks": 512}
+    if drafter in ("draft_model", "windowed"):
+        proposer = {"kind": "draft_model", "path": draft}
+    if drafter == "windowed":
+        proposer["sliding_window"] = 3
+        cache["block_size"] = 4
     if drafter == "eagle":
         proposer["path"] = "given"
     if drafter == "self":
@@ -136,7 +142,7 @@ def config_for(
                 "remembered_tokens": 4096 if drafter == "suffix" else 0,
                 **variant.get("who", {}),
             },
-            "cache": {"num_blocks": 512, **variant.get("cache", {})},
+            "cache": cache | variant.get("cache", {}),
             "schedule": variant.get("schedule", {}),
         }
     )
@@ -209,7 +215,43 @@ def test_lossless(
         assert proposed > 0
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "medusa", "eagle"])
+OF_MIXTURES = ("greedy", "plain", "all filters", "greedy penalties", "logprobs", "scored")
+
+
+class Mixture(NamedTuple):
+    """A target of experts, and its first layer as its draft."""
+
+    paths: tuple[str, str]
+    pair: Pair
+    expected: dict[str, tuple[list[int], list[float]]]
+
+
+@pytest.fixture(scope="module", params=["mixtral", "qwen3_moe"])
+def mixture(
+    request: pytest.FixtureRequest, tiny_eos: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> Mixture:
+    model, folder = tiny.FAMILIES[request.param](), tmp_path_factory.mktemp(request.param)
+    paths = tiny.save(model, folder / "target"), tiny.save(tiny.draft_of(model), folder / "draft")
+    reference = Reference(paths[0], tiny_eos)
+    expected = {name: reference.generate(PROMPT, FIELDS[name]) for name in OF_MIXTURES}
+    return Mixture(paths, load_pair(config_for(*paths, "draft_model", 3, {})), expected)
+
+
+@pytest.mark.parametrize("variant", ["whole prompts", "small blocks, preemption"])
+@pytest.mark.parametrize("k", [3, "adaptive"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed"])
+def test_mixtures_of_experts(drafter: str, k: int | str, variant: str, mixture: Mixture) -> None:
+    """Law: the same of targets whose rows go to experts of their own."""
+    config = config_for(*mixture.paths, drafter, k, VARIANTS[variant])
+    engine = Engine(config, pair=mixture.pair)
+    submit_all(engine, PROMPT, {name: FIELDS[name] for name in OF_MIXTURES})
+    replies = Replies(run(engine))
+    hold(replies, mixture.expected)
+    proposed = sum(output.proposed for output in replies.last.values())
+    assert k == "adaptive" or proposed > 0
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed", "medusa", "eagle"])
 @pytest.mark.parametrize("k", [6, "adaptive"])
 def test_earlier_replies_change_no_text(
     drafter: str,

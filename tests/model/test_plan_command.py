@@ -52,6 +52,22 @@ def test_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, card.splitlines())) <= 130
 
 
+def test_experts_are_told_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Law: of a mixture the card says, in each precision, how many experts of a layer rows read, E
+    (1 - (1 - k/E)^n), and the best K of so many sequences, as the table has it; of a dense model
+    nothing of the kind."""
+    file = tmp_path / "plan.json"
+    card = printed(capsys, "--target", "mixtral-8x7b", "--device", "h200", "--json", str(file))
+    assert card.count("experts of a layer, 8, read by rows, and the best K") == 3
+    rows = "  rows       1       2       4       8      16"
+    assert f"{rows}\n  read     2.0     3.5     5.5     7.2     7.9\n" in card
+    for block in json.loads(file.read_text())["blocks"]:
+        best = {cell["batch"]: cell["best_k"] for cell in block["cells"] if cell["context"] == 2048}
+        assert [each["best_k"] for each in block["experts"]] == [best[2**i] for i in range(5)]
+        assert block["experts"][1]["read"] == pytest.approx(8 * (1 - 0.75**2))
+    assert "read by rows" not in printed(capsys, *ON_FOUR)
+
+
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: weights beyond the memory give no figures but the devices it takes; contexts beyond a
     model's positions are marked."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +23,7 @@ from engine.messages import SamplingParams, Submit
 from engine.model.kv_cache import KVCache
 from engine.model.proof import LENGTH
 from engine.model.runner import ModelRunner
-from engine.scheduling.segment import Segment, Start
+from engine.scheduling.segment import Segment, Start, Window
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
@@ -34,6 +36,8 @@ class _Timed:
 
     seconds = 0.0
     padded = (1, 2, 4, 8)
+    model = SimpleNamespace(vocab_size=100)
+    window: Window | None = None
 
     def draws_chains(self, sequences: int) -> bool:
         return False
@@ -246,17 +250,33 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     """Law: no forward has more rows than a step may have, nor more sequences than may run."""
     small = _profile(max_sequences=8, max_step_tokens=4)
     assert [rows for rows, _ in small.target] == [1, 2, 3, 4]
-    assert set(small.batches) == {1}
+    assert set(small.batches) == {1, 2}
     usual = _profile(max_sequences=64, max_step_tokens=512)
     assert max(rows for rows, _ in usual.target) == 64
-    assert set(usual.batches) == {1, 4, 8, 16, 32, 64}
+    assert set(usual.batches) == {1, 2, 4, 8, 16, 32, 64}
 
 
 def test_crowds_that_cannot_be_measured_with_guesses_are_without() -> None:
     """Bug: what sixteen sequences take with a row each was measured, and not told as theirs."""
     found = _profile(max_sequences=16, max_step_tokens=16).batches
     assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
-    assert set(found) == {1, 4, 8, 16}
+    assert set(found) == {1, 2, 4, 8, 16}
+
+
+def test_every_row_is_another_token() -> None:
+    """Bug: all rows were one token, which goes to the same experts, so that a mixture's rows looked
+    as cheap as a dense model's."""
+
+    class Reading(_Timed):
+        def forward(self, segments: Sequence[Segment]) -> None:
+            super().forward(segments)
+            tokens = [token for segment in segments for token in segment.tokens]
+            assert len(set(tokens)) == min(len(tokens), 100)
+            told.append(tokens[0])
+
+    told: list[int] = []
+    _profile(timed=Reading(), max_sequences=16)
+    assert len(set(told)) > 50
 
 
 def test_batches_are_measured_up_to_the_longest_proposals() -> None:
@@ -273,6 +293,24 @@ def test_what_contexts_take_is_measured() -> None:
     assert set(found) == {1, 4}
     assert [found[n] for n in (1, 4)] == [pytest.approx((_TOKEN, _TOKEN))] * 2
     assert not _profile(longest=200, max_sequences=8).token_seconds
+
+
+def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
+    """Law: what it reads more of the longer context is its window's, not the context's; where the
+    window is no longer than the short one, nothing."""
+
+    class Windowed(_Timed):
+        def __init__(self, tokens: int) -> None:
+            self.window, self._tokens = Window(tokens, 16), tokens
+
+        def forward(self, segments: Sequence[Segment]) -> None:
+            super().forward([s._replace(start=min(s.start, self._tokens)) for s in segments])
+
+    for tokens, token in ((128, _TOKEN), (40, 0.0)):
+        found = _profile(draft=Windowed(tokens), max_sequences=1)
+        assert found.token_seconds[1] == pytest.approx((_TOKEN, token))
+        assert found.draft_window == tokens
+    assert _profile(max_sequences=1).draft_window == math.inf
 
 
 def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
@@ -302,7 +340,7 @@ def test_sequences_are_far_apart() -> None:
     them. Law: none shares a block with another."""
     target = _Placed()
     _profile(timed=target, max_sequences=16)
-    assert target.least == {n: len(_Cache.own) // n for n in (1, 4, 8, 16)}
+    assert target.least == {n: len(_Cache.own) // n for n in (1, 2, 4, 8, 16)}
 
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0, TURNS), (2e-3, LEAST_TURNS)])

@@ -24,9 +24,13 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 from transformers.utils import logging
 
@@ -105,6 +109,18 @@ def gpt_oss() -> PreTrainedModel:
     return build(GptOssForCausalLM, config)
 
 
+def mixtral(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedModel:
+    """Two of `experts`, each of the whole intermediate size."""
+    return build(MixtralForCausalLM, MixtralConfig(**shape, num_local_experts=experts))
+
+
+def qwen3_moe(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedModel:
+    """Norms of query and key; two of `experts`, which are narrow."""
+    few: dict[str, Any] = {"num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    config = Qwen3MoeConfig(**shape, **few, moe_intermediate_size=shape["intermediate_size"] // 2)
+    return build(Qwen3MoeForCausalLM, config)
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": llama,
     "qwen3": qwen3,
@@ -113,6 +129,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
+    "mixtral": mixtral,
+    "qwen3_moe": qwen3_moe,
 }
 
 

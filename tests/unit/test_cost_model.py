@@ -397,3 +397,16 @@ def test_caches_that_are_not_settled_make_nothing_dearer(seconds: float, learnt:
     assert (costs.by_rows(4, 4)[4] != before) == learnt
     costs.learn(plain(4, seconds, CONTEXT), caught_up=False, settled=True)
     assert costs.by_rows(4, 4)[4] != before
+
+
+def test_a_window_bounds_what_a_context_takes() -> None:
+    """Law: beyond its window a draft step takes no more, while the target's forward does."""
+    costs, tokens = CostModel(), {1: (1e-6, 1e-7)}
+    costs.set_profile(Profile(FLAT, [(1, 2e-4)], token_seconds=tokens, draft_window=CONTEXT + 500))
+    found = []
+    for length in (CONTEXT, CONTEXT + 400, CONTEXT + 600, CONTEXT + 9000):
+        costs.face(length)
+        found.append((costs.drafting(1)[1], float(costs.by_rows(1, 1)[1])))
+    steps, target = np.diff(np.array(found), axis=0).T
+    assert steps == pytest.approx([4e-5, 1e-5, 0.0])
+    assert target == pytest.approx([4e-4, 2e-4, 8.4e-3])

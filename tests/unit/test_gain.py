@@ -54,6 +54,16 @@ def test_positions_that_nobody_tries_are_forgotten() -> None:
     assert gain.kept == pytest.approx([0.25], abs=0.01)
 
 
+def test_lengths_of_context_have_their_own_share() -> None:
+    """Law: guesses behind long contexts are no evidence about those behind short ones, and lengths
+    that nobody guessed behind are left out."""
+    steps = [
+        StepMetrics(num_sampling=1, proposed_behind=[4, 0, 0, 2], accepted_behind=[3, 0, 0, 0]),
+        StepMetrics(num_sampling=1),
+    ]
+    assert gain_of(*steps * 10).kept_behind == pytest.approx({"1k": 0.75, "longer": 0.0})
+
+
 def share_of(gain: Gain, name: str) -> tuple[float, ...]:
     return astuple(gain.shares[name])
 

@@ -41,6 +41,7 @@ STEP = StepMetrics(
     num_proposed=6, num_accepted=4, proposed_at=[3, 2, 1], accepted_at=[3, 1, 0],
     k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
     preemptions=1, by_proposer={"draft_model": (4, 3), "prediction": (2, 1)},
+    proposed_behind=[3, 0, 0, 1], accepted_behind=[2, 0, 0, 1],
     estimates=Estimates(
         mode="fixed", k=1, reason="fixed", rates=[100.0, 150.0, 200.0], speedup=1.5
     ),
@@ -81,6 +82,10 @@ def test_a_step_adds_its_sums() -> None:
         "spec_decode_num_draft_tokens_per_pos_total{2}": 1,
         "spec_decode_num_accepted_tokens_per_pos_total{0}": 3,
         "spec_decode_num_accepted_tokens_per_pos_total{1}": 1,
+        "spec_decode_num_draft_tokens_per_context_total{1k}": 3,
+        "spec_decode_num_draft_tokens_per_context_total{longer}": 1,
+        "spec_decode_num_accepted_tokens_per_context_total{1k}": 2,
+        "spec_decode_num_accepted_tokens_per_context_total{longer}": 1,
         "spec_decode_chosen_k_total{1}": 1,
         "spec_decode_chosen_k_total{3}": 2,
         "spec_decode_num_wasted_tokens_total{draft_model}": 1,

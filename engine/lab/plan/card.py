@@ -13,6 +13,7 @@ from engine.lab.plan.roofline import KV_BYTES, Device, Scenario, Served, break_e
 from engine.lab.plan.shape import ModelShape
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+EXPERT_ROWS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,18 @@ class Settings:
                 for batch in self.batches
                 for context in self.contexts
             ],
+            "experts": list(self._read(precision)),
         }
+
+    def _read(self, precision: str) -> Iterator[dict[str, Any]]:
+        """Of a mixture: experts of a layer that so many rows read, and the best K of as many
+        sequences."""
+        if (experts := self.target.experts) is None:
+            return
+        for rows in EXPERT_ROWS:
+            point = self.scenario(precision, rows, self.contexts[0])
+            k, _ = point.best(self.acceptance, self.k_max)
+            yield {"rows": rows, "read": experts.touched(rows), "best_k": k}
 
     def _cell(self, cell: Scenario) -> dict[str, Any]:
         k, speed_up = cell.best(self.acceptance, self.k_max)
@@ -193,12 +205,22 @@ def _block(settings: Settings, block: dict[str, Any]) -> Iterator[str]:
         least = "never" if row["break_even"] is None else f"{row['break_even']:.3f}"
         speeds = " ".join(f"{speed_up:5.2f}x" for speed_up in row["speed_ups"])
         yield f"{row['k']:4}{row['round_cost']:7.2f}{row['verify_cost']:8.2f}{least:>12}  {speeds}"
+    if block["experts"]:
+        yield from _experts(settings, block["experts"])
     yield f"best K and speed-up at acceptance {settings.acceptance:g}, by batch and context"
     heads = (f"{c // 1024}k" if c % 1024 == 0 else str(c) for c in settings.contexts)
     yield " batch" + "".join(head.rjust(13) for head in heads)
     cells = (_cell(cell).rjust(13) for cell in block["cells"])
     for batch in settings.batches:
         yield f"{batch:6}" + "".join(islice(cells, len(settings.contexts)))
+
+
+def _experts(settings: Settings, found: list[dict[str, Any]]) -> Iterator[str]:
+    experts = settings.target.experts
+    assert experts is not None
+    yield f"experts of a layer, {experts.count}, read by rows, and the best K of as many sequences"
+    for label, name, form in (("rows", "rows", "d"), ("read", "read", ".1f"), ("K", "best_k", "d")):
+        yield f"{label:>6}" + "".join(f"{each[name]:8{form}}" for each in found)
 
 
 def _room(device: Device, block: dict[str, Any]) -> str:
