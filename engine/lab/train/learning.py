@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.model.loaded import watched
 
 HEAD_SIZE = 64
 NUMBERS = 1 << 24  # of one pass's logits, at most, unless a single row has more
@@ -71,6 +74,22 @@ def logits(model: Any, ids: Tensor) -> Tensor:
     """`[rows, length]` token ids -> `[rows * length, vocabulary]`, float32."""
     found: Tensor = model(ids, use_cache=False).logits
     return found.flatten(0, 1).float()
+
+
+@torch.no_grad()
+def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Of `[rows, length]` token ids: what these layers leave (LAST: the last norm), side by side
+    `[rows, length, layers * width]`, and logits `[rows, length, vocabulary]`, float32. Raises
+    ModelError where the target's layers cannot be seen."""
+    seen: dict[int, Tensor] = {}
+
+    def see(layer: int, rows: Tensor) -> None:
+        if layer in layers:
+            seen[layer] = rows
+
+    with watched(target, see):
+        found = target(ids, use_cache=False).logits
+    return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found.float()
 
 
 def divergence(target: Tensor, draft: Tensor) -> Tensor:

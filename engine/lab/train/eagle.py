@@ -1,0 +1,255 @@
+"""Trains an EAGLE-3 head for a target on your own data: no second model is needed to serve it.
+
+    foredraft train eagle --text notes.sql --output head
+    foredraft serve configs/eagle.toml --set speculation.proposer.path=head
+
+It learns from --text, from what the target answers to --prompts, from the requests that a server
+recorded (--ids, see speculation.record_ids), and from passages of all these that the target goes on
+with itself. A tenth is held out; how often the head says there what the target says, one, two, ...
+guesses behind the text, is printed as it was before and as it is after: at temperature 0, and how
+often both would draw the same token at 1. The target stays as it is. What is written is a
+checkpoint in the published format.
+
+It is polite to a server on the same machine: one thread, a low priority. Stopped or killed, it goes
+on from its last checkpoint, every minute, with --resume and the same options.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.arguments import Parser, whole
+from engine.errors import ConfigError
+from engine.lab.files import new_folder
+from engine.lab.train import program
+from engine.lab.train.agreement import Shares, coupled, each_by_itself
+from engine.lab.train.data import Rows, all_of
+from engine.lab.train.learning import NUMBERS, Optimizer, states
+from engine.lab.train.program import add_data, learnt, sentence, storing
+from engine.model.checkpoint import rotary_of
+from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
+from engine.model.loaded import layers_of
+from engine.model.pair import Pair
+
+DECAY = 0.8  # of a guess's share in the loss, from one to the next
+RATE = 0.5  # of the learning rates that the built-in pair began with
+
+
+def build_parser() -> Parser:
+    parser = Parser("foredraft train eagle", __doc__)
+    add = parser.add_argument
+    add("--depth", type=whole(1, 32), default=5, metavar="N",
+        help="guesses in a row that it learns (5)")  # fmt: skip
+    add("--inner", type=whole(1, 1 << 20), metavar="N",
+        help="width inside its layer (three times the target's width)")  # fmt: skip
+    add("--vocabulary", type=whole(1, 1 << 20), metavar="N",
+        help="of its own: the N most frequent tokens of what is learnt from (all)")  # fmt: skip
+    add_data(parser, "the head")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    return program.main(build_parser(), arguments, train, fits=fits)
+
+
+def fits(parsed: argparse.Namespace, pair: Pair) -> None:
+    """Raises EngineError for a target that can have no such head."""
+    target = pair.target
+    layers_of(target.model)
+    words, head = (
+        each.weight.shape[1]
+        for each in (target.model.get_input_embeddings(), target.model.get_output_embeddings())
+    )
+    if words != head:
+        raise ConfigError(f"--target has embeddings {words} wide and hidden states {head} wide")
+    if parsed.vocabulary is not None and parsed.vocabulary > target.vocab_size:
+        given = f"--vocabulary is {parsed.vocabulary}"
+        raise ConfigError(f"{given}; the target has {target.vocab_size} tokens")
+
+
+class Learner(nn.Module):
+    """A `head` whose weights are learnt, and `said`, its config.json."""
+
+    def __init__(self, parsed: argparse.Namespace, target: Any, ids: Tensor) -> None:
+        """Of a vocabulary of these `ids` of the target's. It begins as what the last of its three
+        layers leaves, under the target's own head."""
+        super().__init__()
+        self.depth, device = parsed.depth, target.device
+        words, layers = target.get_output_embeddings().weight, layers_of_head(target)
+        self.said = shape_of(target.config, words.shape, parsed.inner, len(ids), layers)
+        config, width = HeadConfig.model_validate(self.said), words.shape[1]
+        weights = {EMBEDDING: target.get_input_embeddings().weight.float()}
+        for name, shape in config.shapes(len(layers) * width, embeds=False).items():
+            weight = torch.ones(shape) if len(shape) == 1 else torch.zeros(shape)
+            if name == "fc.weight":
+                weight[:, -width:] = torch.eye(width)
+            elif name == "lm_head.weight":
+                weight = words.float()[ids].cpu()
+            elif len(shape) > 1 and not name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(weight, std=shape[1] ** -0.5)
+            weights[name] = nn.Parameter(weight.to(device))
+            self.register_parameter(name.replace(".", "/"), weights[name])  # dots are not allowed
+        rotary = rotary_of(self.said).to(device)
+        self.head = EagleHead(
+            config, weights, rotary, layers=layers, target_ids=ids, shared=frozenset({EMBEDDING})
+        )
+
+    def unrolled(self, features: Tensor, ids: Tensor) -> Iterator[Tensor]:
+        """What comes out at depth 0, 1, ...: each `[rows * count, width]`, where `count` is `depth`
+        less than the length, of features `[rows, length, layers * width]` and `ids` `[rows,
+        length]`. Row i of depth d stands at position i + d: it has token i + d + 1 and, from the
+        second depth on, what came out of row i before it in place of features; it sees the entries
+        of the first depth up to its i-th, and its own since."""
+        count = ids.shape[1] - self.depth
+        entries = list[tuple[Tensor, Tensor]]()
+
+        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            groups = queries.shape[1] // keys.shape[1]
+            queries, keys, values = (
+                each.view(-1, count, *each.shape[1:]).transpose(1, 2)
+                for each in (queries, *(of.repeat_interleave(groups, 1) for of in (keys, values)))
+            )
+            entries.append((keys, values))
+            return _attend(queries, entries).transpose(1, 2).flatten(0, 1).flatten(1)
+
+        rows = self.head.mix(features[:, :count].flatten(0, 1))
+        positions = torch.arange(count, device=ids.device).repeat(len(ids))
+        for depth in range(self.depth):
+            tokens = ids[:, depth + 1 : depth + 1 + count].flatten()
+            rows = self.head(tokens, rows, positions + depth, attend)
+            yield rows
+
+
+def _attend(queries: Tensor, entries: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """All `[rows, heads, count, dim]`: over the first entries up to one's own, and of the others
+    over one's own."""
+    (keys, values), *own = entries
+    later = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
+    text = (queries @ keys.mT).masked_fill(later, -torch.inf)
+    scores = torch.cat([text, *((queries * key).sum(-1, True) for key, _ in own)], dim=-1)
+    chances = (scores * queries.shape[-1] ** -0.5).softmax(-1)
+    found: Tensor = chances[..., : keys.shape[2]] @ values
+    for at, (_, value) in enumerate(own, keys.shape[2]):
+        found = found + chances[..., at, None] * value
+    return found
+
+
+def layers_of_head(target: Any) -> tuple[int, ...]:
+    """Whose outputs it takes: the paper's, a low one, a middle one, a high one, or of a target too
+    shallow for these the first, the middle and the last."""
+    count = len(layers_of(target))
+    low, middle, high = 1, count // 2 - 1, count - 4
+    return (low, middle, high) if low < middle < high else tuple(sorted({0, count // 2, count - 1}))
+
+
+def shape_of(
+    of: Any, words: torch.Size, inner: int | None, own: int, layers: Sequence[int]
+) -> dict[str, Any]:
+    """A config.json as published ones: attention as in the target, whose configuration is `of`."""
+    vocab, width = words
+    heads = of.num_attention_heads
+    rope = getattr(of, "rope_parameters", None) or {}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": width,
+        "intermediate_size": inner or 3 * width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(of, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(of, "head_dim", None) or width // heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": getattr(of, "max_position_embeddings", None) or 2048,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rms_norm_eps": getattr(of, "rms_norm_eps", 1e-6),
+        "vocab_size": vocab,
+        "draft_vocab_size": own,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [*layers]},
+    }
+
+
+def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
+    """Ids, in order: of that many, those that most often come next in what is learnt from."""
+    following = rows.ids[:, 1:][rows.counted[:, :-1]]
+    counts = torch.bincount(following, minlength=vocab)
+    return counts.sort(descending=True, stable=True).indices[:most].sort().values
+
+
+def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+    """By depth: the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at the
+    positions that count and at which the deepest guess has something to say."""
+    count = rows.ids.shape[1] - learner.depth
+    if count < 1:
+        return
+    features, wanted = states(target, rows.ids, learner.head.layers)
+    for depth, made in enumerate(learner.unrolled(features, rows.ids), 1):
+        kept = rows.counted[:, depth : depth + count]
+        yield wanted[:, depth : depth + count][kept], learner.head.logits(made[kept.flatten()])
+
+
+def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float:
+    """Add the gradients of the paper's loss: at each depth the cross-entropy against the target's
+    distribution over the head's vocabulary, where the target's likeliest token is in there; a later
+    one's by DECAY less. The loss, a mean over positions."""
+    own, total = learner.head.target_ids, 0.0
+    vocab = learner.said["vocab_size"]
+    size = max(1, NUMBERS // (ids.shape[1] * vocab))
+    whole = counted.sum() * sum(DECAY**depth for depth in range(learner.depth))
+    for begin in range(0, len(ids), size):
+        some = Rows(ids, counted).pick(slice(begin, begin + size))
+        losses = []
+        for depth, (wanted, offered) in enumerate(guesses(target, learner, some)):
+            known = torch.isin(wanted.argmax(-1), own)
+            chances = wanted[known][:, own].softmax(-1)
+            loss = F.cross_entropy(offered[known], chances, reduction="sum")
+            losses.append(loss * DECAY**depth / whole)
+        if losses:
+            loss = torch.stack(losses).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+    return total
+
+
+@torch.no_grad()
+def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
+    """By depth, at temperature 0 and 1, on text that is not learnt from."""
+    sums = torch.zeros(learner.depth, 3, dtype=torch.float64)
+    for ids, counted in zip(*held, strict=True):
+        for depth, both in enumerate(guesses(target, learner, Rows(ids[None], counted[None]))):
+            wanted, own = both
+            offered = torch.full_like(wanted, -torch.inf)
+            offered[:, learner.head.target_ids] = own
+            same = (wanted.argmax(-1) == offered.argmax(-1)).sum()
+            sums[depth] += torch.tensor([same, coupled(wanted, offered).sum(), len(wanted)])
+    found: Shares = (sums[:, :2] / sums[:, 2:].clamp(min=1)).tolist()
+    return found
+
+
+def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
+    """From the last checkpoint to the report, which is answered. Raises ConfigError."""
+    torch.manual_seed(parsed.seed)
+    vocab = target.get_output_embeddings().weight.shape[0]
+    learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))
+    held = all_of(data["held"])
+    before, run = learnt(
+        parsed, work, data, learner, Optimizer(learner, scale=RATE),
+        lambda batch: follow(target, learner, *batch), lambda: accuracy(target, learner, held),
+    )  # fmt: skip
+    with storing(parsed.output), new_folder(parsed.output) as folder:
+        save_eagle(learner.head, learner.said, folder)
+    found = each_by_itself("guess", ("T=0", "T=1"), before, accuracy(target, learner, held))
+    return f"{found}\n{sentence(parsed, run, 'eagle')}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
