@@ -15,14 +15,12 @@ shape is refused with a ModelError that names the tensor or the field.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
@@ -30,7 +28,7 @@ from engine.attention.interface import LayerShape
 from engine.config import ScheduleConfig
 from engine.errors import ModelError, one_line
 from engine.model.checkpoint import rotary_of
-from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors
+from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
 from engine.scheduling.memory import Part
 
 WAITING = 32  # positions of a sequence whose hidden states may wait, and those of one step
@@ -228,13 +226,9 @@ def load_eagle(
 def save_eagle(head: EagleHead, said: Mapping[str, Any], folder: Path) -> None:
     """In bfloat16, in the published format; `said`: its config.json."""
     ids = head.target_ids.cpu()
-    known = torch.zeros(said["vocab_size"], dtype=torch.bool)
-    known[ids] = True
-    tensors = {key: each.detach().cpu() for key, each in head.own.items()}
-    tensors = {key: each.to(torch.bfloat16, copy=True) for key, each in tensors.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    save_file(tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": known}, folder / FILES[0])
+    known = torch.isin(torch.arange(said["vocab_size"]), ids)
+    tensors = head.own | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    save_head(folder, FILES[0], said, tensors)
 
 
 def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:

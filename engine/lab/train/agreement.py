@@ -34,6 +34,13 @@ def coupled(target: Tensor, draft: Tensor) -> Tensor:
     return (p / (over + rest * ratio.clamp(max=_FAR).exp())).sum(-1)
 
 
+def matched(target: Tensor, draft: Tensor) -> Tensor:
+    """`[3]`: of logits `[positions, vocabulary]`, at how many both say the same at temperature 0,
+    at how many at 1 (expected), and the positions."""
+    same = (target.argmax(-1) == draft.argmax(-1)).sum()
+    return torch.tensor([same, coupled(target, draft).sum(), len(target)])
+
+
 @torch.no_grad()
 def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Agreement]:
     """By source at the positions that count, and of all together."""
@@ -43,8 +50,7 @@ def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Ag
         for ids, counted in zip(*rows, strict=True):
             both = [logits(model, ids[None])[counted] for model in (target, draft)]
             wanted, offered = (of[:, : min(each.shape[1] for each in both)] for of in both)
-            same = (wanted.argmax(-1) == offered.argmax(-1)).sum()
-            sums[name] += torch.tensor([same, coupled(wanted, offered).sum(), len(wanted)])
+            sums[name] += matched(wanted, offered)
     sums[ALL] = torch.stack(list(sums.values())).sum(0)
     return {name: (float(a / count), float(b / count)) for name, (a, b, count) in sums.items()}
 

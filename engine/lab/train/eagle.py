@@ -29,7 +29,7 @@ from engine.arguments import Parser, whole
 from engine.errors import ConfigError
 from engine.lab.files import new_folder
 from engine.lab.train import program
-from engine.lab.train.agreement import Shares, coupled, each_by_itself
+from engine.lab.train.agreement import Shares, each_by_itself, matched
 from engine.lab.train.data import Rows, all_of
 from engine.lab.train.learning import NUMBERS, Optimizer, states
 from engine.lab.train.program import add_data, learnt, sentence, storing
@@ -39,7 +39,7 @@ from engine.model.loaded import layers_of
 from engine.model.pair import Pair
 
 DECAY = 0.8  # of a guess's share in the loss, from one to the next
-RATE = 0.5  # of the learning rates that the built-in pair began with
+RATE = 1.0  # of the learning rates that the built-in pair began with
 
 
 def build_parser() -> Parser:
@@ -62,17 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def fits(parsed: argparse.Namespace, pair: Pair) -> None:
     """Raises EngineError for a target that can have no such head."""
-    target = pair.target
-    layers_of(target.model)
-    words, head = (
-        each.weight.shape[1]
-        for each in (target.model.get_input_embeddings(), target.model.get_output_embeddings())
-    )
-    if words != head:
-        raise ConfigError(f"--target has embeddings {words} wide and hidden states {head} wide")
-    if parsed.vocabulary is not None and parsed.vocabulary > target.vocab_size:
-        given = f"--vocabulary is {parsed.vocabulary}"
-        raise ConfigError(f"{given}; the target has {target.vocab_size} tokens")
+    model, vocab = pair.target.model, pair.target.vocab_size
+    layers_of(model)
+    words, hidden = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if words.shape[1] != hidden.shape[1]:
+        both = f"{words.shape[1]} wide, and hidden states {hidden.shape[1]}"
+        raise ConfigError(f"the head needs embeddings as wide as hidden states; they are {both}")
+    if (parsed.vocabulary or 0) > vocab:
+        raise ConfigError(f"--vocabulary is {parsed.vocabulary}; the target has {vocab} tokens")
 
 
 class Learner(nn.Module):
@@ -84,7 +81,7 @@ class Learner(nn.Module):
         super().__init__()
         self.depth, device = parsed.depth, target.device
         words, layers = target.get_output_embeddings().weight, layers_of_head(target)
-        self.said = shape_of(target.config, words.shape, parsed.inner, len(ids), layers)
+        self.said = shape_of(target.config, words.shape, parsed, len(ids), layers)
         config, width = HeadConfig.model_validate(self.said), words.shape[1]
         weights = {EMBEDDING: target.get_input_embeddings().weight.float()}
         for name, shape in config.shapes(len(layers) * width, embeds=False).items():
@@ -103,22 +100,22 @@ class Learner(nn.Module):
         )
 
     def unrolled(self, features: Tensor, ids: Tensor) -> Iterator[Tensor]:
-        """What comes out at depth 0, 1, ...: each `[rows * count, width]`, where `count` is `depth`
-        less than the length, of features `[rows, length, layers * width]` and `ids` `[rows,
-        length]`. Row i of depth d stands at position i + d: it has token i + d + 1 and, from the
-        second depth on, what came out of row i before it in place of features; it sees the entries
-        of the first depth up to its i-th, and its own since."""
-        count = ids.shape[1] - self.depth
-        entries = list[tuple[Tensor, Tensor]]()
+        """What comes out at depth 0, 1, ...: each `[rows * count, width]`, `count` being `depth`
+        less than the length, of `[rows, length, layers * width]` and `ids` `[rows, length]`. Row i
+        of depth d stands at position i + d with token i + d + 1; behind the first depth it has what
+        came out of row i before in place of features. It sees the first depth's entries up to its
+        i-th, and its own since, as when it is served."""
+        count, entries = ids.shape[1] - self.depth, list[tuple[Tensor, Tensor]]()
+        own = torch.eye(count, dtype=torch.bool, device=ids.device)
+        text = torch.ones_like(own).tril()
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            groups = queries.shape[1] // keys.shape[1]
-            queries, keys, values = (
-                each.view(-1, count, *each.shape[1:]).transpose(1, 2)
-                for each in (queries, *(of.repeat_interleave(groups, 1) for of in (keys, values)))
-            )
-            entries.append((keys, values))
-            return _attend(queries, entries).transpose(1, 2).flatten(0, 1).flatten(1)
+        def attend(*given: Tensor) -> Tensor:
+            queries, *new = (of.view(-1, count, *of.shape[1:]).transpose(1, 2) for of in given)
+            entries.append((new[0], new[1]))
+            keys, values = (torch.cat(each, dim=2) for each in zip(*entries, strict=True))
+            visible = torch.cat([text, *[own] * (len(entries) - 1)], dim=1)
+            found = F.scaled_dot_product_attention(queries, keys, values, visible, enable_gqa=True)
+            return found.transpose(1, 2).flatten(0, 1).flatten(1)
 
         rows = self.head.mix(features[:, :count].flatten(0, 1))
         positions = torch.arange(count, device=ids.device).repeat(len(ids))
@@ -126,20 +123,6 @@ class Learner(nn.Module):
             tokens = ids[:, depth + 1 : depth + 1 + count].flatten()
             rows = self.head(tokens, rows, positions + depth, attend)
             yield rows
-
-
-def _attend(queries: Tensor, entries: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """All `[rows, heads, count, dim]`: over the first entries up to one's own, and of the others
-    over one's own."""
-    (keys, values), *own = entries
-    later = torch.ones(keys.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
-    text = (queries @ keys.mT).masked_fill(later, -torch.inf)
-    scores = torch.cat([text, *((queries * key).sum(-1, True) for key, _ in own)], dim=-1)
-    chances = (scores * queries.shape[-1] ** -0.5).softmax(-1)
-    found: Tensor = chances[..., : keys.shape[2]] @ values
-    for at, (_, value) in enumerate(own, keys.shape[2]):
-        found = found + chances[..., at, None] * value
-    return found
 
 
 def layers_of_head(target: Any) -> tuple[int, ...]:
@@ -151,31 +134,22 @@ def layers_of_head(target: Any) -> tuple[int, ...]:
 
 
 def shape_of(
-    of: Any, words: torch.Size, inner: int | None, own: int, layers: Sequence[int]
+    of: Any, words: torch.Size, parsed: argparse.Namespace, own: int, layers: Sequence[int]
 ) -> dict[str, Any]:
-    """A config.json as published ones: attention as in the target, whose configuration is `of`."""
-    vocab, width = words
-    heads = of.num_attention_heads
-    rope = getattr(of, "rope_parameters", None) or {}
+    """A config.json as published ones, with the attention of the target, whose one is `of`."""
+    heads, rope = of.num_attention_heads, getattr(of, "rope_parameters", None) or {}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": width,
-        "intermediate_size": inner or 3 * width,
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu",
+        "num_hidden_layers": 1, "vocab_size": words[0], "draft_vocab_size": own,
+        "hidden_size": words[1], "intermediate_size": parsed.inner or 3 * words[1],
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(of, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(of, "head_dim", None) or width // heads,
-        "hidden_act": "silu",
+        "head_dim": getattr(of, "head_dim", None) or words[1] // heads,
         "max_position_embeddings": getattr(of, "max_position_embeddings", None) or 2048,
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rms_norm_eps": getattr(of, "rms_norm_eps", 1e-6),
-        "vocab_size": vocab,
-        "draft_vocab_size": own,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
+        "rope_theta": rope.get("rope_theta", 10000.0), "tie_word_embeddings": False,
+        "rms_norm_eps": getattr(of, "rms_norm_eps", 1e-6), "torch_dtype": "bfloat16",
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [*layers]},
-    }
+    }  # fmt: skip
 
 
 def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
@@ -187,7 +161,7 @@ def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
 
 def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
     """By depth: the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at the
-    positions that count and at which the deepest guess has something to say."""
+    positions that count, where the deepest guess has something to say, too."""
     count = rows.ids.shape[1] - learner.depth
     if count < 1:
         return
@@ -202,21 +176,19 @@ def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float
     distribution over the head's vocabulary, where the target's likeliest token is in there; a later
     one's by DECAY less. The loss, a mean over positions."""
     own, total = learner.head.target_ids, 0.0
-    vocab = learner.said["vocab_size"]
-    size = max(1, NUMBERS // (ids.shape[1] * vocab))
+    size = max(1, NUMBERS // (ids.shape[1] * learner.said["vocab_size"]))
     whole = counted.sum() * sum(DECAY**depth for depth in range(learner.depth))
     for begin in range(0, len(ids), size):
         some = Rows(ids, counted).pick(slice(begin, begin + size))
-        losses = []
+        loss = torch.zeros((), device=ids.device)
         for depth, (wanted, offered) in enumerate(guesses(target, learner, some)):
             known = torch.isin(wanted.argmax(-1), own)
             chances = wanted[known][:, own].softmax(-1)
-            loss = F.cross_entropy(offered[known], chances, reduction="sum")
-            losses.append(loss * DECAY**depth / whole)
-        if losses:
-            loss = torch.stack(losses).sum()
+            each = F.cross_entropy(offered[known], chances, reduction="sum")
+            loss = loss + each * DECAY**depth / whole
+        if loss.requires_grad:  # else nothing counts
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+        total += loss.item()
     return total
 
 
@@ -226,11 +198,9 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
     sums = torch.zeros(learner.depth, 3, dtype=torch.float64)
     for ids, counted in zip(*held, strict=True):
         for depth, both in enumerate(guesses(target, learner, Rows(ids[None], counted[None]))):
-            wanted, own = both
-            offered = torch.full_like(wanted, -torch.inf)
-            offered[:, learner.head.target_ids] = own
-            same = (wanted.argmax(-1) == offered.argmax(-1)).sum()
-            sums[depth] += torch.tensor([same, coupled(wanted, offered).sum(), len(wanted)])
+            offered = torch.full_like(both[0], -torch.inf)
+            offered[:, learner.head.target_ids] = both[1]
+            sums[depth] += matched(both[0], offered)
     found: Shares = (sums[:, :2] / sums[:, 2:].clamp(min=1)).tolist()
     return found
 
@@ -238,9 +208,8 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
     torch.manual_seed(parsed.seed)
-    vocab = target.get_output_embeddings().weight.shape[0]
+    vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"])
     learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))
-    held = all_of(data["held"])
     before, run = learnt(
         parsed, work, data, learner, Optimizer(learner, scale=RATE),
         lambda batch: follow(target, learner, *batch), lambda: accuracy(target, learner, held),
