@@ -17,7 +17,7 @@ on from its last checkpoint, every minute, with --resume and the same options.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,17 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself, matched
 from engine.lab.train.data import Rows, all_of
-from engine.lab.train.learning import NUMBERS, Optimizer, states
-from engine.lab.train.program import add_data, learnt, sentence, storing
+from engine.lab.train.learning import NUMBERS, Optimizer, least_squares, states
+from engine.lab.train.program import add_data, first, learnt, sentence, storing
 from engine.model.checkpoint import rotary_of
 from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
 from engine.model.loaded import layers_of
 from engine.model.pair import Pair
+from engine.scheduling.segment import LAST
 
+BEGUN = "fc.weight", "o_proj.weight", "down_proj.weight"  # as zeros: the layer is the identity
 DECAY = 0.8  # of a guess's share in the loss, from one to the next
-RATE = 1.0  # of the learning rates that the built-in pair began with
+RATE = 0.2  # of the learning rates that the built-in pair began with
 
 
 def build_parser() -> Parser:
@@ -76,8 +78,7 @@ class Learner(nn.Module):
     """A `head` whose weights are learnt, and `said`, its config.json."""
 
     def __init__(self, parsed: argparse.Namespace, target: Any, ids: Tensor) -> None:
-        """Of a vocabulary of these `ids` of the target's. It begins as what the last of its three
-        layers leaves, under the target's own head."""
+        """Of a vocabulary of these `ids` of the target's, under the target's own head."""
         super().__init__()
         self.depth, device = parsed.depth, target.device
         words, layers = target.get_output_embeddings().weight, layers_of_head(target)
@@ -86,11 +87,9 @@ class Learner(nn.Module):
         weights = {EMBEDDING: target.get_input_embeddings().weight.float()}
         for name, shape in config.shapes(len(layers) * width, embeds=False).items():
             weight = torch.ones(shape) if len(shape) == 1 else torch.zeros(shape)
-            if name == "fc.weight":
-                weight[:, -width:] = torch.eye(width)
-            elif name == "lm_head.weight":
+            if name == "lm_head.weight":
                 weight = words.float()[ids].cpu()
-            elif len(shape) > 1 and not name.endswith(("o_proj.weight", "down_proj.weight")):
+            elif len(shape) > 1 and not name.endswith(BEGUN):
                 nn.init.normal_(weight, std=shape[1] ** -0.5)
             weights[name] = nn.Parameter(weight.to(device))
             self.register_parameter(name.replace(".", "/"), weights[name])  # dots are not allowed
@@ -159,6 +158,20 @@ def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:most].sort().values
 
 
+@torch.no_grad()
+def ahead(target: Any, learner: Learner, stream: Iterable[Rows]) -> None:
+    """Begin where least squares say that the target's own state will be one token on. States of
+    layers may be hundreds of times as large as what a new layer adds: so they are not, either."""
+    layers = learner.head.layers
+
+    def both(rows: Rows) -> tuple[Tensor, Tensor]:
+        found, _ = states(target, rows.ids, (*layers, LAST))
+        given, wanted = found.tensor_split([found.shape[-1] // (len(layers) + 1) * len(layers)], -1)
+        return given[:, :-1].flatten(0, 1), wanted[:, 1:].flatten(0, 1)
+
+    learner.head.weights["fc.weight"].copy_(least_squares(map(both, stream)))
+
+
 def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
     """By depth: the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at the
     positions that count, where the deepest guess has something to say, too."""
@@ -210,9 +223,14 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     torch.manual_seed(parsed.seed)
     vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"])
     learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))
+
+    def begin() -> Shares:
+        ahead(target, learner, first(parsed, Rows(*data["learn"])))
+        return accuracy(target, learner, held)
+
     before, run = learnt(
         parsed, work, data, learner, Optimizer(learner, scale=RATE),
-        lambda batch: follow(target, learner, *batch), lambda: accuracy(target, learner, held),
+        lambda batch: follow(target, learner, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:
         save_eagle(learner.head, learner.said, folder)

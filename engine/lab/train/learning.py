@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.model.loaded import watched
 
 HEAD_SIZE = 64
+RIDGE = 1e-3  # of the mean square of what is given
 NUMBERS = 1 << 24  # of one pass's logits, at most, unless a single row has more
 
 
@@ -90,6 +91,17 @@ def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Ten
     with watched(target, see):
         found = target(ids, use_cache=False).logits
     return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found.float()
+
+
+def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """`[wanted, given]`: what best makes the one of the other, of batches `[n, given]` and `[n,
+    wanted]`."""
+    square = cross = torch.zeros(())
+    for given, wanted in pairs:
+        square, cross = square + given.T @ given, cross + given.T @ wanted
+    square.diagonal().add_(RIDGE * square.diagonal().mean() + 1e-6)
+    found: Tensor = torch.linalg.solve(square, cross)
+    return found.T
 
 
 def divergence(target: Tensor, draft: Tensor) -> Tensor:

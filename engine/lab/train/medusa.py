@@ -16,9 +16,7 @@ on from its last checkpoint, every minute, with --resume and the same options.
 from __future__ import annotations
 
 import argparse
-import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +28,15 @@ from engine.arguments import Parser, whole
 from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself
-from engine.lab.train.data import Rows, all_of, batches
-from engine.lab.train.learning import states
-from engine.lab.train.program import ROWS, add_data, learnt, sentence, storing
+from engine.lab.train.data import Rows, all_of
+from engine.lab.train.learning import least_squares, states
+from engine.lab.train.program import add_data, first, learnt, sentence, storing
 from engine.model.medusa_heads import MedusaHeads, save_heads
 from engine.scheduling.segment import LAST
 
 DECAY = 0.8  # of a head's share in the loss, from one to the next
 RATE, OF_WORDS = 2e-3, 0.4  # of learning; the share of it that vocabularies learn with
 TOGETHER = 512  # positions whose logits are in memory at a time
-RIDGE = 1e-3  # of the mean square of a state
-BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
 TOP = 5
 
 
@@ -129,37 +125,20 @@ def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Shares:
     return found
 
 
-def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
-    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
-    but one."""
-    most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
-    if parsed.steps:
-        most = min(most, max(1, int(SHARE * parsed.steps)))
-    else:
-        until = time.monotonic() + SHARE * 60 * parsed.minutes
-    for _, some in zip(range(most), batches(rows, ROWS, parsed.seed), strict=False):
-        yield some
-        if time.monotonic() > until:
-            return
-
-
 @torch.no_grad()
 def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
     """Begin where least squares say that the target's own state will be when it is the head's turn,
     under the target's own head: much nearer than a copy of that head, which says one token less."""
-    words, count = heads.vocabulary[0].clone(), len(heads.vocabulary)
-    width = words.shape[1]
-    square = words.new_zeros(width, width)
-    cross = words.new_zeros(count, width, width)
-    for rows in stream:
+    count, width = len(heads.vocabulary), heads.vocabulary.shape[-1]
+
+    def both(rows: Rows) -> tuple[Tensor, Tensor]:
         hidden, _ = states(target, rows.ids, (LAST,))
-        last = hidden.shape[1] - count
-        now = hidden[:, : max(last, 0)].flatten(0, 1)
-        square += now.T @ now
-        for k in range(count):
-            cross[k] += now.T @ hidden[:, 1 + k : 1 + k + max(last, 0)].flatten(0, 1)
-    square.diagonal().add_(RIDGE * square.diagonal().mean() + 1e-6)
-    heads.vocabulary.copy_(words @ torch.linalg.solve(square, cross).mT)
+        last = max(hidden.shape[1] - count, 0)
+        later = [hidden[:, 1 + k : 1 + k + last] for k in range(count)]
+        return hidden[:, :last].flatten(0, 1), torch.cat(later, dim=-1).flatten(0, 1)
+
+    found = least_squares(map(both, stream)).view(count, width, width)
+    heads.vocabulary.copy_(heads.vocabulary @ found)
 
 
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -48,6 +49,7 @@ from engine.step.id_log import read_ids
 ROWS = 8  # of a batch
 MOST_HELD = 32  # rows of a source that are measured on
 WRITING = 0.25  # of the minutes, at most, for what the target writes
+BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
 CHECKPOINT = 60.0  # seconds from one to the next
 FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume may change them
 
@@ -263,6 +265,20 @@ def learnt(
     fit(learn, optimizer, stream, run, save=save, every=CHECKPOINT)
     save()
     return before, run
+
+
+def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
+    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
+    but one."""
+    most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
+    if parsed.steps:
+        most = min(most, max(1, int(SHARE * parsed.steps)))
+    else:
+        until = time.monotonic() + SHARE * 60 * parsed.minutes
+    for _, some in zip(range(most), batches(rows, ROWS, parsed.seed), strict=False):
+        yield some
+        if time.monotonic() > until:
+            return
 
 
 def sentence(parsed: argparse.Namespace, run: Run, kind: str) -> str:
