@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from safetensors.torch import load_file
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from engine.core import Engine
+from engine.errors import ConfigError, ModelError
 from engine.lab.train import eagle as program
 from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
 from engine.lab.train.eagle import Learner, accuracy, follow, frequent, guesses, layers_of_head
+from engine.lab.train.learning import least_squares
 from tests.model.test_eagle import config_for, run
 from tests.support import eagle, tiny, tiny_text
 from tests.support.domains import sql
@@ -158,6 +161,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_it_begins_at_the_least_squares_of_all_batches() -> None:
+    """Law: a linear map that made the one of the other is found, also from batches that do not say
+    enough alone."""
+    generator = torch.Generator().manual_seed(3)
+    given, made = torch.randn(4, 6, 9, generator=generator), torch.randn(5, 9, generator=generator)
+    torch.testing.assert_close(
+        least_squares((some, some @ made.T) for some in given), made, atol=0.02, rtol=0.02
+    )
+
+
 def test_its_own_vocabulary_is_what_comes_next_most_often() -> None:
     """Law: counted where the next token is learnt; ids in order."""
     ids = torch.tensor([[7, 7, 7, 5, 5, 2, 9, 0]])
@@ -181,6 +194,18 @@ def opt() -> PreTrainedModel:
         "num_attention_heads": 4, "ffn_dim": 96, "max_position_embeddings": 512,
     }  # fmt: skip
     return tiny.build(OPTForCausalLM, OPTConfig(**shape))
+
+
+def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
+    """Law: also where a head is to be served. Bug: the first step ended the engine."""
+    folder = tiny_text.save(opt(), tmp_path / "opt")
+    with pytest.raises(ModelError, match="OPTForCausalLM keeps its layers in no list"):
+        Engine(config_for(folder, folder, 3))
+    model: Any = tiny.llama()
+    model.set_input_embeddings(torch.nn.Embedding(128, 24))
+    given: Any = SimpleNamespace(target=SimpleNamespace(model=model, vocab_size=128))
+    with pytest.raises(ConfigError, match="they are 24 wide, and hidden states 48"):
+        program.fits(program.build_parser().parse_args(["--output", "x"]), given)
 
 
 @pytest.mark.parametrize(
