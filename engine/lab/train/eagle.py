@@ -181,7 +181,8 @@ def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor,
     features, wanted = states(target, rows.ids, learner.head.layers)
     for depth, made in enumerate(learner.unrolled(features, rows.ids), 1):
         kept = rows.counted[:, depth : depth + count]
-        yield wanted[:, depth : depth + count][kept], learner.head.logits(made[kept.flatten()])
+        said = wanted[:, depth : depth + count][kept].float()
+        yield said, learner.head.logits(made[kept.flatten()])
 
 
 def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float:

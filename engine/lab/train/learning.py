@@ -80,17 +80,17 @@ def logits(model: Any, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Of `[rows, length]` token ids: what these layers leave (LAST: the last norm), side by side
-    `[rows, length, layers * width]`, and logits `[rows, length, vocabulary]`, float32. Raises
+    `[rows, length, layers * width]`, float32, and logits `[rows, length, vocabulary]`. Raises
     ModelError where the target's layers cannot be seen."""
-    seen: dict[int, Tensor] = {}
+    seen = dict[int, Tensor]()
 
     def see(layer: int, rows: Tensor) -> None:
         if layer in layers:
             seen[layer] = rows
 
     with watched(target, see):
-        found = target(ids, use_cache=False).logits
-    return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found.float()
+        found: Tensor = target(ids, use_cache=False).logits
+    return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found
 
 
 def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
