@@ -25,6 +25,7 @@ PROGRAMS = {
     ("replay",): "engine.lab.replay",
     ("train", "demo"): "engine.demo.train",
     ("train", "draft"): "engine.lab.train.draft",
+    ("train", "eagle"): "engine.lab.train.eagle",
     ("train", "medusa"): "engine.lab.train.medusa",
 }
 
@@ -69,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
     commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
     train = commands.add_parser("train", help="a draft on your text: train draft (--help)")
-    train.add_argument("what", choices=["draft", "medusa", "demo"], help="demo: the built-in pair")
+    train.add_argument("what", choices=["draft", "medusa", "eagle", "demo"],
+        help="demo: the built-in pair")  # fmt: skip
     return parser
 
 

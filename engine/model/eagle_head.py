@@ -28,14 +28,14 @@ from engine.attention.interface import LayerShape
 from engine.config import ScheduleConfig
 from engine.errors import ModelError, one_line
 from engine.model.checkpoint import rotary_of
-from engine.model.head_files import check_tensors, head_config, head_tensors
+from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
 from engine.scheduling.memory import Part
 
 WAITING = 32  # positions of a sequence whose hidden states may wait, and those of one step
 FILES = "model.safetensors", "pytorch_model.bin", "model.pt"
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
-_LAYER, _EMBEDDING = "midlayer.", "embed_tokens.weight"
+_LAYER, EMBEDDING = "midlayer.", "embed_tokens.weight"
 _MAPS = ("d2t", "t2d")  # from the head's vocabulary to the target's, and what of it there is
 
 # Of one sequence or several: queries `[rows, heads, dim]`, keys and values `[rows, kv_heads, dim]`
@@ -98,7 +98,7 @@ class HeadConfig(BaseModel):
             "lm_head.weight": (self.draft_vocab_size, width),
             **{f"{_LAYER}{key}.weight": shape for key, shape in layer.items()},
             **({"input_norm.weight": (features,)} if self.norm_before_fc else {}),
-            **({_EMBEDDING: (self.vocab_size, width)} if embeds else {}),
+            **({EMBEDDING: (self.vocab_size, width)} if embeds else {}),
         }
 
 
@@ -132,9 +132,14 @@ class EagleHead:
         self.dtype, self.device = weights["fc.weight"].dtype, target_ids.device
         self.shape = LayerShape(0, config.kv_heads, config.dim, config.dim)
 
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """Its weights, without the target's."""
+        return {key: each for key, each in self.weights.items() if key not in self._shared}
+
     def parts(self, schedule: ScheduleConfig) -> tuple[Part, Part]:
         """Of the memory plan: weights, and the hidden states that wait."""
-        own = sum(each.nbytes for key, each in self.weights.items() if key not in self._shared)
+        own = sum(each.nbytes for each in self.own.values())
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
         note = f"of {positions} positions, {features} bytes each"
@@ -149,7 +154,7 @@ class EagleHead:
 
     def __call__(self, tokens: Tensor, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """`[rows, width]`: what the layer makes of `rows`, each with its next token."""
-        words = self._norm(embedding(tokens, self.weights[_EMBEDDING]), _LAYER + "input_layernorm")
+        words = self._norm(embedding(tokens, self.weights[EMBEDDING]), _LAYER + "input_layernorm")
         normed = self._norm(rows, _LAYER + "hidden_norm")
         kept = normed if self._config.norm_before_residual else rows
         both, dim = torch.cat([words, normed], dim=-1), self._config.dim
@@ -200,14 +205,14 @@ def load_eagle(
     layers = _layers(config.eagle_aux_hidden_state_layer_ids, wrapped, target.layers, name)
     tensors = _named(head_tensors(path, folder, FILES, revision, name))
     maps = {key: tensors.pop(key) for key in _MAPS if key in tensors}
-    embeds = _EMBEDDING in tensors or target.words.shape[1] != config.hidden_size
+    embeds = EMBEDDING in tensors or target.words.shape[1] != config.hidden_size
     shapes = config.shapes(len(layers) * target.width, embeds=embeds)
     why = f"its vocabulary of {target.vocab_size}, its width of {target.width} and {len(layers)}"
     check_tensors(tensors, shapes, name, f"{why} of its layers, and config.json,")
     ids = _target_ids(maps, config, name)
     weights = {key: each.to(target.words) for key, each in tensors.items()}
-    shared = frozenset({_EMBEDDING} - weights.keys())
-    weights.setdefault(_EMBEDDING, target.words.detach())
+    shared = frozenset({EMBEDDING} - weights.keys())
+    weights.setdefault(EMBEDDING, target.words.detach())
     try:
         rotary = rotary_of(said).to(target.words.device)
     except Exception as error:  # transformers raises what it likes
@@ -216,6 +221,14 @@ def load_eagle(
     device = target.words.device
     ids = ids.to(device)
     return EagleHead(config, weights, rotary, layers=layers, target_ids=ids, shared=shared)
+
+
+def save_eagle(head: EagleHead, said: Mapping[str, Any], folder: Path) -> None:
+    """In bfloat16, in the published format; `said`: its config.json."""
+    ids = head.target_ids.cpu()
+    known = torch.isin(torch.arange(said["vocab_size"]), ids)
+    tensors = head.own | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    save_head(folder, FILES[0], said, tensors)
 
 
 def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import ModelError, one_line
@@ -61,6 +61,19 @@ def head_tensors(
         if each.layout is not torch.strided or each.is_nested or each.is_meta:
             raise ModelError(f"{name}: the tensor {key[:100]!r} of {file.name} is not dense")
     return tensors
+
+
+def save_head(
+    folder: Path, file: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """As published: config.json, and in `file` copies of the tensors, floats in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    copies = dict[str, Tensor]()
+    for key, each in tensors.items():
+        kind = torch.bfloat16 if each.is_floating_point() else each.dtype
+        copies[key] = each.detach().to("cpu", kind, copy=True)
+    save_file(copies, folder / file)
 
 
 def check_tensors(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from engine.attention.interface import LayerShape, PreparedAttention
 from engine.config import QuantizationName, Role
 from engine.cpu.decoder import CompiledDecoder
+from engine.errors import ModelError
 from engine.scheduling.segment import LAST
 
 See = Callable[[int, Tensor], None]
@@ -94,7 +95,7 @@ class FrontDoor:
         prepared: PreparedAttention,
         see: See | None = None,
     ) -> Tensor:
-        with _watched(self.model, see):
+        with watched(self.model, see):
             output = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
@@ -111,8 +112,8 @@ def front_door(model: Any) -> FrontDoor:
 
 
 @contextmanager
-def _watched(model: Any, see: See | None) -> Iterator[None]:
-    """By hooks that are there for this call alone."""
+def watched(model: Any, see: See | None) -> Iterator[None]:
+    """By hooks that are there for this call alone. Raises ModelError."""
     handles = []
     if see is not None:
         places = [*enumerate(layers_of(model)), (LAST, model.base_model)]
@@ -125,9 +126,12 @@ def _watched(model: Any, see: See | None) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> nn.ModuleList:
-    """The decoder layers, whatever a family calls them."""
-    lists = (part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-    return next(part for part in lists if len(part) == model.config.num_hidden_layers)
+    """The decoder layers, whatever a family calls them. Raises ModelError."""
+    for part in model.base_model.children():
+        if isinstance(part, nn.ModuleList) and len(part) == model.config.num_hidden_layers:
+            return part
+    kind = type(model).__name__
+    raise ModelError(f"{kind} keeps its layers in no list: their hidden states cannot be had")
 
 
 def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:

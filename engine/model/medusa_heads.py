@@ -11,19 +11,17 @@ that names the tensor or the field.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.cpu.fused import PackedWeight, packed_product
 from engine.errors import ModelError
-from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors
+from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
 
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
@@ -111,10 +109,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
         _SAID_BLOCKS: len(heads.mix),
         "base_model_name_or_path": base,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    tensors = {key: each.to(torch.bfloat16, copy=True) for key, each in heads.named().items()}
-    save_file(tensors, folder / SAFE)
+    save_head(folder, SAFE, said, heads.named())
 
 
 def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:

@@ -38,7 +38,7 @@ from engine.model.early_exit import best_exit, early_exit
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
-from engine.model.loaded import LoadedModel
+from engine.model.loaded import LoadedModel, layers_of
 from engine.model.loader import load_model, pick_device
 from engine.model.medusa_heads import MedusaHeads, load_heads
 from engine.model.memory import device_limit, reserve_of, table_bytes, weights_of
@@ -141,6 +141,7 @@ def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
 def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
     """In the target's precision, over its embedding unless it has one. Raises ModelError."""
     model = target.model
+    layers_of(model)
     words, width = (
         model.get_input_embeddings().weight,
         model.get_output_embeddings().weight.shape[1],

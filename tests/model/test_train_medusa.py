@@ -14,7 +14,8 @@ from engine.core import Engine
 from engine.lab.train import medusa as program
 from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
-from engine.lab.train.medusa import examples, first, follow
+from engine.lab.train.medusa import examples, follow
+from engine.lab.train.program import first
 from tests.model.test_medusa import config_for, steps_of
 from tests.support import tiny_text
 from tests.support.domains import sql

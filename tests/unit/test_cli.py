@@ -167,6 +167,7 @@ def test_unknown_host_is_a_sentence() -> None:
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
         (["train", "draft", "--text", "f"], ["engine.lab.train.draft", "--text", "f"]),
         (["train", "medusa", "--heads", "2"], ["engine.lab.train.medusa", "--heads", "2"]),
+        (["train", "eagle", "--depth", "2"], ["engine.lab.train.eagle", "--depth", "2"]),
     ],
 )
 def test_offline_commands_are_programs(

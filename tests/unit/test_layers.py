@@ -68,7 +68,7 @@ DOORS = {
     "llguidance": ["engine.grammar", "engine.model.pair"],
     "huggingface_hub": [],
     "safetensors": ["engine.demo", "engine.model.head_files", "engine.model.llama",
-                    "engine.model.medusa_heads", "engine.scheduling.memory",
+                    "engine.scheduling.memory",
                     "engine.lab.train.program"],
     "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],

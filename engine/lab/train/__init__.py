@@ -3,7 +3,7 @@
 data.py (rows of token ids) and writing.py (those that the target writes) -> learning.py (distance,
 optimizer) -> loop.py (steps until the budget has passed) -> agreement.py (the report). program.py
 is what the programs share, checkpoints among it; what is trained is the business of each alone:
-draft.py, medusa.py.
+draft.py, medusa.py, eagle.py.
 """
 
 from engine.attention.torchao_warnings import mute

@@ -8,7 +8,7 @@ log-probabilities p and q; that they then take the same token has the chance
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from engine.lab.train.data import Rows
 from engine.lab.train.learning import logits
 
 Agreement = tuple[float, float]  # shares of positions, 0 to 1, at temperature 0 and 1
+Shares = list[list[float]]  # of heads or depths, each one's by several measures, 0 to 1
 ALL = "all"
 _FAR = 60.0  # nats: beyond it the chance is 0 in float32
 
@@ -33,6 +34,13 @@ def coupled(target: Tensor, draft: Tensor) -> Tensor:
     return (p / (over + rest * ratio.clamp(max=_FAR).exp())).sum(-1)
 
 
+def matched(target: Tensor, draft: Tensor) -> Tensor:
+    """`[3]`: of logits `[positions, vocabulary]`, at how many both say the same at temperature 0,
+    at how many at 1 (expected), and the positions."""
+    same = (target.argmax(-1) == draft.argmax(-1)).sum()
+    return torch.tensor([same, coupled(target, draft).sum(), len(target)])
+
+
 @torch.no_grad()
 def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Agreement]:
     """By source at the positions that count, and of all together."""
@@ -42,8 +50,7 @@ def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Ag
         for ids, counted in zip(*rows, strict=True):
             both = [logits(model, ids[None])[counted] for model in (target, draft)]
             wanted, offered = (of[:, : min(each.shape[1] for each in both)] for of in both)
-            same = (wanted.argmax(-1) == offered.argmax(-1)).sum()
-            sums[name] += torch.tensor([same, coupled(wanted, offered).sum(), len(wanted)])
+            sums[name] += matched(wanted, offered)
     sums[ALL] = torch.stack(list(sums.values())).sum(0)
     return {name: (float(a / count), float(b / count)) for name, (a, b, count) in sums.items()}
 
@@ -57,4 +64,13 @@ def report(
     for name, count in {**counts, ALL: sum(counts.values())}.items():
         figures = [each[name][at] for at in (0, 1) for each in (before, after)]
         rows.append([name, str(count), *(f"{figure:.3f}" for figure in figures)])
+    return "\n".join(table(rows))
+
+
+def each_by_itself(what: str, measures: Sequence[str], before: Shares, after: Shares) -> str:
+    """A table for people, of `what` 1, 2, ..."""
+    rows = [["held out", *(title for each in measures for title in (f"{each} before", "after"))]]
+    for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
+        figures = (figure for both in zip(old, new, strict=True) for figure in both)
+        rows.append([f"{what} {number}", *(f"{figure:.3f}" for figure in figures)])
     return "\n".join(table(rows))

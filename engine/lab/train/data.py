@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,12 @@ def rows_of(texts: Sequence[Text], length: int) -> Rows:
     kept = torch.tensor(counted, dtype=torch.bool).view(-1, length)
     whole = torch.tensor(ids, dtype=torch.long).view(-1, length)
     return Rows(whole, kept).pick(kept.any(dim=1))
+
+
+def all_of(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Rows:
+    """Those of all sources."""
+    ids, counted = zip(*parts.values(), strict=True)
+    return Rows(torch.cat(ids), torch.cat(counted))
 
 
 def split(rows: Rows, share: float) -> tuple[Rows, Rows]:

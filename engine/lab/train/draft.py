@@ -16,7 +16,6 @@ on from its last checkpoint, every minute, with --resume and the same options.
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from engine.arguments import Parser, exit_code, whole
+from engine.arguments import Parser, whole
 from engine.config import BUILTIN, model_folder
 from engine.errors import ConfigError
 from engine.lab.files import new_folder
+from engine.lab.train import program
 from engine.lab.train.agreement import ALL, Agreement, agreement, report
 from engine.lab.train.data import Rows
 from engine.lab.train.learning import HEAD_SIZE, Optimizer, follow, llama
-from engine.lab.train.loop import Run, log
+from engine.lab.train.loop import Run
 from engine.lab.train.program import add_data, learnt, storing
-from engine.lab.train.program import run as run_training
 
 RATE = 0.5  # of the learning rates that the built-in pair began with
 
@@ -50,15 +49,11 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = build_parser()
-    parsed = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    log.setLevel(logging.INFO)
-    return exit_code(parser.prog, lambda: run_training(check(parsed), train))
+    return program.main(build_parser(), arguments, train, check)
 
 
-def check(parsed: argparse.Namespace) -> argparse.Namespace:
-    """With the draft filled in. Raises ConfigError for options that contradict each other."""
+def check(parsed: argparse.Namespace) -> None:
+    """Fill the draft in. Raises ConfigError for options that contradict each other."""
     if parsed.layers is None and parsed.draft is None:
         if parsed.target != BUILTIN:
             raise ConfigError("for this --target give --draft, or --layers for a new one")
@@ -70,7 +65,6 @@ def check(parsed: argparse.Namespace) -> argparse.Namespace:
     parsed.width = parsed.width or 256
     if parsed.width % HEAD_SIZE:
         raise ConfigError(f"--width is {parsed.width}; it must be a multiple of {HEAD_SIZE}")
-    return parsed
 
 
 def beginning(parsed: argparse.Namespace, target: Any) -> tuple[Any, torch.dtype]:

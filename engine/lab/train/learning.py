@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.model.loaded import watched
+
 HEAD_SIZE = 64
+RIDGE = 1e-3  # of the mean square of what is given
 NUMBERS = 1 << 24  # of one pass's logits, at most, unless a single row has more
 
 
@@ -71,6 +75,33 @@ def logits(model: Any, ids: Tensor) -> Tensor:
     """`[rows, length]` token ids -> `[rows * length, vocabulary]`, float32."""
     found: Tensor = model(ids, use_cache=False).logits
     return found.flatten(0, 1).float()
+
+
+@torch.no_grad()
+def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Of `[rows, length]` token ids: what these layers leave (LAST: the last norm), side by side
+    `[rows, length, layers * width]`, float32, and logits `[rows, length, vocabulary]`. Raises
+    ModelError where the target's layers cannot be seen."""
+    seen = dict[int, Tensor]()
+
+    def see(layer: int, rows: Tensor) -> None:
+        if layer in layers:
+            seen[layer] = rows
+
+    with watched(target, see):
+        found: Tensor = target(ids, use_cache=False).logits
+    return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found
+
+
+def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """`[wanted, given]`: what best makes the one of the other, of batches `[n, given]` and `[n,
+    wanted]`."""
+    square = cross = torch.zeros(())
+    for given, wanted in pairs:
+        square, cross = square + given.T @ given, cross + given.T @ wanted
+    square.diagonal().add_(RIDGE * square.diagonal().mean() + 1e-6)
+    found: Tensor = torch.linalg.solve(square, cross)
+    return found.T
 
 
 def divergence(target: Tensor, draft: Tensor) -> Tensor:

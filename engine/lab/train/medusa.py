@@ -16,10 +16,7 @@ on from its last checkpoint, every minute, with --resume and the same options.
 from __future__ import annotations
 
 import argparse
-import logging
-import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +24,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.arguments import Parser, exit_code, whole
-from engine.config import BUILTIN
-from engine.lab.comparison.report import table
+from engine.arguments import Parser, whole
 from engine.lab.files import new_folder
-from engine.lab.train.data import Rows, batches
-from engine.lab.train.loop import Run, log
-from engine.lab.train.program import ROWS, add_data, learnt, storing
-from engine.lab.train.program import run as run_training
+from engine.lab.train import program
+from engine.lab.train.agreement import Shares, each_by_itself
+from engine.lab.train.data import Rows, all_of
+from engine.lab.train.learning import least_squares, states
+from engine.lab.train.program import add_data, first, learnt, sentence, storing
 from engine.model.medusa_heads import MedusaHeads, save_heads
+from engine.scheduling.segment import LAST
 
 DECAY = 0.8  # of a head's share in the loss, from one to the next
 RATE, OF_WORDS = 2e-3, 0.4  # of learning; the share of it that vocabularies learn with
 TOGETHER = 512  # positions whose logits are in memory at a time
-RIDGE = 1e-3  # of the mean square of a state
-BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
 TOP = 5
-
-Accuracy = list[list[float]]  # of each head, at the first place and among the first TOP
 
 
 def build_parser() -> Parser:
@@ -58,12 +51,7 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = build_parser()
-    parsed = parser.parse_args(arguments)
-    parsed.draft = None  # none is needed to write what is learnt from
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    log.setLevel(logging.INFO)
-    return exit_code(parser.prog, lambda: run_training(parsed, train))
+    return program.main(build_parser(), arguments, train)
 
 
 class HeadOptimizer:
@@ -90,19 +78,6 @@ class HeadOptimizer:
         self._adam.load_state_dict(state[0])
 
 
-@torch.no_grad()
-def states(target: Any, ids: Tensor) -> Tensor:
-    """`[rows, length]` -> `[rows, length, width]`, float32: what meets the target's head."""
-    found: list[Tensor] = []
-    head = target.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda _, given: found.append(given[0]))
-    try:
-        target(ids, use_cache=False, logits_to_keep=0)
-    finally:
-        handle.remove()
-    return found[0].float()
-
-
 def examples(target: Any, rows: Rows, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """States `[n, width]`, and for each head the token that it should say `[heads, n]` and whether
     it counts; of all positions at which the last head has something to say."""
@@ -111,7 +86,7 @@ def examples(target: Any, rows: Rows, heads: int) -> tuple[Tensor, Tensor, Tenso
         none = torch.zeros(heads, 0, dtype=torch.long, device=rows.ids.device)
         return none[0].float().view(0, 1), none, none.bool()
     last = length - heads - 1
-    hidden = states(target, rows.ids)[:, :last].flatten(0, 1)
+    hidden = states(target, rows.ids, (LAST,))[0][:, :last].flatten(0, 1)
     ahead = range(heads)
     labels = torch.stack([rows.ids[:, 2 + k : 2 + k + last].flatten() for k in ahead])
     counted = torch.stack([rows.counted[:, 1 + k : 1 + k + last].flatten() for k in ahead])
@@ -136,8 +111,8 @@ def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> flo
 
 
 @torch.no_grad()
-def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Accuracy:
-    """On text that is not learnt from."""
+def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Shares:
+    """Of each head, at the first place and among the first TOP, on text not learnt from."""
     count = len(heads.vocabulary)
     hits, seen = torch.zeros(count, 2), torch.zeros(count, 1)
     for ids, counted in zip(*held, strict=True):
@@ -146,49 +121,32 @@ def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Accuracy:
             right = (heads(hidden).topk(TOP).indices == labels[..., None]) & counts[..., None]
             both = torch.stack([right[..., 0].sum(1), right.any(-1).sum(1)], dim=1)
             hits, seen = hits + both.cpu(), seen + counts.sum(1, keepdim=True).cpu()
-    found: Accuracy = (hits / seen.clamp(min=1)).tolist()
+    found: Shares = (hits / seen.clamp(min=1)).tolist()
     return found
-
-
-def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
-    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
-    but one."""
-    most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
-    if parsed.steps:
-        most = min(most, max(1, int(SHARE * parsed.steps)))
-    else:
-        until = time.monotonic() + SHARE * 60 * parsed.minutes
-    for _, some in zip(range(most), batches(rows, ROWS, parsed.seed), strict=False):
-        yield some
-        if time.monotonic() > until:
-            return
 
 
 @torch.no_grad()
 def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
     """Begin where least squares say that the target's own state will be when it is the head's turn,
     under the target's own head: much nearer than a copy of that head, which says one token less."""
-    words, count = heads.vocabulary[0].clone(), len(heads.vocabulary)
-    width = words.shape[1]
-    square = words.new_zeros(width, width)
-    cross = words.new_zeros(count, width, width)
-    for rows in stream:
-        hidden = states(target, rows.ids)
-        last = hidden.shape[1] - count
-        now = hidden[:, : max(last, 0)].flatten(0, 1)
-        square += now.T @ now
-        for k in range(count):
-            cross[k] += now.T @ hidden[:, 1 + k : 1 + k + max(last, 0)].flatten(0, 1)
-    square.diagonal().add_(RIDGE * square.diagonal().mean() + 1e-6)
-    heads.vocabulary.copy_(words @ torch.linalg.solve(square, cross).mT)
+    count, width = len(heads.vocabulary), heads.vocabulary.shape[-1]
+
+    def both(rows: Rows) -> tuple[Tensor, Tensor]:
+        hidden, _ = states(target, rows.ids, (LAST,))
+        last = max(hidden.shape[1] - count, 0)
+        later = [hidden[:, 1 + k : 1 + k + last] for k in range(count)]
+        return hidden[:, :last].flatten(0, 1), torch.cat(later, dim=-1).flatten(0, 1)
+
+    found = least_squares(map(both, stream)).view(count, width, width)
+    heads.vocabulary.copy_(heads.vocabulary @ found)
 
 
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
-    held = Rows(*(torch.cat(parts) for parts in zip(*data["held"].values(), strict=True)))
+    held = all_of(data["held"])
 
-    def begin() -> Accuracy:
+    def begin() -> Shares:
         before = accuracy(target, heads, held)
         ahead(target, heads, first(parsed, Rows(*data["learn"])))
         return before
@@ -199,25 +157,8 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:
         save_heads(heads, folder, parsed.target)
-    return f"{report(before, accuracy(target, heads, held))}\n{sentence(parsed, run)}"
-
-
-def report(before: Accuracy, after: Accuracy) -> str:
-    """A table for people."""
-    rows = [["held out", "first before", "after", f"first {TOP} before", "after"]]
-    for head, (old, new) in enumerate(zip(before, after, strict=True), 1):
-        figures = (old[0], new[0], old[1], new[1])
-        rows.append([f"head {head}", *(f"{figure:.3f}" for figure in figures)])
-    return "\n".join(table(rows))
-
-
-def sentence(parsed: argparse.Namespace, run: Run) -> str:
-    """What was done, and what to do."""
-    named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"
-    return (
-        f"{run.step} steps in {run.seconds / 60:.1f} minutes; to use them: foredraft serve{named}"
-        f" --set speculation.proposer.kind=medusa --set speculation.proposer.path={parsed.output}"
-    )
+    found = each_by_itself("head", ("first", f"first {TOP}"), before, accuracy(target, heads, held))
+    return f"{found}\n{sentence(parsed, run, 'medusa')}"
 
 
 if __name__ == "__main__":

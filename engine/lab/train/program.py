@@ -7,10 +7,12 @@ with all that the next step depends on.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.arguments import Parser, number, show, whole
+from engine.arguments import Parser, exit_code, number, show, whole
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.core import Engine
 from engine.errors import ConfigError, one_line
@@ -29,6 +31,7 @@ from engine.lab.files import replace_file, writable
 from engine.lab.train.data import (
     Rows,
     Text,
+    all_of,
     batches,
     passages,
     prompts_in,
@@ -37,20 +40,23 @@ from engine.lab.train.data import (
     split,
     written,
 )
-from engine.lab.train.loop import Run, Steps, fit
+from engine.lab.train.loop import Run, Steps, fit, log
 from engine.model.checkpoint import quietly
 from engine.model.loader import pick_device
-from engine.model.pair import load_pair
+from engine.model.pair import Pair, load_pair
 from engine.step.id_log import read_ids
 
 ROWS = 8  # of a batch
 MOST_HELD = 32  # rows of a source that are measured on
 WRITING = 0.25  # of the minutes, at most, for what the target writes
+BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
 CHECKPOINT = 60.0  # seconds from one to the next
 FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume may change them
 
 
 Train = Callable[[argparse.Namespace, Path, Any, Any], str]
+Check = Callable[[argparse.Namespace], None]
+Fits = Callable[[argparse.Namespace, Pair], None]
 
 
 def add_data(parser: Parser, made: str) -> None:
@@ -76,9 +82,23 @@ def add_data(parser: Parser, made: str) -> None:
     add("--nice", type=whole(0, 19), default=10, metavar="N", help="how low the priority is (10)")
 
 
-def run(parsed: argparse.Namespace, train: Train) -> int:
+def main(
+    parser: Parser, arguments: Sequence[str] | None, train: Train,
+    check: Check = lambda parsed: None, fits: Fits = lambda parsed, pair: None,
+) -> int:  # fmt: skip
+    """The exit code. `check` and `fits` may raise ConfigErrors for options, and for a target, that
+    contradict each other."""
+    parsed = parser.parse_args(arguments)
+    vars(parsed).setdefault("draft", None)  # none is needed to write what is learnt from
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log.setLevel(logging.INFO)
+    return exit_code(parser.prog, lambda: run(parsed, train, check, fits))
+
+
+def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> int:
     """Collect data, and `train`, given the options, the folder, the target and the data: it writes
     what is made and answers a report; the exit code. Raises EngineError."""
+    check(parsed)
     refuse_data(parsed)
     work = parsed.output.with_name(parsed.output.name + ".training")
     said = {name: str(value) for name, value in vars(parsed).items() if name not in FREE}
@@ -91,7 +111,7 @@ def run(parsed: argparse.Namespace, train: Train) -> int:
     try:
         with quietly():
             if not begun:
-                data = collected(parsed)
+                data = collected(parsed, fits)
                 work.mkdir(exist_ok=True)
                 keep(work / "data", {"options": said, **data})
             target = frozen(parsed)
@@ -166,7 +186,7 @@ def storing(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write {path}; is the disk full? ({reason})") from error
 
 
-def collected(parsed: argparse.Namespace) -> dict[str, Any]:
+def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     """Rows to learn from, and held out by source. Raises EngineError, also for models that do not
     fit each other."""
     config = EngineConfig.model_validate({
@@ -181,6 +201,7 @@ def collected(parsed: argparse.Namespace) -> dict[str, Any]:
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"
         raise ConfigError(f"--draft {parsed.draft} {what}")
+    fits(parsed, pair)
     for path in parsed.ids:
         found = read_ids(path, pair.target.vocab_size)
         texts[path] = [Text(each.prompt + each.reply, len(each.prompt) - 1) for each in found]
@@ -204,8 +225,7 @@ def collected(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def joined(parts: dict[str, tuple[Rows, Rows]]) -> Rows:
     """All that is to be learnt from."""
-    ids, counted = zip(*(learn for learn, _ in parts.values()), strict=True)
-    return Rows(torch.cat(ids), torch.cat(counted))
+    return all_of({name: learn for name, (learn, _) in parts.items()})
 
 
 def frozen(parsed: argparse.Namespace) -> Any:
@@ -245,3 +265,26 @@ def learnt(
     fit(learn, optimizer, stream, run, save=save, every=CHECKPOINT)
     save()
     return before, run
+
+
+def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
+    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
+    but one."""
+    most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
+    if parsed.steps:
+        most = min(most, max(1, int(SHARE * parsed.steps)))
+    else:
+        until = time.monotonic() + SHARE * 60 * parsed.minutes
+    for _, some in zip(range(most), batches(rows, ROWS, parsed.seed), strict=False):
+        yield some
+        if time.monotonic() > until:
+            return
+
+
+def sentence(parsed: argparse.Namespace, run: Run, kind: str) -> str:
+    """What was done, and what to do with a proposer of that kind."""
+    named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"
+    return (
+        f"{run.step} steps in {run.seconds / 60:.1f} minutes; to use it: foredraft serve{named}"
+        f" --set speculation.proposer.kind={kind} --set speculation.proposer.path={parsed.output}"
+    )
