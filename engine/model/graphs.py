@@ -83,7 +83,8 @@ class CudaRecorder:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A draft may be loading in another thread, which allots memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = run()
         self._pool = graph.pool()
         return Recorded(output, graph.replay)
