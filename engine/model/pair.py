@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,21 @@ def runner_of(
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
     `hidden` as of ModelRunner. With a `translation`, for the target's ids.
     Raises ConfigError where the configured attention cannot serve the model."""
+    runner = new_runner(config, model, cache, clock, hidden, translation)
+    for _ in readied(config, runner, cache):
+        pass
+    return runner
+
+
+def new_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    cache: KVCache,
+    clock: Callable[[], float] = time.perf_counter,
+    hidden: HiddenRows | None = None,
+    translation: Translation | None = None,
+) -> ModelRunner:
+    """`runner_of` that is still to be `readied`."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
     if translation is None:
@@ -278,10 +293,14 @@ def runner_of(
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
-    runner.capture()
-    if model.device.type == "cuda":
-        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
     return runner
+
+
+def readied(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterator[None]:
+    """Piece by piece, what on CUDA nobody should wait for later. Writes to the cache's blocks."""
+    yield from runner.capture()
+    if runner.model.device.type == "cuda":
+        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
 
 
 def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:

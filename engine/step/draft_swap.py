@@ -32,7 +32,14 @@ from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import device_limit
-from engine.model.pair import check_pair, load_draft, refuse_weights, runner_of, use_device
+from engine.model.pair import (
+    check_pair,
+    load_draft,
+    new_runner,
+    readied,
+    refuse_weights,
+    use_device,
+)
 from engine.model.proof import failure
 from engine.model.runner import ModelRunner
 from engine.scheduling.memory import gib
@@ -202,12 +209,13 @@ class DraftSwap:
                     f"keys and values of the draft model {draft.path!r} take {gib(needed)}, but"
                     f" {gib(limit)} may be used on {device}; {ROOM}"
                 )
-        return runner_of(self._config, draft, cache), cache
+        return new_runner(self._config, draft, cache), cache
 
     def _put_in_place(self, place: Place) -> Iterator[None]:
         """Between steps, a piece each. Raises EngineError."""
         runner, cache = place()
         yield
+        yield from readied(self._config, runner, cache)
         measured, running = self._measured, self._running
         assert running is not None
         if measured.draft:

@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.messages import Output, SamplingParams, Submit, Swap
 from engine.model.pair import Pair, load_pair
 from engine.step import draft_swap
-from tests.support import tiny
+from tests.support import tiny, tiny_text, two_tongues
 
 WEIGHTS = "model.safetensors"
 PATIENCE = 120.0  # seconds
@@ -303,6 +303,22 @@ def test_where_no_draft_can_be_swapped(
     assert end is not None
     assert (end.outcome, engine.gauges().swap) == ("refused", None)
     assert words in end.message
+
+
+def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> None:
+    """Law: on either side."""
+    target, foreign = two_tongues.save(tmp_path)
+    native = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "native")
+    for running, new in ((native, foreign), (foreign, native)):
+        config = configured(
+            target={"path": target},
+            speculation={"proposer": {"path": running}, "controller": {"kind": "fixed", "k": 2}},
+        )
+        engine = Engine(config)
+        engine.swap_draft(new)
+        end = told(engine)
+        assert (end.outcome, end.running) == ("refused", running)
+        assert f"{foreign!r} has a tokenizer of its own" in end.message
 
 
 def test_one_of_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
