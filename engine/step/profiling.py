@@ -94,9 +94,10 @@ def profile_another(
     contexts = dict(known.token_seconds)
     for n in in_fours(1, min(schedule.max_step_tokens, schedule.max_sequences, _SOME)):
         points += profile_draft(rehearsal, config.speculation.k_max, (n,))
+        yield
         if n in contexts:
             contexts[n] = (contexts[n][0], _of_a_token(rehearsal, n))
-        yield
+            yield
     return replace(known, draft=points, token_seconds=contexts)
 
 
