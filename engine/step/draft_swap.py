@@ -134,7 +134,8 @@ class DraftSwap:
             try:
                 future.set_result(self._read(path))
             except BaseException as error:  # Rust's are of no class of their own
-                future.set_exception(error)
+                known = isinstance(error, Exception)
+                future.set_exception(error if known else ModelError(failure(error)))
 
         sys.setswitchinterval(SWITCH_SECONDS)
         threading.Thread(target=run, name="draft", daemon=True).start()
@@ -266,17 +267,19 @@ class DraftSwap:
         for draft in (before, new):
             main.use(draft.runner)
             found.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
+        if len(found[0]) != len(found[1]):  # one was too close to call
+            return
         self._trial.add(*found)
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
         if verdict is None:
             return
-        self._before, self._path = None, new.path
+        self._before = None
         if verdict.stays:
-            self._tell("kept", f"the draft model {new.path!r} is kept: {verdict.words}")
+            self._tell("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
             return
         self._switch(before)
         said = f"the draft model {new.path!r} was taken back for {before.path!r}"
-        self._tell("taken_back", f"{said}: {verdict.words}")
+        self._tell("taken_back", f"{said}: {verdict.words}", new.path)
 
     def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
         """Tokens of its own since the last look; none of one that is too long to be read between
@@ -285,8 +288,9 @@ class DraftSwap:
             return 0, seq
         return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
 
-    def _tell(self, outcome: SwapOutcome, message: str) -> None:
+    def _tell(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
+        """`path`: of another one than what is under way."""
         level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
         logger.log(level, message)
         running = self._running.path if self._running is not None else ""
-        self._news.append(Swap(self._path, outcome, message, running))
+        self._news.append(Swap(path or self._path, outcome, message, running))

@@ -112,6 +112,7 @@ class EngineClient:
         if self._link is not None:
             link, self._link = self._link, None
             link.close()
+        self._end_swap(EngineLost(NOT_READY["lost"]))
 
     def send(self, command: Command) -> None:
         """What concerns the incarnation, not a request."""

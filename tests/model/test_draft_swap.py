@@ -177,6 +177,24 @@ def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
     assert accepted > 0.3 * proposed > 0
 
 
+def test_a_verdict_while_the_next_one_is_loading_is_told_of_the_right_one(
+    pair: Pair, same: str, random: str
+) -> None:
+    """Law: each is told by its own name; the third takes the place of the one that runs."""
+    engine, allowed = Engine(FIXED, pair=pair), threading.Event()
+    submit(engine, 4)
+    engine.swap_draft(random)
+    assert told(engine).outcome == "trial"
+    read = engine._swap._read
+    with patch.object(engine._swap, "_read", lambda path: allowed.wait(PATIENCE) and read(path)):
+        engine.swap_draft(same)
+        end = told(engine, ("kept", "taken_back"))
+        assert (end.draft, end.outcome, end.running) == (random, "taken_back", "demo")
+        allowed.set()
+    end = told(engine)
+    assert (end.draft, end.outcome, end.running) == (same, "trial", same)
+
+
 def test_an_equal_one_is_kept(pair: Pair, same: str) -> None:
     """Law: what is not worse by more than chance stays, and the one before is let go."""
     engine = Engine(FIXED, pair=pair)
