@@ -94,8 +94,9 @@ def test_another_draft_in_the_middle_of_a_seeded_text(
 
     async def scenario() -> None:
         models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')
+        fixed = "speculation.controller.k=3"  # or costs may have the copy taken back
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        async with serving((*REAL, ADMIN, *models), environment) as server:
+        async with serving((*REAL, ADMIN, *models, fixed), environment) as server:
             fields = {"max_tokens": 200, "temperature": 1, "ignore_eos": True, "seed": 3}
             plain, _ = await one(server, **fields)
             async with completion(server, **fields) as stream:
