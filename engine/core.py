@@ -47,6 +47,7 @@ from engine.speculation.prediction import NAME as PREDICTION
 from engine.speculation.proposal import GRAMMAR, Proposer
 from engine.step.acceptance import Acceptor, Sampled
 from engine.step.clock import Overhead, Stopwatch
+from engine.step.draft_swap import DraftSwap
 from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
@@ -107,6 +108,11 @@ class Engine:
         self._num_steps = self._num_added = 0
         self._overhead = Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
+        self._swap = DraftSwap(
+            config, target, main, draft, cache=self._cache, measured=measured,
+            modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,
+            clock=clock,
+        )  # fmt: skip
         self.ready = self._introduction(config, target, memory)
         self._trace = open_trace(config, self.ready, measured, stops=stops)
         self._id_log = open_id_log(config.speculation, target.vocab_size)
@@ -146,7 +152,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         scheduler = self._scheduler
-        return bool(self._pending or scheduler.running or scheduler.waiting or self._compiling)
+        queued = self._pending or scheduler.running or scheduler.waiting or self._compiling
+        return bool(queued) or self._swap.is_due
 
     def add(self, submit: Submit) -> None:
         """Queue a sequence; what cannot be served ends with an error Output in the next step."""
@@ -192,6 +199,10 @@ class Engine:
         """From the next step on; raises ConfigError. See messages.SetSpeculation."""
         self._controller.set(mode, k)
 
+    def swap_draft(self, path: str) -> None:
+        """Begin to load it; raises ConfigError while another one is. See messages.SwapDraft."""
+        self._swap.begin(path)
+
     def gauges(self) -> StepMetrics:
         """The present state without a step: the idle heartbeat."""
         return StepMetrics(
@@ -201,12 +212,16 @@ class Engine:
             blocks_used=self._pool.num_used,
             blocks_total=self._pool.num_total,
             estimates=self._controller.estimates(),
+            swap=self._swap.news(),
         )
 
     # -- the step ----------------------------------------------------------------------------
 
     def step(self) -> Outputs:
         """schedule, propose, verify, accept, commit, emit, observe, adapt."""
+        if self._swap.is_due:
+            self._swap.advance()
+            self._overhead.pause()
         lap = Stopwatch(self._clock)
         seconds = StepSeconds(around=self._overhead.begin(lap))
         self._admit()

@@ -123,7 +123,27 @@ class SetSpeculation(msgspec.Struct, frozen=True, tag=True):
     k: int = 0
 
 
-Command = Submit | Abort | Drain | Stop | SetSpeculation
+class SwapDraft(msgspec.Struct, frozen=True, tag=True):
+    """Load the draft model `draft`, a folder or a hub name, beside the one that runs, prove it, and
+    put it in that one's place between two steps. The text of no request depends on it. StepMetrics
+    tell what came of it: it is `refused`, or on `trial`, and then `kept` or `taken_back`."""
+
+    draft: str
+
+
+Command = Submit | Abort | Drain | Stop | SetSpeculation | SwapDraft
+
+SwapOutcome = Literal["refused", "trial", "kept", "taken_back"]
+
+
+class Swap(msgspec.Struct, frozen=True):
+    """What became of the draft model that was named in a SwapDraft, with a sentence. `running`: the
+    one that guesses from now on."""
+
+    draft: str
+    outcome: SwapOutcome
+    message: str
+    running: str
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -211,6 +231,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     queried_tokens: int = 0  # prompt tokens looked up in it
     preemptions: int = 0
     estimates: Estimates = msgspec.field(default_factory=Estimates)
+    swap: Swap | None = None  # what became of a SwapDraft by now; told once
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -233,6 +254,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     proposers: tuple[str, ...] = ()  # whom a request may name in `speculation.proposers`
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
     default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody
+    draft: str = ""  # path of the draft model, if there is one
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -34,6 +34,7 @@ from engine.messages import (
     StepMetrics,
     Stop,
     Submit,
+    SwapDraft,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class StepEngine(Protocol):
     def gauges(self) -> StepMetrics: ...
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None: ...
+
+    def swap_draft(self, path: str) -> None: ...
 
 
 class EngineProcess:
@@ -152,6 +155,12 @@ class EngineProcess:
                 except EngineError as error:
                     logger.warning("speculation stays as it was: %s", one_line(error, None))
                 self._send(Outputs([], engine.gauges()))  # shows it at once, also while idle
+            case SwapDraft():  # one at a time, as the front end sees to
+                try:
+                    engine.swap_draft(command.draft)
+                except EngineError as error:
+                    logger.warning("the draft stays as it was: %s", one_line(error, None))
+                self._send(Outputs([], engine.gauges()))  # it may be refused already
             case Drain():
                 self._draining = True
             case Stop():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.control.acceptance import Confidences, ProposalModel
 from engine.control.controller import Load
 from engine.control.cost_model import CostModel
@@ -156,6 +158,23 @@ class AdaptiveK:
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """Free guesses that pay for one sequence; the others do as last chosen."""
         return self._goodput.worth(survival, self._k, instead=instead)
+
+    def gain(self, load: Load, agreement: float) -> float:
+        """As KController."""
+        sequences, k = load.num_sequences or 1, np.arange(self.k_max + 1)
+        self._costs.face(load.length() if load.length is not None else None)
+        seconds = self._costs.by_rows(sequences, sequences * (self.k_max + 1))[sequences * (k + 1)]
+        begin, step = self._costs.drafting(sequences)
+        rates = np.cumsum(agreement**k) / (seconds + np.where(k > 0, begin + step * k, 0.0))
+        return float(rates.max() / rates[0])
+
+    def successor(self, measured: Profile, *, stops: bool) -> AdaptiveK:
+        """As KController. Both have the target's costs, learnt from the steps of either."""
+        found = AdaptiveK(self.k_max, stops=stops)
+        found._costs = self._costs.with_draft(measured)
+        found._goodput = Goodput(self.k_max, found._guesses, found._costs)
+        found._probes_few = bool(measured.draft)
+        return found
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         """See KController."""

@@ -28,9 +28,9 @@ class Load:
 
 
 class KController(Protocol):
-    """Chooses one K for the batch before each step, and learns after it. Six questions: `choose`,
-    `goes_on`, `keep`, `worth`, `plain_seconds`, `estimates`; `profile`, `resume` and `update` tell
-    it something."""
+    """Chooses one K for the batch before each step, and learns after it. Seven questions: `choose`,
+    `goes_on`, `keep`, `worth`, `plain_seconds`, `estimates`, `gain`; `profile`, `resume` and
+    `update` tell it something, and `successor` begins anew for another drafter."""
 
     name: str
     k_max: int
@@ -91,6 +91,16 @@ class KController(Protocol):
         """Learn from the step that the last choice led to."""
         ...
 
+    def gain(self, load: Load, agreement: float) -> float:
+        """Tokens per second with chains of guesses of which this share is right, at the best K and
+        the costs as known, by those without guesses; where no costs are known, tokens per step."""
+        ...
+
+    def successor(self, measured: Profile, *, stops: bool) -> KController:
+        """For another drafter, whose steps take what is `measured`: nothing is known of its
+        guesses, all that is known of target and host is. `stops` as of build_controller."""
+        ...
+
 
 class FixedK:
     """The same K in every round; 0 is plain decoding. The baseline of every benchmark. It knows no
@@ -132,3 +142,9 @@ class FixedK:
 
     def update(self, record: StepRecord) -> None:
         return None
+
+    def gain(self, load: Load, agreement: float) -> float:
+        return sum(agreement**depth for depth in range(self.k_max + 1))
+
+    def successor(self, measured: Profile, *, stops: bool) -> FixedK:
+        return FixedK(self.k_max)

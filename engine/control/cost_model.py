@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from copy import copy
 from math import exp, inf, log
 
 import numpy as np
@@ -201,6 +202,14 @@ class CostModel:
         self._host_start = measured.host
         self._tokens = sorted(measured.token_seconds.items())
         self._draft_window = measured.draft_window
+
+    def with_draft(self, measured: Profile) -> CostModel:
+        """The same target and host, which go on learning here and there, with another draft."""
+        twin = copy(self)
+        twin._draft_profile, twin._draft = Curve(measured.draft or [(1, 1e-5)]), {}
+        twin._tokens, twin._plain = sorted(measured.token_seconds.items()), {}
+        twin._draft_window = measured.draft_window
+        return twin
 
     def face(self, length: float | None) -> None:
         """Tokens of context of each sequence in the steps ahead, on average, if that is known."""

@@ -37,6 +37,7 @@ class Modes:
         self._num_sequences = 0
         self._unasked = _EVERY  # steps since the configured controller was asked
         self._asked = True  # for this step
+        self.paused = False  # nobody guesses, and nothing is learnt
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """From the next choice on. Raises ConfigError for a K that is not allowed."""
@@ -51,6 +52,18 @@ class Modes:
         self._unasked = _EVERY  # what resumed knows nothing until it is asked
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
+
+    @property
+    def configured(self) -> KController:
+        """Who is obeyed in `auto`."""
+        return self._configured
+
+    def replace(self, configured: KController) -> None:
+        """Another controller of this kind takes its place, from the next choice on."""
+        self._configured, self._unasked = configured, _EVERY
+        if self._mode == "auto":
+            self._present = configured
+        configured.resume()
 
     @property
     def reason(self) -> Reason:
@@ -69,6 +82,9 @@ class Modes:
 
     def choose(self, load: Load) -> int:
         self._num_sequences = load.num_sequences
+        if self.paused:
+            self._asked = False
+            return 0
         if self._mode == "auto":
             self._before, self._asked = None, True
             return self._configured.choose(load)
@@ -99,6 +115,12 @@ class Modes:
     def update(self, record: StepRecord) -> None:
         if self._asked:
             self._configured.update(record)
+
+    def gain(self, load: Load, agreement: float) -> float:
+        return self._configured.gain(load, agreement)
+
+    def successor(self, measured: Profile, *, stops: bool) -> KController:
+        return self._configured.successor(measured, stops=stops)
 
     def estimates(self) -> Estimates:
         """The configured controller's, with the K that was played, in which mode, and why."""

@@ -26,6 +26,7 @@ from engine.messages import (
     Ready,
     StepMetrics,
     Submit,
+    Swap,
 )
 from engine.process import EngineProcess
 
@@ -51,6 +52,7 @@ class ScriptedEngine:
         self.running: dict[str, Running] = {}
         self.ended: list[Output] = []
         self.num_steps = self.num_tokens = 0
+        self.news: Swap | None = None
         self.draft = ready.k_max  # proposed tokens of a step, all of them accepted
         self._step_seconds = step_seconds
         self._next_step = time.monotonic()
@@ -72,15 +74,21 @@ class ScriptedEngine:
                 self.ended.append(Output(id=id, finish="abort"))
 
     def gauges(self) -> StepMetrics:
+        news, self.news = self.news, None
         return StepMetrics(
             step=self.num_steps,
             num_running=len(self.running),
             blocks_total=self.ready.num_blocks,
             estimates=Estimates(k=self.draft, reason="fixed"),
+            swap=news,
         )
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
         """Nothing: the load stays as the command line says."""
+
+    def swap_draft(self, path: str) -> None:
+        """It has none."""
+        self.news = Swap(path, "refused", "this engine is a script, without a draft model", "")
 
     def step(self) -> Outputs:
         time.sleep(max(self._next_step - time.monotonic(), 0.0))

@@ -9,7 +9,7 @@ own, which are recorded when they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -158,12 +158,13 @@ class ChainGraphs:
         most = len(self._sizes) * MAX_K * KINDS  # all that there can be
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)
 
-    def capture(self, most_steps: int) -> None:
+    def capture(self, most_steps: int) -> Iterator[None]:
         """Those of up to `USUAL_SEQUENCES` sequences that ask for nothing, the largest first."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
         for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
             self._pool.inputs(Kind(rows, steps)).send(())
             self._pool.replay(Kind(rows, steps))
+            yield
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
         """Not too many sequences, nor too long ones."""

@@ -12,7 +12,7 @@ stay where they are. `CudaRecorder` captures; tests use one that calls the funct
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -83,7 +83,8 @@ class CudaRecorder:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A draft may be loading in another thread, which allots memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = run()
         self._pool = graph.pool()
         return Recorded(output, graph.replay)
@@ -181,11 +182,12 @@ class ForwardGraphs:
             recorder, lambda rows: _Static(rows, call, site, logits)
         )
 
-    def capture(self) -> None:
+    def capture(self) -> Iterator[None]:
         """Every bucket, the largest first: later ones fit into the memory of the first."""
         for size in reversed(self.sizes):
             self._pool.inputs(size).send(self._site.scrap_spans(0, size))
             self._pool.replay(size)
+            yield
 
     def __call__(self, batch: Batch, along: Along) -> tuple[Tensor, Tensor | None] | None:
         """Float32 logits of the rows that `batch` keeps, and where the numbers that go `along` are;

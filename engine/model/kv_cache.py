@@ -115,6 +115,12 @@ class KVCache:
         part.own = own
         return part
 
+    def beside(self) -> KVCache:
+        """The same blocks, without planes yet: for a model that may take another's place."""
+        twin = copy(self)
+        twin.planes = {}
+        return twin
+
     def add_plane(self, name: str, layers: Sequence[LayerShape], dtype: torch.dtype) -> Plane:
         """A plane for one model (`LoadedModel.layers`, `.dtype`)."""
         assert name not in self.planes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,16 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     """`target`: if it is loaded already. Raises ModelError when a model is missing, corrupt or
     unsupported, or the two do not fit, and MemoryPlanError when their weights alone cannot fit the
     device."""
-    _refuse_heavy_weights(config)
+    said, proposer = config.target, config.speculation.proposer
+    models: dict[Role, ModelConfig | DraftModelConfig] = {"target": said}
+    if isinstance(proposer, DraftModelConfig):
+        models["draft"] = proposer
+    refuse_weights(config, models)
     use_device(pick_device(config.device))
-    said = config.target
     target = target or _load(config, said, "target", said.max_model_len)
-    match config.speculation.proposer:
-        case DraftModelConfig() as proposer:
-            draft = _load(config, proposer, "draft")
-            if config.cache.dtype != "auto":  # which compiled code does not read
-                draft = replace(draft, compiled=None)
+    match proposer:
+        case DraftModelConfig():
+            draft = load_draft(config, proposer)
             return Pair(target, draft, check_pair(target, draft))
         case SelfConfig(layers="auto"):
             return Pair(target, best_exit(target, config.speculation.k_max))
@@ -95,6 +96,14 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
         case EagleConfig() as head:
             return Pair(target, eagle=_load_eagle(head, target))
     return Pair(target)
+
+
+def load_draft(config: EngineConfig, said: DraftModelConfig) -> LoadedModel:
+    """Proven by itself, not yet against the target. Raises ModelError."""
+    draft = _load(config, said, "draft")
+    if config.cache.dtype != "auto":  # which compiled code does not read
+        draft = replace(draft, compiled=None)
+    return draft
 
 
 def use_device(device: torch.device) -> None:
@@ -261,6 +270,21 @@ def runner_of(
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
     `hidden` as of ModelRunner. With a `translation`, for the target's ids.
     Raises ConfigError where the configured attention cannot serve the model."""
+    runner = new_runner(config, model, cache, clock, hidden, translation)
+    for _ in readied(config, runner, cache):
+        pass
+    return runner
+
+
+def new_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    cache: KVCache,
+    clock: Callable[[], float] = time.perf_counter,
+    hidden: HiddenRows | None = None,
+    translation: Translation | None = None,
+) -> ModelRunner:
+    """`runner_of` that is still to be `readied`."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
     if model.role == "draft" and isinstance(config.speculation.proposer, DraftModelConfig):
@@ -272,10 +296,14 @@ def runner_of(
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
-    runner.capture()
-    if model.device.type == "cuda":
-        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
     return runner
+
+
+def readied(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterator[None]:
+    """Piece by piece, what on CUDA nobody should wait for later. Writes to the cache's blocks."""
+    yield from runner.capture()
+    if runner.model.device.type == "cuda":
+        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
 
 
 def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
@@ -346,11 +374,11 @@ def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
     )
 
 
-def _refuse_heavy_weights(config: EngineConfig) -> None:
-    """By the headers of local files. Raises MemoryPlanError."""
-    said: dict[Role, ModelConfig | DraftModelConfig] = {"target": config.target}
-    if isinstance(config.speculation.proposer, DraftModelConfig):
-        said["draft"] = config.speculation.proposer
+def refuse_weights(
+    config: EngineConfig, said: Mapping[Role, ModelConfig | DraftModelConfig]
+) -> None:
+    """What cannot fit the device as it is now, by the headers of local files. Raises
+    MemoryPlanError."""
     sizes: dict[str, int] = {}
     for role, model in said.items():
         item = named_dtype(model.dtype, pick_device(config.device)).itemsize

@@ -8,7 +8,7 @@ took (packing not included). Waits for no device. Leaves to others what the logi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -246,12 +246,13 @@ class ModelRunner:
         self._timer.wait()
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Record the graphs of forwards and usual chains now, so that nobody waits for it later."""
+    def capture(self) -> Iterator[None]:
+        """Record the graphs of forwards and usual chains now, so that nobody waits for it later:
+        one at a time."""
         if self._forwards is not None:
-            self._forwards.capture()
+            yield from self._forwards.capture()
         if self._chains is not None:
-            self._chains.capture(self._most_steps)
+            yield from self._chains.capture(self._most_steps)
 
     @torch.inference_mode()
     def warm(self, rows: int, blocks: Sequence[int], block_size: int) -> None:

@@ -53,7 +53,7 @@ class TokenCounts:
 
     def _allot(self, slots: int) -> None:
         self.seen = torch.zeros(slots, self._vocab, dtype=torch.int32, device=self._device)
-        self.biases = torch.zeros(slots, self._vocab, device=self._device)
+        self.biases = torch.zeros(slots, self._vocab, dtype=torch.float32, device=self._device)
 
     def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
         """The slots of these, and what `write` needs to bring them up to date."""

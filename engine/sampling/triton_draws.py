@@ -35,7 +35,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
     blocks = -(-vocab // kernels.BLOCK.value)
-    tops = torch.empty(2, rows, blocks, device=logits.device)
+    tops = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     drawn = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
     columns = (scales, low, high, loud)
@@ -54,7 +54,7 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Te
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
-    out = torch.empty(rows, vocab, device=logits.device)
+    out = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
     blocks = -(-vocab // kernels.BLOCK.value)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         kernels.adjust_blocks[rows, blocks](
@@ -116,7 +116,7 @@ def _topped(
     parts = -(-pieces // steps)
     grid = len(logits if rows is None else rows), parts
     tops = torch.empty(*grid, kept, dtype=torch.int64, device=logits.device)
-    sums = torch.empty(*grid, 3, device=logits.device)
+    sums = torch.empty(*grid, 3, dtype=torch.float32, device=logits.device)
     apart = [0 if column is None else column.stride(0) for column in (scales, filtered)]
     sizes: dict[str, Any] = {"WIDTH": width, "KEPT": kept, **kernels.OPTIONS}
     kernels.top_of_parts[grid](

@@ -123,6 +123,10 @@ class BlockPool:
             self._drafted[seq.blocks[index]] = 1
         seq.num_draft_ready = max(seq.num_draft_ready, full)
 
+    def forget_drafts(self) -> None:
+        """The drafter's plane is another one."""
+        self._drafted = bytearray(len(self._drafted))
+
     def _digest_of(self, seq: Sequence, index: int) -> bytes:
         """Digest of full block `index`: of its parent's digest and its tokens; the first block's
         parent is the salt."""

@@ -70,6 +70,12 @@ class Scheduler:
         seq.status = "finished"
         seq.finish = reason
 
+    def forget_drafts(self) -> None:
+        """Another drafter has computed nothing of what there is."""
+        for seq in (*self.running, *self.waiting):
+            seq.num_draft_computed = seq.num_draft_ready = 0
+        self.pool.forget_drafts()
+
     # -- planning ----------------------------------------------------------------------------
 
     def schedule(self, want: Callable[[Sequence], int]) -> StepPlan:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from itertools import accumulate
+from operator import itemgetter
 
+from engine.config import MAX_K
 from engine.control.controller import KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
 _FIRST_PAUSE = 4  # tokens that go by after the first look-up that found nothing
+_NEAR = 2 * MAX_K  # rows to catch up that are no more than what guesses at times leave
 
 
 class Allowance:
@@ -29,6 +33,8 @@ class Allowance:
         self.cut: dict[Sequence, Proposal] = {}  # of this step, proposals before `keep` cut them
         self._k, self._num_sequences = 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
+        self._catch_up_rows: int | None = None  # of a step, while all have much to catch up with
+        self.held: set[Sequence] = set()  # whose turn to catch up has not come
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
@@ -39,8 +45,24 @@ class Allowance:
             asked = [seq for seq in running if self._may_ask(seq)]
             asked.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probed = set(asked[:most])
+        if self._catch_up_rows is not None:
+            self._hold(running, self._catch_up_rows)
         self._limits.clear()
         self.cut.clear()
+
+    def take_turns(self, rows: int) -> None:
+        """The main proposer is new to all that runs: until it knows all, it catches up with so many
+        rows in a step, or with one sequence."""
+        self._catch_up_rows = rows
+
+    def _hold(self, running: Seq[Sequence], most: int) -> None:
+        behind = [(seq.num_tokens - seq.num_draft_computed, seq) for seq in running]
+        behind = sorted((pair for pair in behind if pair[0] > _NEAR), key=itemgetter(0))
+        rows = list(accumulate(backlog for backlog, _ in behind))
+        turn = max(sum(total <= most for total in rows), 1)
+        self.held = {seq for _, seq in behind[turn:]}
+        if not self.held:
+            self._catch_up_rows = None
 
     def want(self, seq: Sequence) -> int:
         """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
@@ -83,6 +105,8 @@ class Allowance:
 
     def is_open(self, seq: Sequence) -> bool:
         """Whether the main proposer may make as many guesses as it is asked for."""
+        if seq in self.held:
+            return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
 
     def _may_ask(self, seq: Sequence) -> bool:
@@ -92,6 +116,8 @@ class Allowance:
     def _of_main(self, seq: Sequence) -> int:
         """Guesses of the main proposer, if it is asked."""
         if (self._probed is not None and seq not in self._probed) or not self._may_ask(seq):
+            return 0
+        if seq in self.held:
             return 0
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 

@@ -33,6 +33,7 @@ from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
 from engine.sampling.row_facts import Numbers
 from engine.scheduling.segment import Segment
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.drafts import (
@@ -85,6 +86,21 @@ class DraftModelProposer(Proposer):
         assert max_step_tokens > 0
         self._max_step_tokens = max_step_tokens
         self._goes_on, self._judges = goes_on, judges
+
+    def use(self, runner: ModelRunner) -> None:
+        """Of another draft with the same tokenizer, from the next proposal on. What it has computed
+        of the sequences is for `num_draft_computed` to say."""
+        self._runner = runner
+
+    def in_hindsight(self, seq: Sequence, count: int) -> list[bool]:
+        """Read the tokens of `seq` anew, whatever was computed of them; whether each of the last
+        `count` is what would have been guessed. Nothing where that depends on the text."""
+        if self._processor.plain(seq) is None:
+            return []
+        output = self._run([Segment(seq.tokens[:-1], 0, seq.blocks, count)])
+        seq.num_draft_computed = len(seq.tokens) - 1
+        asked = [Rows(seq, 0, count, len(seq.tokens) - count)]
+        return [hit for found in self._judge(output, asked) for hit in found.hits]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
@@ -151,8 +167,7 @@ class DraftModelProposer(Proposer):
             found = draws.guess(output.logits, asked)
         else:
             found = draws.guess(output.table, asked)
-        assert found is not None  # only rows that are merely scaled are judged
-        return agreements(asked, *found)
+        return agreements(asked, *found) if found is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """One more token for each; a row that nothing can be drawn from ends its chain."""

@@ -44,6 +44,10 @@ class Overhead:
         self._between, self._ended = lap.last - self._ended, None
         return self._after + self._between
 
+    def pause(self) -> None:
+        """What happened since the step before is no part of the next."""
+        self._ended = None
+
     def chose(self, seconds: float) -> float:
         """Choosing took so long, which is part of a verb. The same seconds."""
         self._choosing = seconds

@@ -68,7 +68,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     seq, start, length, k = chunk
     made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if made.source in (main, EMPTY.source) else made.source
-    bounded = False
+    bounded = seq in allowance.held
     if seq.sources is not None:
         k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
     # By place: names would take most of a step's time in here.

@@ -10,8 +10,9 @@ there is overwritten before it is read.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import cycle, islice, repeat
 from math import inf
 from random import Random
@@ -74,7 +75,7 @@ def profile_at_start(
     larger = {n: [(n, seconds)] for n, seconds in left}
     return Profile(
         target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *left],
-        draft=profile_draft(drafts, k_max, most) if drafts else (),
+        draft=profile_draft(drafts, k_max, in_fours(1, most)) if drafts else (),
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
@@ -87,10 +88,28 @@ def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
     return rehearsal.points((n, 1) for n in numbers)
 
 
-def profile_draft(rehearsal: Rehearsal, k_max: int, most: int) -> Points:
+def profile_another(
+    config: EngineConfig, draft: ModelRunner, cache: KVCache, known: Profile
+) -> Generator[None, None, Profile]:
+    """What is `known`, of another draft, with what this one's steps take: measured piece by piece,
+    up to some sequences, since requests wait. Writes over what this draft's plane holds."""
+    rehearsal, schedule = Rehearsal(draft, cache), config.schedule
+    points: list[tuple[int, float]] = []
+    contexts = dict(known.token_seconds)
+    for n in in_fours(1, min(schedule.max_step_tokens, schedule.max_sequences, _SOME)):
+        points += profile_draft(rehearsal, config.speculation.k_max, (n,))
+        yield
+        if n in contexts:
+            contexts[n] = (contexts[n][0], _of_a_token(rehearsal, n))
+            yield
+    window = rehearsal.window
+    return replace(known, draft=points, token_seconds=contexts, draft_window=window)
+
+
+def profile_draft(rehearsal: Rehearsal, k_max: int, sequences: Iterable[int]) -> Points:
     """(sequences, seconds) of one draft step. Where a proposal is one call, of each step in it
     after the first: the host has no part in those, and what they need is in the caches."""
-    steps, numbers = min(k_max, CHAINED), list(in_fours(1, most))
+    steps, numbers = min(k_max, CHAINED), list(sequences)
     chained = [n for n in numbers if steps > 1 and rehearsal.chains(n, steps)]
     found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
     return [*found, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from itertools import groupby
 
-from engine.config import EngineConfig
+from engine.config import DraftModelConfig, EngineConfig
 from engine.messages import TARGET, FinishReason, Output, Ready
 from engine.model.loaded import LoadedModel
 from engine.scheduling.memory import MemoryPlan
@@ -26,6 +26,7 @@ def introduction(
 ) -> Ready:
     """`proposers`: all of them, the main one last."""
     *_, main = proposers
+    draft = config.speculation.proposer
     return Ready(
         pid=os.getpid(),
         target=config.target.path,
@@ -43,6 +44,7 @@ def introduction(
         controller=config.speculation.controller.kind,
         k_max=k_max,
         proposers=proposers if k_max else (),
+        draft=draft.path if isinstance(draft, DraftModelConfig) else "",
         default_proposers=_default_proposers(config, main),
     )
 

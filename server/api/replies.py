@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from engine.messages import Mode, Reason
+from engine.messages import Mode, Reason, SwapOutcome
 from server.generation.annotations import Alternative, Origin, TextLogprobs, token_text
 from server.generation.generation import Generation
 from server.generation.usage import Usage
@@ -234,6 +234,12 @@ class Share(TypedDict):
     share: float | None
 
 
+class Swapped(TypedDict):
+    draft: str
+    outcome: Literal["loading"] | SwapOutcome
+    message: str
+
+
 class Speculation(TypedDict):
     object: Literal["speculation"]
     mode: Mode
@@ -254,6 +260,8 @@ class Speculation(TypedDict):
     tokens_per_second: list[float | None]
     expected_speedup: float | None
     regret: float | None
+    draft: str | None
+    swap: Swapped | None
 
 
 class Health(TypedDict):

@@ -14,16 +14,18 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
 from server.api.errors import ApiError, NotReady, invalid, missing
-from server.api.fields import described
-from server.api.request import RequestBody, wrong
+from server.api.fields import Schema, described
+from server.api.limits import MAX_LABEL_LENGTH
+from server.api.request import RequestBody, Source, wrong
 from server.api.routes import REFUSALS, BodyRouter, refusals
 from server.api.services import Services
+from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY
 from server.observe.speculation import Gain, Share
 
@@ -38,23 +40,46 @@ SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 5
     {
         401: "the admin key is missing or wrong",
         403: "this server has no admin key, or the key is a client's",
+        409: "another draft model is being loaded",
     }
 )
 DIGITS = 6  # that a figure of an estimate is worth
 DraftLength = Annotated[int, Field(title="DraftLength", json_schema_extra={"minimum": 1})]
 
 
+DraftPath = Annotated[Source, Field(max_length=MAX_LABEL_LENGTH)]
+_A_MODE: Schema = {
+    "required": ["mode"],
+    "properties": {"mode": {"type": "string"}, "draft": {"type": "null"}},
+}
+_A_DRAFT: Schema = {
+    "required": ["draft"],
+    "properties": {"draft": {"type": "string"}, "mode": {"type": "null"}, "k": {"type": "null"}},
+}
+
+
 class SpeculationRequest(RequestBody):
-    mode: Mode = described(..., "Who chooses K: the configured controller, or the operator.")
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_A_MODE, _A_DRAFT]})
+
+    mode: Mode | None = described(
+        None, "Who chooses K: the configured controller, or the operator."
+    )
     k: DraftLength | None = described(
         None,
         "The K of every step.",
         'an integer from 1 to the server\'s K, and only with `mode` "fixed" (for no guesses ask for'
         ' `mode` "off")',
     )
+    draft: DraftPath | None = described(
+        None,
+        "Another draft model, to be loaded beside the running one and to take its place.",
+        "a model's folder or hub name, without `mode` and `k`",
+    )
 
     def switch(self, k_max: int) -> SetSpeculation:
         """Raises ApiError (400) for what an engine with this bound on K cannot do."""
+        if self.mode is None:
+            raise missing("mode", f"{self.rows()['mode'].allowed} (or give a `draft`)")
         if self.mode != "fixed" and self.k is not None:
             raise invalid("k", f'is only allowed with `mode` "fixed", not with "{self.mode}"')
         allowed = f'an integer from 1 to {k_max} (for no guesses ask for `mode` "off")'
@@ -99,6 +124,9 @@ def speculation_router(services: Services) -> APIRouter:
     )
     async def switch(http: Request, request: SpeculationRequest) -> Response:
         ready = services.known()
+        if request.draft is not None:
+            await _swap(services, request.draft, alone=request.mode is None and request.k is None)
+            return JSONResponse(_present(services, ready))
         asked = request.switch(ready.k_max)
         if services.client.state in ("draining", "failed", "stopped"):
             raise NotReady(NOT_READY[services.client.state])
@@ -107,6 +135,20 @@ def speculation_router(services: Services) -> APIRouter:
         return JSONResponse(_present(services, ready))
 
     return router
+
+
+async def _swap(services: Services, path: str, *, alone: bool) -> None:
+    """Answers when it is on trial. Raises ApiError (400, 409) or EngineLost."""
+    client = services.client
+    if not alone:
+        raise invalid("draft", "is only allowed without `mode` and `k`")
+    if client.loading:
+        said = f"the draft model {client.loading!r} is being loaded; try again when it is"
+        raise ApiError(409, said, param="draft", code="swap_under_way")
+    logger.info("POST /speculation: the draft model %r is to be loaded", path)
+    found = await client.swap_draft(path)
+    if found.outcome == "refused":
+        raise ApiError(400, found.message, param="draft", code="draft_refused")
 
 
 REASONS: dict[Reason, str] = {
@@ -158,6 +200,8 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         "tokens_per_second": [_figure(rate) for rate in last.rates],
         "expected_speedup": _figure(last.speedup if obeyed else _expected(last, k)),
         "regret": _figure(metrics.regret.value),
+        "draft": (services.client.swap.running if services.client.swap else ready.draft) or None,
+        "swap": _swapped(services.client),
     }
     if not obeyed:
         reply["reason"] = None if asked.mode == "auto" else asked.mode
@@ -165,6 +209,16 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
     if not last.rates:  # nothing is estimated yet
         reply["acceptance"] = reply["expected_speedup"] = reply["regret"] = None
     return reply
+
+
+def _swapped(client: EngineClient) -> replies.Swapped | None:
+    """The draft that was last named, and what has become of it."""
+    if client.loading:
+        said = "it is read, proven and compiled; the running one guesses meanwhile"
+        return {"draft": client.loading, "outcome": "loading", "message": said}
+    if (last := client.swap) is None:
+        return None
+    return {"draft": last.draft, "outcome": last.outcome, "message": last.message}
 
 
 def _share(share: Share) -> replies.Share:

@@ -31,6 +31,8 @@ from engine.messages import (
     SetSpeculation,
     StepMetrics,
     Submit,
+    Swap,
+    SwapDraft,
 )
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
@@ -52,6 +54,9 @@ class EngineClient:
         self.on_metrics = on_metrics
         self.speculation = SetSpeculation("auto")  # as last set
         self.estimates: Estimates | None = None  # as the engine last sent
+        self.swap: Swap | None = None  # the last that the present incarnation told of
+        self.loading = ""  # the draft that is to take the running one's place
+        self._swapped: asyncio.Future[Swap] | None = None
         self._streams: dict[str, Stream] = {}
         self._link: _Link | None = None
 
@@ -84,6 +89,16 @@ class EngineClient:
         self.speculation = said
         self.send(said)
 
+    async def swap_draft(self, path: str) -> Swap:
+        """Have this incarnation load another draft model, one at a time: whether it is refused or
+        on trial. Raises EngineLost."""
+        assert not self.loading
+        if self.state != "ready" or self._link is None:
+            raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
+        self.loading, self._swapped = path, asyncio.get_running_loop().create_future()
+        self.send(SwapDraft(path))
+        return await asyncio.shield(self._swapped)  # whoever waits for it
+
     # -- for the supervisor --
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
@@ -97,6 +112,7 @@ class EngineClient:
         if self._link is not None:
             link, self._link = self._link, None
             link.close()
+        self._end_swap(EngineLost(NOT_READY["lost"]))
 
     def send(self, command: Command) -> None:
         """What concerns the incarnation, not a request."""
@@ -108,19 +124,35 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(sentence)
+        self._end_swap(EngineLost(sentence))
 
     def _on_event(self, event: Event, on_event: Callable[[Event], None]) -> None:
         match event:
             case Ready():
-                self.ready = event
+                self.ready, self.swap = event, None
                 if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
                     self.send(self.speculation)
             case Outputs():
                 self.estimates = event.metrics.estimates
+                if event.metrics.swap is not None:
+                    self._end_swap(event.metrics.swap)
                 self.on_metrics(event.metrics)
                 # First tokens first: they count for the time to first token.
                 self._deliver(sorted(event.items, key=lambda output: output.cached_tokens is None))
         on_event(event)
+
+    def _end_swap(self, end: Swap | EngineLost) -> None:
+        waiting = self._swapped
+        if isinstance(end, Swap):
+            self.swap = end
+            if end.outcome not in ("refused", "trial"):
+                return  # of one that was answered before
+            if waiting is not None:
+                waiting.set_result(end)
+        elif waiting is not None:
+            waiting.set_exception(end)
+            waiting.exception()  # nobody may wait for it any more
+        self.loading, self._swapped = "", None
 
     def _deliver(self, items: list[Output]) -> None:
         streams = self._streams

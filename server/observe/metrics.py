@@ -111,6 +111,8 @@ class Metrics(Collector):
         self._set("kv_cache_usage_ratio", usage)
         if step.num_sampling or step.num_prompt_tokens:
             self._count_seconds(step)
+        if step.swap is not None:
+            self._add("spec_decode_draft_swaps_total", 1, step.swap.outcome)
         estimates = step.estimates
         self.gain.observe(step)
         if step.num_sampling:

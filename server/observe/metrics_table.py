@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from engine.config import MAX_K, PROPOSERS
-from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason
+from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason, SwapOutcome
 from server.engine.lifecycle import EngineState
 
 Finish = Literal["stop", "length", "abort", "error"]
@@ -181,6 +181,12 @@ METRICS: tuple[Metric, ...] = (
         " `probe`: some guess, `trial`: all do; else `baseline`: K = 0), or `fixed` by"
         " configuration or operator",
         {"reason": get_args(Reason)},
+    ),
+    counter(
+        "spec_decode_draft_swaps_total",
+        "draft models that were to take the running one's place, by what became of them: `refused`,"
+        " or on `trial`, and then `kept` or `taken_back`",
+        {"outcome": get_args(SwapOutcome)},
     ),
     gauge("spec_decode_mode", "1 for the present mode, 0 for the others", {"mode": get_args(Mode)}),
     gauge(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import httpx
 import jsonschema
 import pytest
 
-from engine.messages import Estimates, SetSpeculation, StepMetrics, StepSeconds
+from engine.errors import EngineLost
+from engine.messages import (
+    Estimates,
+    SetSpeculation,
+    StepMetrics,
+    StepSeconds,
+    Swap,
+    SwapOutcome,
+)
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import Served, description, serve
 
@@ -103,6 +113,13 @@ def test_a_switch_while_nothing_runs_is_told_whole(
         ({"mode": "auto", "k": 2}, "k", 'not with "auto"'),
         ({"mode": "off", "K": 2}, "K", "unknown field"),
         ({"mode": "off", "model": "x"}, "model", "unknown field"),
+        ({"draft": "x", "mode": "off"}, "draft", "without `mode`"),
+        ({"draft": "x", "k": 2}, "draft", "without `mode`"),
+        ({"draft": ""}, "draft", "an empty string was given"),
+        ({"draft": "x" * 513}, "draft", "a string of 513 characters"),
+        ({"draft": "a\0b"}, "draft", "NUL"),
+        ({"draft": 1}, "draft", "1 was given"),
+        ({"draft": ["x"]}, "draft", "a list of 1"),
     ],
 )
 def test_a_wrong_switch_is_a_400_that_names_the_field(
@@ -233,6 +250,60 @@ def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
         assert (told["by_proposer"], told["expected_speedup"]) == ({}, 1.0)
 
 
+class Swapping(FakeClient):
+    """Its engine says what became of a draft by its name, at once or when it is released."""
+
+    OUTCOMES: ClassVar[dict[str, SwapOutcome]] = {"good": "trial", "slow": "trial"}
+
+    async def swap_draft(self, path: str) -> Swap:
+        if path == "lost":
+            raise EngineLost("the engine was lost")
+        self.loading = path
+        while path == "slow" and self.loading:
+            await asyncio.sleep(0.01)
+        outcome, self.loading = self.OUTCOMES.get(path, "refused"), ""
+        running = "demo" if outcome == "refused" else path
+        self.swap = Swap(path, outcome, f"the draft model {path!r} is so", running)
+        return self.swap
+
+
+def test_a_draft_is_answered_by_what_became_of_it() -> None:
+    """Law: on trial it is told as the running one; refused it is a 400 of the engine's sentence;
+    a second one meanwhile a 409; what became of a trial is in every later reply."""
+    client = Swapping(ready=make_ready(draft="demo"))
+    with serve(client, admin_key=ADMIN) as served:
+        url = f"{served.url}/speculation"
+
+        def post(draft: str, **more: Any) -> httpx.Response:
+            return httpx.post(url, json={"draft": draft, **more}, headers=bearer(ADMIN))
+
+        told = httpx.get(url).json()
+        assert (told["draft"], told["swap"]) == ("demo", None)
+        told = post("good").json()
+        schema = {"$ref": "#/components/schemas/Speculation", "components": DOCUMENT["components"]}
+        jsonschema.validate(told, schema)
+        assert (told["draft"], told["swap"]["outcome"]) == ("good", "trial")
+        reply = post("bad")
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "draft"
+        assert reply.json()["error"]["message"] == "the draft model 'bad' is so"
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(post, "slow")
+            served.until(lambda: client.loading == "slow")
+            assert httpx.get(url).json()["swap"]["outcome"] == "loading"
+            reply = post("good")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (409, "swap_under_way")
+            assert post("x", mode="off").status_code == 400
+            client.loading = ""
+            assert first.result().status_code == 200
+        client.swap = Swap("slow", "taken_back", "it is worse", "demo")
+        told = httpx.post(url, json={"mode": "auto"}, headers=bearer(ADMIN)).json()
+        assert (told["draft"], told["swap"]["outcome"]) == ("demo", "taken_back")
+        assert told["swap"]["message"] == "it is worse"
+        assert post("lost").status_code == 503
+        assert httpx.post(url, json={"draft": "good"}).status_code == 401
+
+
 REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
 
 
@@ -244,6 +315,10 @@ REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
         {"mode": "off", "x": 1},
         {"mode": "off"},
         {"mode": "auto", "k": None},
+        {"draft": "x", "mode": "off"},
+        {"draft": "x", "k": 1},
+        {"draft": None},
+        {"draft": ""},
         *({"mode": "fixed", "k": k} for k in (0, 1, 4, 5, "2", True)),
     ],
 )

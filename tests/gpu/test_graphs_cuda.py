@@ -42,7 +42,7 @@ def test_replays_equal_eager_forwards(tiny_target: str) -> None:
         graphs=Graphs(CudaRecorder(device), 32),
     )
     theirs = ModelRunner(model, KVCache(40, 16, device), "target", attention="sdpa")
-    ours.capture()
+    [*ours.capture()]
     for segments in STEPS * 2:
         found, expected = ours.forward(segments).logits, theirs.forward(segments).logits
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

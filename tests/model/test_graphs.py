@@ -120,7 +120,7 @@ def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
     """Law: once, the largest first; a later forward records nothing."""
     recorder = Again()
     ours = captured(target, recorder)
-    ours.capture()
+    [*ours.capture()]
     assert recorder.recorded == 6  # 1, 2, 4, 8, 16, 24
     ours.forward(STEPS[0])
     assert recorder.recorded == 6
@@ -184,7 +184,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     recorder = Again()
     ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
     theirs._compiled = None
-    ours.capture()
+    [*ours.capture()]
     assert recorder.recorded == 6 + 4 * 3  # forwards of up to 24 rows; 1, 2, 4 and 8 sequences
     prompt = [Segment(PROMPT, 0, [3, 1, 2, 4], 1)]
     output, seqs = ours.forward(prompt), [sequence(0)]

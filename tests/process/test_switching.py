@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.process.harness import PATIENCE
@@ -75,6 +78,51 @@ async def switched(server: Server, **fields: Any) -> str:
                 await switch(server, next(modes))
     assert events[-1] == "[DONE]"
     return text_of(events)
+
+
+async def swap(server: Server, draft: str) -> httpx.Response:
+    return await server.http.post("/speculation", json={"draft": draft}, headers=HEADERS)
+
+
+@pytest.mark.timeout(900)
+def test_another_draft_in_the_middle_of_a_seeded_text(
+    tiny_target: str, tiny_draft: str, tmp_path: Path
+) -> None:
+    """Law: the stream goes on and says what it says without; what is wrong is a 400, a second one
+    meanwhile a 409; and the engine that follows a lost one has the configured draft."""
+    copy = str(shutil.copytree(tiny_draft, tmp_path / "copy"))
+
+    async def scenario() -> None:
+        models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')
+        fixed = "speculation.controller.k=3"  # or costs may have the copy taken back
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        async with serving((*REAL, ADMIN, *models, fixed), environment) as server:
+            fields = {"max_tokens": 200, "temperature": 1, "ignore_eos": True, "seed": 3}
+            plain, _ = await one(server, **fields)
+            async with completion(server, **fields) as stream:
+                events = [await stream.next()]
+                replies = await asyncio.gather(swap(server, copy), swap(server, copy))
+                events += await stream.rest()
+            assert text_of([event for event in events if event is not None]) == plain
+            assert sorted(reply.status_code for reply in replies) == [200, 409]
+            said = (await told(server))["draft"], (await told(server))["swap"]["outcome"]
+            assert said == (copy, "trial")
+            assert (await one(server, **fields))[0] == plain
+            reply = await swap(server, str(tmp_path / "nothing"))
+            assert reply.status_code == 400
+            assert "was not found" in reply.json()["error"]["message"]
+            assert (await told(server))["draft"] == copy
+            lines = (await server.http.get("/metrics")).text.splitlines()
+            for outcome in ("trial", "refused"):
+                name = f'foredraft_spec_decode_draft_swaps_total{{outcome="{outcome}"}} 1.0'
+                assert name in lines
+            os.kill(server.engine, signal.SIGKILL)
+            await server.until_status("/ready", 503)
+            await server.until_status("/ready", 200)
+            assert (await told(server))["draft"] == tiny_draft
+            assert (await one(server, **fields))[0] == plain
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -228,6 +228,18 @@ def test_an_undrafted_block_before_a_drafted_one_is_marked_later() -> None:
     assert all(pool.draft_ready(b) for b in pool.match(again))
 
 
+def test_of_another_drafter_nothing_is_ready() -> None:
+    """Law: not what sequences hold, nor what the prefix cache does; and it can be marked again."""
+    pool = pool_of(32)
+    seq = compute(pool, sequence("a", list(range(9))))
+    pool.mark_draft_ready(seq, 8)
+    pool.forget_drafts()
+    assert not any(pool.draft_ready(b) for b in seq.blocks)
+    seq.num_draft_ready = 0
+    pool.mark_draft_ready(seq, 4)
+    assert [pool.draft_ready(b) for b in seq.blocks] == [True, False, False]
+
+
 def test_a_sequence_that_returns_marks_its_new_blocks() -> None:
     """Preempted and admitted again, it holds other blocks than those that it marked."""
     pool = pool_of(32, prefix_caching=False)

@@ -387,6 +387,37 @@ def test_a_probe_does_not_ask_who_may_not_be_asked() -> None:
     assert allowance.want(open_) == 4
 
 
+def test_long_texts_take_turns_after_a_swap() -> None:
+    """Law: what has little to catch up with always guesses, the rest a step's rows or one sequence
+    at a time, the shortest first; and what waits is no evidence."""
+    allowance, both = allowance_of(FixedK(4)), ("ngram", "draft_model")
+    wishes = (None, both, None, both)
+    near, *far = seqs = [
+        sequence(name, sources) for name, sources in zip("abcd", wishes, strict=True)
+    ]
+    for seq, length in zip(seqs, (20, 900, 300, 200), strict=True):
+        seq.tokens = [1] * length
+    allowance.take_turns(512)
+    turns = list[set[str]]()
+    while not turns or allowance.held:
+        allowance.begin(Load(4), seqs)
+        turns.append({seq.id for seq in far if allowance.want(seq) and seq not in allowance.held})
+        assert allowance.want(near) == 4
+        for seq in far:
+            assert allowance.is_open(seq) == (seq not in allowance.held)
+            if seq not in allowance.held:
+                seq.num_draft_computed = len(seq.tokens) - 1
+    assert turns == [{"c", "d"}, {"b", "c", "d"}]
+    allowance.take_turns(100)
+    for seq in far:
+        seq.num_draft_computed = 0
+    allowance.begin(Load(4), seqs)
+    record = observed(
+        allowance, [walked(seq, 0, "none", 0, 0) for seq in far if seq in allowance.held]
+    )
+    assert record.outcomes == []
+
+
 def test_only_those_that_learn_are_told() -> None:
     """Law: nothing is made or said for proposers that do not ask for it."""
     listener = Listener()

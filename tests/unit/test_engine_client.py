@@ -26,6 +26,9 @@ from engine.messages import (
     SetSpeculation,
     StepMetrics,
     Submit,
+    Swap,
+    SwapDraft,
+    SwapOutcome,
     TokenLogprobs,
 )
 from server.engine.client import EVENTS_AT_ONCE, EngineClient
@@ -244,6 +247,40 @@ def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
                 assert client.estimates == metrics.estimates
 
     asyncio.run(scenario())
+
+
+def test_a_swap_is_answered_once_it_is_on_trial_or_refused(tmp_path: Path) -> None:
+    """Law: the end of an earlier trial is told, and is no answer; a lost engine is one."""
+
+    async def scenario() -> None:
+        client = EngineClient()
+        async with connected(tmp_path, client) as (peer, events):
+            await peer.send(make_ready())
+            await heard(events)
+            asked = asyncio.create_task(client.swap_draft("new"))
+            assert await peer.receive() == SwapDraft("new")
+            assert client.loading == "new"
+            kept, trial = (Swap(name, outcome, "so", name) for name, outcome in TOLD)
+            for swap in (kept, trial):
+                await peer.send(Outputs([], StepMetrics(swap=swap)))
+                await heard(events)
+                assert client.swap == swap
+            assert await asked == trial
+            assert client.loading == ""
+            asked = asyncio.create_task(client.swap_draft("newer"))
+            assert await peer.receive() == SwapDraft("newer")
+            client.fail_all("it died")
+            with pytest.raises(EngineLost, match="it died"):
+                await asked
+            assert client.loading == ""
+            await peer.send(make_ready())
+            await heard(events)
+            assert client.swap is None, "the next engine has the configured draft"
+
+    asyncio.run(scenario())
+
+
+TOLD: list[tuple[str, SwapOutcome]] = [("old", "kept"), ("new", "trial")]
 
 
 def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from engine.messages import (
     StepSeconds,
     Stop,
     Submit,
+    Swap,
+    SwapDraft,
     TokenLogprobs,
 )
 
@@ -48,6 +50,7 @@ COMMANDS: list[Command] = [
     Abort(["a-0", "a-1"]),
     Drain(),
     Stop(),
+    SwapDraft("org/name"),
 ]
 LOGPROBS = TokenLogprobs(token=3, logprob=-0.25, top=[(3, -0.25), (4, -2.0)])
 EVENTS: list[Event] = [
@@ -67,6 +70,7 @@ EVENTS: list[Event] = [
         k_max=0,
     ),
     Outputs([], StepMetrics()),
+    Outputs([], StepMetrics(swap=Swap("org/name", "refused", "it is too large", "demo"))),
     Outputs(
         [
             Output(id="a-0", tokens=[1, 2], cached_tokens=16, rounds=1, proposed=4, accepted=1),

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import Estimates, StepMetrics, StepSeconds
+from engine.messages import Estimates, StepMetrics, StepSeconds, Swap
 from server.observe.metrics import Histogram, Metrics
 from server.observe.metrics_table import METRICS
 
@@ -42,6 +42,7 @@ STEP = StepMetrics(
     k_counts=[0, 1, 0, 2], blocks_used=25, blocks_total=100, cached_tokens=16, queried_tokens=64,
     preemptions=1, by_proposer={"draft_model": (4, 3), "prediction": (2, 1)},
     proposed_behind=[3, 0, 0, 1], accepted_behind=[2, 0, 0, 1],
+    swap=Swap("new", "taken_back", "it was worse", "old"),
     estimates=Estimates(
         mode="fixed", k=1, reason="fixed", rates=[100.0, 150.0, 200.0], speedup=1.5
     ),
@@ -96,6 +97,7 @@ def test_a_step_adds_its_sums() -> None:
         "spec_decode_compared_seconds_total{taken}": 127,
         "spec_decode_compared_seconds_total{plain}": 254,
         "spec_decode_decisions_total{fixed}": 1,
+        "spec_decode_draft_swaps_total{taken_back}": 1,
         "spec_decode_mode{fixed}": 1,
         "spec_decode_estimated_speedup_ratio": 1.0,
         "spec_decode_main_proposer_speedup_ratio": 1.5,

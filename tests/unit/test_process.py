@@ -28,6 +28,7 @@ from engine.messages import (
     SetSpeculation,
     Stop,
     Submit,
+    SwapDraft,
 )
 from engine.process import EngineProcess, StepEngine
 from tests.support.scripted import Script, ScriptedEngine, expected_tokens, make_engine
@@ -270,6 +271,25 @@ def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
     items = [item for event in outputs for item in event.items]
     assert {item.id: item.rounds for item in items} == {"a": 12, "b": 3}
     assert [t for i in items if i.id == "a" for t in i.tokens] == expected_tokens([1, 2], 12)
+
+
+def test_a_draft_that_is_refused_at_once_is_told_at_once(front_end: FrontEnd) -> None:
+    """Law: also by an idle engine; and one that may not be asked for now is passed over."""
+
+    class Strict(ScriptedEngine):
+        def swap_draft(self, path: str) -> None:
+            if path == "second":
+                raise ConfigError("'first' is being loaded")
+            super().swap_draft(path)
+
+    def make() -> StepEngine:
+        plain = make_engine(Script())
+        return Strict(plain.script, plain.ready)
+
+    code, events = front_end.run(make, SwapDraft("first"), SwapDraft("second"), Drain())
+    swaps = [event.metrics.swap for event in events if isinstance(event, Outputs)]
+    assert code == 0
+    assert [swap and (swap.draft, swap.outcome) for swap in swaps] == [("first", "refused"), None]
 
 
 def test_a_mode_that_cannot_be_is_passed_over(front_end: FrontEnd) -> None:

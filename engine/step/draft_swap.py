@@ -1,0 +1,296 @@
+"""DraftSwap: another draft model takes the place of the running one while requests run.
+
+A thread reads, proves and compiles it, with keys and values in the same blocks beside those of the
+running one, or over them where both are of one shape: at a swap nobody's are of use any more. What
+needs the device, or the time of steps, is done between steps, piece by piece: its graphs, its
+profile, the switch. Nobody guesses meanwhile. The one before stays at hand until `control.trial`
+has judged.
+
+Whatever is wrong with the new one, the running one goes on. Texts depend on neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from operator import itemgetter
+
+from engine.config import DraftModelConfig, EngineConfig
+from engine.control.controller import KController, Load
+from engine.control.modes import Modes
+from engine.control.profile import Profile
+from engine.control.trial import Trial
+from engine.errors import ConfigError, EngineError, MemoryPlanError, ModelError, one_line
+from engine.messages import Swap, SwapOutcome
+from engine.model.foreign_runner import ForeignRunner
+from engine.model.kv_cache import KVCache, bytes_per_token
+from engine.model.loaded import LoadedModel
+from engine.model.memory import device_limit
+from engine.model.pair import (
+    check_pair,
+    load_draft,
+    new_runner,
+    readied,
+    refuse_weights,
+    use_device,
+)
+from engine.model.proof import failure
+from engine.model.runner import ModelRunner
+from engine.scheduling.memory import gib
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from engine.speculation.allowance import Allowance
+from engine.speculation.draft_model import DraftModelProposer
+from engine.speculation.proposal import Proposer
+from engine.step.profiling import profile_another
+
+logger = logging.getLogger(__name__)
+
+# What steps wait for the interpreter at most, while the thread has it. By Python's default of 5 ms
+# each call of a step that lets go of it would cost as much.
+SWITCH_SECONDS = 0.0005
+OWN_TOKENIZER = "has a tokenizer of its own: such a draft is configured, not swapped"
+ROOM = "a draft is loaded beside the running one; leave room for it with cache.num_blocks"
+
+# While a draft is on trial: the part of the time for it, the least seconds from one look to the
+# next, what is too little to look at and all that is looked at (tokens), and the forwards of a
+# whole step that the longest text may take.
+_SHARE, _LEAST_SECONDS, _LEAST_NEWS, _MOST_NEWS, _LONGEST = 0.05, 0.05, 16, 128, 4
+
+Place = Callable[[], tuple[ModelRunner, KVCache]]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft model that can guess, over its plane of `cache`."""
+
+    path: str
+    runner: ModelRunner
+    cache: KVCache
+    controller: KController
+
+
+class DraftSwap:
+    """`begin` at any time; `advance` between steps while it `is_due`. `news` tells once what became
+    of a draft. `runner`: of the configured one, if any."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: LoadedModel,
+        main: Proposer,
+        runner: ModelRunner | None,
+        *,
+        cache: KVCache,
+        measured: Profile,
+        modes: Modes,
+        scheduler: Scheduler,
+        allowance: Allowance,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config, self._target, self._main = config, target, main
+        self._cache, self._measured, self._modes = cache, measured, modes
+        self._scheduler, self._allowance, self._clock = scheduler, allowance, clock
+        self._running: _Draft | None = None
+        said = config.speculation.proposer
+        if runner is not None and isinstance(said, DraftModelConfig):
+            self._running = _Draft(said.path, runner, cache, modes.configured)
+        self._before: _Draft | None = None  # while the running one is on trial
+        self._path = ""  # of what is under way
+        self._loading: Future[Place] | None = None
+        self._pieces: Iterator[None] | None = None  # of the work between steps
+        self._stood_still = 0.0  # seconds of the longest
+        self._trial = Trial(modes.configured, modes.configured)
+        self._look_at = inf  # when the trial goes on
+        self._seen: dict[int, int] = {}  # by number of a sequence, its tokens at the last look
+        self._news: list[Swap] = []
+
+    @property
+    def is_due(self) -> bool:
+        if self._pieces is not None or (self._loading is not None and self._loading.done()):
+            return True
+        return self._before is not None and self._clock() >= self._look_at
+
+    def news(self) -> Swap | None:
+        return self._news.pop(0) if self._news else None
+
+    def begin(self, path: str) -> None:
+        """Start to load it. Raises ConfigError while another one is under way."""
+        if self._loading is not None or self._pieces is not None:
+            raise ConfigError(f"the draft model {self._path!r} is being loaded")
+        self._path, self._stood_still = path, 0.0
+        if reason := self._obstacle():
+            self._tell("refused", reason)
+            return
+        self._loading = future = Future[Place]()
+
+        def run() -> None:
+            try:
+                future.set_result(self._read(path))
+            except BaseException as error:  # Rust's are of no class of their own
+                known = isinstance(error, Exception)
+                future.set_exception(error if known else ModelError(failure(error)))
+
+        sys.setswitchinterval(SWITCH_SECONDS)
+        threading.Thread(target=run, name="draft", daemon=True).start()
+
+    def advance(self) -> None:
+        """Do a piece of what is due."""
+        began = self._clock()
+        loading = self._loading
+        if self._pieces is None and (loading is None or not loading.done()):
+            self._look()
+            self._look_at = began + max((self._clock() - began) / _SHARE, _LEAST_SECONDS)
+            return
+        try:
+            if self._pieces is None:
+                assert loading is not None
+                self._loading, self._modes.paused = None, True
+                self._pieces = self._put_in_place(loading.result())
+            if next(self._pieces, self) is self:
+                self._end()
+        except EngineError as error:
+            self._refuse(one_line(error, None))
+        except Exception as error:
+            logger.exception("the draft model %r could not be put in place", self._path)
+            self._refuse(f"the draft model {self._path!r} fails: {failure(error)}")
+        self._stood_still = max(self._stood_still, self._clock() - began)
+
+    # -- a new one -------------------------------------------------------------------------------
+
+    def _obstacle(self) -> str | None:
+        """Why no draft can be swapped here."""
+        said, running = self._config.speculation, self._running
+        if running is None or not isinstance(self._main, DraftModelProposer):
+            return f"the proposer is {said.proposer.kind!r}: only a draft model can be swapped"
+        if isinstance(running.runner, ForeignRunner):
+            return f"the running draft model {running.path!r} {OWN_TOKENIZER}"
+        if said.trace is not None:
+            return "speculation.trace is of one draft model: none is swapped while it is recorded"
+        return None
+
+    def _read(self, path: str) -> Place:
+        """In the thread. Raises EngineError."""
+        config, said = self._config, self._config.speculation.proposer
+        assert isinstance(said, DraftModelConfig)
+        if path != said.path:  # what was allowed for that one alone
+            more = {"path": path, "revision": None, "trust_remote_code": False}
+            said = said.model_copy(update=more)
+        use_device(self._target.device)
+        try:
+            refuse_weights(config, {"draft": said})
+        except MemoryPlanError as error:
+            raise MemoryPlanError(f"{error}; {ROOM}") from error
+        draft = load_draft(config, said)
+        if check_pair(self._target, draft) is not None:
+            raise ModelError(f"the draft model {path!r} {OWN_TOKENIZER}")
+        if draft.device.type == "cuda":  # which captures nothing beside the steps
+            return partial(self._place, draft)
+        placed = self._place(draft)
+        return lambda: placed
+
+    def _place(self, draft: LoadedModel) -> tuple[ModelRunner, KVCache]:
+        """Over a plane of its own, or that of the running one. Raises MemoryPlanError."""
+        assert self._running is not None
+        cache, running, role = self._cache.beside(), self._running.runner.model, draft.role
+        dtype = self._cache.dtype or draft.dtype
+        if (draft.layers, dtype) == (running.layers, self._cache.dtype or running.dtype):
+            cache.planes[role] = self._running.cache.planes[role]
+        else:
+            needed = cache.num_blocks * cache.block_size * bytes_per_token(draft.layers, dtype)
+            limit, device = device_limit(self._config.cache, str(draft.device))
+            if needed > limit:
+                raise MemoryPlanError(
+                    f"keys and values of the draft model {draft.path!r} take {gib(needed)}, but"
+                    f" {gib(limit)} may be used on {device}; {ROOM}"
+                )
+        return new_runner(self._config, draft, cache), cache
+
+    def _put_in_place(self, place: Place) -> Iterator[None]:
+        """Between steps, a piece each. Raises EngineError."""
+        runner, cache = place()
+        yield
+        yield from readied(self._config, runner, cache)
+        measured, running = self._measured, self._running
+        assert running is not None
+        if measured.draft:
+            measured = yield from profile_another(self._config, runner, cache, measured)
+        controller = running.controller.successor(measured, stops=not runner.chains)
+        self._trial, self._seen = Trial(running.controller, controller), {}
+        self._before, self._look_at = running, self._clock()
+        self._switch(_Draft(self._path, runner, cache, controller))
+        self._tell(
+            "trial",
+            f"the draft model {self._path!r} guesses in the place of {running.path!r}, on trial;"
+            f" no step waited longer than {self._stood_still:.3f} s for it",
+        )
+
+    def _switch(self, draft: _Draft) -> None:
+        assert isinstance(self._main, DraftModelProposer)
+        role = draft.runner.model.role
+        self._cache.planes[role] = draft.cache.planes[role]
+        self._main.use(draft.runner)
+        self._modes.replace(draft.controller)
+        self._scheduler.forget_drafts()
+        self._allowance.take_turns(self._config.schedule.max_step_tokens)
+        self._running = draft
+
+    def _refuse(self, sentence: str) -> None:
+        self._scheduler.forget_drafts()  # in its plane another may have written
+        self._end()
+        self._tell("refused", sentence)
+
+    def _end(self) -> None:
+        self._pieces, self._modes.paused = None, False
+
+    # -- its trial -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Have both read the sequence that has the most news, the running one last, whose keys and
+        values stay; and judge."""
+        new, before, main = self._running, self._before, self._main
+        assert new is not None
+        assert before is not None
+        assert isinstance(main, DraftModelProposer)
+        running = self._scheduler.running
+        news, seq = max(map(self._news_of, running), key=itemgetter(0), default=(0, None))
+        if seq is None or news < _LEAST_NEWS:
+            return
+        self._seen[seq.number] = seq.num_tokens
+        found = []
+        for draft in (before, new):
+            main.use(draft.runner)
+            found.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
+        if len(found[0]) != len(found[1]):  # one was too close to call
+            return
+        self._trial.add(*found)
+        verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
+        if verdict is None:
+            return
+        self._before = None
+        if verdict.stays:
+            self._tell("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
+            return
+        self._switch(before)
+        said = f"the draft model {new.path!r} was taken back for {before.path!r}"
+        self._tell("taken_back", f"{said}: {verdict.words}", new.path)
+
+    def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
+        """Tokens of its own since the last look; none of one that is too long to be read between
+        two steps."""
+        if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
+            return 0, seq
+        return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
+
+    def _tell(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
+        """`path`: of another one than what is under way."""
+        level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
+        logger.log(level, message)
+        running = self._running.path if self._running is not None else ""
+        self._news.append(Swap(path or self._path, outcome, message, running))

@@ -1,0 +1,84 @@
+"""`python -m tests.cuda_host.swaps`, over the stand-in: another draft takes the running one's place
+while requests run, as one line of JSON: what became of each, in how many pieces between steps, and
+what was said against the captures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams, Submit
+from engine.step import draft_swap
+from tests.cuda_host.counts import StandIn
+from tests.cuda_host.families import SIZES
+from tests.cuda_host.valueless import without_values
+
+DRAFTS: dict[str, dict[str, Any]] = {
+    "same shape": {"num_hidden_layers": 2},
+    "another shape": {"num_hidden_layers": 1},
+}
+MOST_STEPS = 5000
+
+
+def folder_of(folder: Path, **sizes: Any) -> str:
+    folder.mkdir(parents=True)
+    said = SIZES | {"model_type": "llama"} | sizes
+    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    return str(folder)
+
+
+def swapped(engine: Engine, path: str) -> dict[str, Any]:
+    engine.swap_draft(path)
+    pieces = 0
+    for steps in range(MOST_STEPS):
+        pieces += engine._swap._pieces is not None
+        if len(engine._ids) < 4:
+            params = SamplingParams(seed=steps, max_tokens=60, ignore_eos=True)
+            engine.add(Submit(str(steps), [5, 6, 7, steps % 500], params, 0.0))
+        told = engine.step().metrics.swap
+        if told is not None and told.outcome in ("trial", "refused"):
+            return {"outcome": told.outcome, "message": told.message, "pieces": pieces}
+        time.sleep(0.001)
+    return {"outcome": "", "message": "nothing was told"}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    without_values()
+    standin, found = StandIn(), dict[str, dict[str, Any]]()
+    with tempfile.TemporaryDirectory() as name:
+        target = folder_of(Path(name, "target"))
+        draft = {"path": folder_of(Path(name, "draft")), "dtype": "bfloat16"}
+        config = EngineConfig.model_validate(
+            {
+                "device": "cuda", "attention": "triton",
+                "target": {"path": target, "dtype": "bfloat16"}, "cache": {"num_blocks": 256},
+                "schedule": {"max_step_tokens": 16, "max_sequences": 8},
+                "speculation": {"proposer": draft, "companions": []},
+            }
+        )  # fmt: skip
+        engine = Engine(config)
+        plane = engine._cache.planes["draft"]
+        for kind, sizes in DRAFTS.items():
+            path = folder_of(Path(name, kind), **sizes)
+            found[kind] = swapped(engine, path)
+            found[kind]["shared"] = engine._cache.planes["draft"] is plane
+        with mock.patch.object(draft_swap, "device_limit", return_value=(0, "cuda:0")):
+            found["no room"] = swapped(engine, folder_of(Path(name, "wide"), num_hidden_layers=3))
+    standin.lap()
+    sys.stdout.write(json.dumps({"swaps": found, "violations": standin.violations}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

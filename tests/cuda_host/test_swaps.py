@@ -1,0 +1,34 @@
+"""A draft that is swapped in on CUDA: read by a thread beside the steps, captured between them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cuda_host.build import LIMIT, missing, run
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What `tests.cuda_host.swaps` found."""
+    found: dict[str, Any] = json.loads(run("-m", "tests.cuda_host.swaps"))
+    return found
+
+
+def test_steps_and_what_is_loaded_beside_them_do_nothing_forbidden(told: dict[str, Any]) -> None:
+    """Law: nor is any graph recorded in one piece with another; a draft of the same shape takes no
+    memory for keys and values, another one does, and is refused where there is none."""
+    assert told["violations"] == []
+    swaps = told["swaps"]
+    outcomes = {kind: found["outcome"] for kind, found in swaps.items()}
+    assert outcomes == {"same shape": "trial", "another shape": "trial", "no room": "refused"}
+    assert min(swaps[kind]["pieces"] for kind in ("same shape", "another shape")) > 20
+    assert [swaps[kind]["shared"] for kind in ("same shape", "another shape")] == [True, False]
+    assert "may be used on cuda:0" in swaps["no room"]["message"]

@@ -1,0 +1,118 @@
+"""The trial of a draft: what is worse goes, what is not stays, and chance decides nothing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.control.adaptive import AdaptiveK
+from engine.control.controller import FixedK, KController, Load
+from engine.control.modes import Modes
+from engine.control.profile import Profile
+from engine.control.trial import ENOUGH, LEAST, Trial, Verdict
+from tests.support.controller_world import K_MAX, World, play
+
+ALONE = Load(1)
+
+
+def judged(old: float, new: float, *, seed: int = 1, trial: Trial | None = None) -> Verdict:
+    """Of drafts that guess so large a share of the tokens, each for itself."""
+    trial, draw = trial or Trial(FixedK(4), FixedK(4)), random.Random(seed)
+    for _ in range(ENOUGH):
+        hits = [[draw.random() < share for _ in range(16)] for share in (old, new)]
+        trial.add(*hits)
+        if (verdict := trial.verdict(ALONE)) is not None:
+            return verdict
+    raise AssertionError("never judged")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stays"),
+    [(0.7, 0.0, False), (0.7, 0.45, False), (0.7, 0.9, True), (0.3, 0.6, True), (0.0, 0.0, True)],
+)
+def test_the_worse_goes_and_the_better_stays(old: float, new: float, stays: bool) -> None:
+    """Law: whatever the seed."""
+    assert {judged(old, new, seed=seed).stays for seed in range(20)} == {stays}
+
+
+def test_an_equal_one_stays() -> None:
+    """Law: of two that guess alike none is worse. Two hundred trials with 1024 tokens each: one
+    that ends in a false alarm is a chance of less than one in a thousand each."""
+    assert all(judged(0.7, 0.7, seed=seed).stays for seed in range(200))
+
+
+def test_too_little_is_no_evidence() -> None:
+    """Law: nobody is judged before so many tokens."""
+    trial = Trial(FixedK(4), FixedK(4))
+    trial.add([True] * (LEAST - 1), [False] * (LEAST - 1))
+    assert trial.verdict(ALONE) is None
+    trial.add([True], [False])
+    verdict = trial.verdict(ALONE)
+    assert verdict is not None
+    assert not verdict.stays
+    assert "of 64 tokens it would have guessed 0.00, the one before 1.00" in verdict.words
+
+
+def learnt(world: World) -> AdaptiveK:
+    controller = AdaptiveK(K_MAX)
+    world.profile(controller)
+    play(controller, world, 400)
+    return controller
+
+
+def successor(of: KController, draft: float) -> KController:
+    return of.successor(Profile(draft=[(1, draft), (4, draft)]), stops=True)
+
+
+@pytest.mark.parametrize(("times", "stays"), [(1.0, True), (0.3, True), (8.0, False)])
+def test_costs_count_as_agreement_does(times: float, stays: bool) -> None:
+    """Law: a draft that agrees as often and takes longer is worse."""
+    world = World(alpha=0.7, informed=0.5)
+    old = learnt(world)
+    trial = Trial(old, successor(old, times * world.draft))
+    assert judged(0.7, 0.7, trial=trial).stays == stays
+
+
+def test_where_neither_pays_agreement_decides() -> None:
+    """Law: a draft that knows nothing does not stay because nobody guesses at the moment."""
+    world = World(alpha=0.7, informed=0.5, row=1e-1)
+    old = learnt(world)
+    assert old.gain(ALONE, 0.7) == 1.0
+    assert not judged(0.7, 0.0, trial=Trial(old, successor(old, world.draft))).stays
+
+
+def test_a_gain_is_the_rate_at_the_best_k() -> None:
+    """Law: as this world's own arithmetic has it."""
+    world = World(alpha=0.7, informed=0.5, noise=0.0)
+    expected = world.best_rate / world.rate(0)
+    assert learnt(world).gain(ALONE, 0.7) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
+    """Law: plain decoding is expected to take what it took; acceptance is as before anything was
+    seen; and the old controller goes on where it was."""
+    world = World(alpha=0.95, informed=0.5)
+    old = learnt(world)
+    plain, before = old.plain_seconds(1, 64), old.estimates()
+    modes = Modes(old)
+    new = successor(old, world.draft)
+    modes.replace(new)
+    assert modes.estimates().acceptance == AdaptiveK(K_MAX).estimates().acceptance
+    play(modes, world, 50)
+    assert new.plain_seconds(1, 64) == pytest.approx(plain, rel=0.1)
+    assert old.estimates().acceptance == before.acceptance
+    modes.replace(old)
+    assert set(play(modes, world, 20).ks) != {0}
+
+
+def test_nobody_guesses_while_a_draft_is_put_in_place() -> None:
+    """Law: nor is anything learnt of steps that nobody chose."""
+    world = World(alpha=0.8, informed=0.5)
+    modes = Modes(learnt(world))
+    modes.paused = True
+    before = modes.estimates().acceptance
+    assert set(play(modes, world, 20).ks) == {0}
+    assert modes.estimates().acceptance == before
+    modes.paused = False
+    assert set(play(modes, world, 20).ks) != {0}
