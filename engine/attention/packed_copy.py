@@ -3,13 +3,14 @@
 They lie side by side in one buffer on the host and in a twin on the device. Who needs some reserves
 a part before `build`, writes to the host's side of it, and computes with the device's side, which
 stays where it is, as graphs need; `send` copies all parts at once, and of the last, which is for
-what varies in size, as much as is used. For CUDA the numbers go through page-locked memory of their
-own, which torch keeps until the device has read it: several forwards of a step, and steps that draw
+what varies in size, as much as is used. For CUDA the numbers go through page-locked places, each of
+which is used again once the device has read it: several forwards of a step, and steps that draw
 nothing, are sent without a wait in between.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ KINDS: dict[torch.dtype, type[np.generic]] = {
     torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32,
 }  # fmt: skip
 APART = 4  # words from where a part may begin to where the next may: Triton's kernels ask for it
+PLACES = 16  # copies that may be on their way at once
 
 
 class Part:
@@ -57,9 +59,8 @@ class PackedCopy:
         sizes = [part.words(part.shape[0]) for part in self._parts]
         ends = np.cumsum([-(-size // APART) * APART for size in sizes]).tolist()
         self._firsts = firsts = [0, *ends[:-1]]
-        self._host = torch.zeros(ends[-1], dtype=torch.int32)
         self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
-        self._numbers = numbers = self._host.numpy()
+        self._numbers = numbers = np.zeros(ends[-1], np.int32)
         for part, first, size in zip(self._parts, firsts, sizes, strict=True):
             last = first + size
             part.host = numbers[first:last].view(KINDS[part.dtype]).reshape(part.shape)
@@ -72,20 +73,54 @@ class PackedCopy:
         size, there = self._firsts[-1] + last.words(last.used), None
         if along is not None:
             first = -(-size // APART) * APART
-            if first + 2 * len(along) > len(self._host):
+            if first + 2 * len(along) > len(self._numbers):
                 there = sent_alone(along, self._device)  # there is no room for it
             else:
                 size = first + 2 * len(along)
                 self._numbers[first:size].view(np.int64)[:] = along
                 there = self._there[first:size].view(torch.int64)
-        given = self._host[:size]
-        if self._device.type == "cuda":
-            given = given.pin_memory()
-        self._there[:size].copy_(given, non_blocking=True)
+        _copy(self._numbers[:size], self._there[:size])
         return there
 
 
 def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """On the device, in a copy of their own that the host does not wait for."""
-    given = torch.from_numpy(numbers)
-    return (given.pin_memory() if device.type == "cuda" else given).to(device, non_blocking=True)
+    there = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    _copy(numbers.view(np.int32), there.view(torch.int32))
+    return there
+
+
+def _copy(numbers: npt.NDArray[np.int32], there: Tensor) -> None:
+    if there.device.type == "cuda":
+        _places_on(there.device).send(numbers, there)
+    else:
+        there.copy_(torch.from_numpy(numbers))
+
+
+class _Places:
+    """Page-locked memory, taken in turn; each with the event that the device has read it."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Known beforehand: to ask for it takes the host longer than to record an event.
+        self._stream, self._next = torch.cuda.current_stream(device), 0
+        self._held = [self._place(0) for _ in range(PLACES)]
+
+    def _place(self, words: int) -> tuple[Tensor, npt.NDArray[np.int32], Any]:
+        pinned = torch.empty(words, dtype=torch.int32, pin_memory=True)
+        return pinned, pinned.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, numbers: npt.NDArray[np.int32], there: Tensor) -> None:
+        size, self._next = len(numbers), (self._next + 1) % PLACES
+        pinned, host, read = self._held[self._next]
+        if size > len(host):  # torch keeps the smaller one until it is read
+            self._held[self._next] = pinned, host, read = self._place(1 << size.bit_length())
+        elif not read.query():
+            read.synchronize()
+        host[:size] = numbers
+        there.copy_(pinned[:size], non_blocking=True)
+        read.record(self._stream)
+
+
+@cache
+def _places_on(device: torch.device) -> _Places:
+    return _Places(device)
