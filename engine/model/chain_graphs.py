@@ -41,6 +41,14 @@ _SLOT, _OWN = UNWISHED, UNWISHED + Wishes._fields.index("early")
 Found = tuple[list[list[int]], list[list[float]]]
 
 
+class Guessed(NamedTuple):
+    """A proposal of some sequences, on the device: float64 `told` `[2, steps, sequences or more]`,
+    tokens and leads, and the tokens as `ids` int64 `[sequences * steps]`, 0 for none."""
+
+    told: Tensor
+    ids: Tensor
+
+
 class Kind(NamedTuple):
     """Of a chain: for so many sequences and steps, and what these ask for at most."""
 
@@ -76,6 +84,7 @@ class _Chain:
         self._table.host[:] = 1  # what is read must be a number of ids
         self._table.host[_SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
         self._table.host[_SLOT + 1 : _OWN] = 0
+        self.ids = self._none  # of the last run
 
     def fill(
         self,
@@ -114,7 +123,7 @@ class _Chain:
         return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
-        """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
+        """`Guessed.told` of all rows; float64 holds every id. Leaves `ids`."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
@@ -134,7 +143,10 @@ class _Chain:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
                 positions, attention = self._positions.there[None] + step, self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
-        return torch.stack(found, dim=1)
+        told = torch.stack(found, dim=1)
+        ids = torch.empty(self._kind.rows, self._kind.steps, dtype=torch.int64, device=told.device)
+        self.ids = ids.copy_(told[0].T.clamp(min=0)).view(-1)
+        return told
 
 
 class ChainGraphs:
@@ -176,17 +188,18 @@ class ChainGraphs:
         steps: int,
         table: Numbers,
         held: Held | None,
-    ) -> Tensor:
-        """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
-        `first`: rows of the logits; see ModelRunner.unseen_chain. `fits` must hold."""
+    ) -> Guessed:
+        """`steps` tokens of each; `first`: rows of the logits; see ModelRunner.unseen_chain. `fits`
+        must hold."""
         asks = PLAIN
         if held is not None:
             asks = ADJUSTED
         elif table[:, _FILTERED].any():
             asks = FILTERED
         kind = Kind(self._rows(starts), steps, asks)
-        self._pool.inputs(kind).fill(first, starts, table, held)
-        return self._pool.replay(kind)[:, :, : len(starts)]
+        chain = self._pool.inputs(kind)
+        chain.fill(first, starts, table, held)
+        return Guessed(self._pool.replay(kind), chain.ids[: len(starts) * steps])
 
     def _shared(self, like: Tensor, rows: int) -> Counts:
         """Of all chains, as wide as `like` and for as many sequences."""
@@ -199,6 +212,7 @@ class ChainGraphs:
         return next(size for size in self._sizes if size >= len(starts))
 
 
-def read_chains(numbers: Numbers) -> Found:
-    """Tokens and leads by sequence, of what `ChainGraphs` answers as an array."""
-    return numbers[0].T.astype(np.int64).tolist(), numbers[1].T.tolist()
+def read_chains(told: Numbers, sequences: int) -> Found:
+    """Tokens and leads by sequence."""
+    tokens, leads = told[:, :, :sequences].transpose(0, 2, 1)
+    return tokens.astype(np.int64).tolist(), leads.tolist()

@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 
 class Enqueued(NamedTuple):
     """Draws that the device may still be computing. `sent`: float64 tensors that are to be read.
-    The first is `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
+    The first is `[2, rows or more]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
     `logprobs.scores` says, if anybody asked."""
 
     asked: Seq[Rows]
@@ -88,8 +88,15 @@ class Question(NamedTuple):
     parts: list[Numbers]
 
     @property
-    def numbers(self) -> npt.NDArray[np.int64]:
-        return flat(self.parts)
+    def is_plain(self) -> bool:
+        """Whether temperature alone decides."""
+        return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
+
+    def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
+        """What is to be sent, if anything: less where a plain one is `drawn` already."""
+        if not drawn:
+            return flat(self.parts)
+        return self.plan.scored if len(self.plan.scored) else None
 
 
 class DeviceDraws:
@@ -175,29 +182,40 @@ class DeviceDraws:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
         turn whose `guesses` are left out."""
         question = self.ask(asked, self.plan(asked), 0 if unseen is None else len(unseen))
-        return self.answer(logits, question, unseen, sent_alone(question.numbers, self._device))
+        there = sent_alone(flat(question.parts), self._device)
+        return self.answer(logits, question, unseen, there)
 
     def answer(
-        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor
+        self,
+        logits: Tensor,
+        question: Question,
+        unseen: Tensor | None,
+        there: Tensor | None,
+        drawn: Tensor | None = None,
     ) -> Enqueued:
-        """`enqueue`, with the question's numbers `there` on the device already."""
+        """`enqueue`, with the question's numbers `there` on the device already, or what is plainly
+        `drawn`, from these rows and any behind them."""
         asked, plan, wanting, parts = question
-        table, rows, filtered, scored, *more = apart(there, parts)
-        if len(rows):
-            logits = logits.index_select(0, rows)
-        elif len(table) < len(logits):
-            logits = logits[: len(table)]
-        out = logits
-        if wanting:
-            ids, *written = more
-            self.counts.write(*written)
-            if unseen is not None:
-                ids = torch.cat([unseen, ids]) if len(ids) else unseen
-            wishes = table[:, UNWISHED:]
-            out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
-        found = [self._drawn(out, table, filtered, plan.look)]
-        if len(scored):
-            tokens = found[0][0]
+        scored = there
+        if drawn is None:
+            assert there is not None
+            table, rows, filtered, scored, *more = apart(there, parts)
+            if len(rows):
+                logits = logits.index_select(0, rows)
+            elif len(table) < len(logits):
+                logits = logits[: len(table)]
+            out = logits
+            if wanting:
+                ids, *written = more
+                self.counts.write(*written)
+                if unseen is not None:
+                    ids = torch.cat([unseen, ids]) if len(ids) else unseen
+                wishes = table[:, UNWISHED:]
+                out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
+            drawn = self._drawn(out, table, filtered, plan.look)
+        found = [drawn]
+        if scored is not None and len(scored):
+            tokens = drawn[0]
             if len(scored) < len(tokens):
                 tokens = tokens.index_select(0, scored)
             found.append(logprobs.scores(logits, scored, tokens, plan.alternatives))

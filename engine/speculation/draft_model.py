@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.chain_graphs import Found, read_chains
+from engine.model.chain_graphs import Found, Guessed, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -49,8 +49,8 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 class InFlight(NamedTuple):
     """Proposals that the host has not seen yet. `sent`: float64 tensors on
-    the device, whose numbers say what was judged (if anything was), and then the proposals: tokens
-    and leads by step and sequence, which begin with a row of `output` each."""
+    the device, whose numbers say what was judged (if anything was), and then the proposals, which
+    begin with a row of `output` each."""
 
     drafts: list[Draft]
     judged: list[Rows]
@@ -131,18 +131,17 @@ class DraftModelProposer(Proposer):
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
         """Send the chain of what has begun; `table` of the rows that its guesses are drawn from, as
-        row_facts.Plan's. The guesses, int64 `[sequences * steps]`, sequence by sequence, on the
-        device; 0 for none."""
+        row_facts.Plan's. The guesses, as chain_graphs.Guessed.ids."""
         found = self._unseen_chain(flight.drafts, flight.output, table)
-        flight.sent.append(found)
-        return found[0].T.reshape(-1).clamp(min=0).long()
+        flight.sent.append(found.told)
+        return found.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
         """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
         `flight.sent`."""
         if flight.judged:
             self.agreements = agreements(flight.judged, *numbers[0].tolist())
-        self._take_chains(flight.drafts, read_chains(numbers[-1]))
+        self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
@@ -173,8 +172,8 @@ class DraftModelProposer(Proposer):
         elif self._fits_one_call(drafts):
             assert isinstance(self._draws, DeviceDraws)
             table = self._draws.plan(chain_rows(drafts)).table
-            found = self._unseen_chain(drafts, output.take(last), table)
-            self._take_chains(drafts, read_chains(found.cpu().numpy()))
+            told = self._unseen_chain(drafts, output.take(last), table).told
+            self._take_chains(drafts, read_chains(told.cpu().numpy(), len(drafts)))
             left = []
         return left, output.take(rows) if left else output
 
@@ -208,7 +207,7 @@ class DraftModelProposer(Proposer):
         alike = all(not d.tokens and d.k == steps and draws.takes(d.seq) for d in drafts)
         return alike and self._runner.fits_chain(starts_of(drafts), steps)
 
-    def _unseen_chain(self, drafts: list[Draft], output: ModelOutput, table: Numbers) -> Tensor:
+    def _unseen_chain(self, drafts: list[Draft], output: ModelOutput, table: Numbers) -> Guessed:
         """As ModelRunner's; `output` has the row of each one's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(

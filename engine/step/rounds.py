@@ -100,10 +100,10 @@ class Rounds:
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
         question = self._draws.ask(rows, drawing, len(places))
-        output = self._runner.forward(packed, unseen, question.numbers)
+        output = self._runner.forward(packed, unseen, question)
         seconds.verify = lap()
-        assert output.along is not None
-        drawn = self._draws.answer(output.logits, question, unseen.ids, output.along)
+        given = unseen.ids, output.along, output.drawn
+        drawn = self._draws.answer(output.logits, question, *given)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
