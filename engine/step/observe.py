@@ -77,7 +77,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     tried, right = _compare(made, item)
     forced = _forced(item) if proposal.forced else (0, 0)
     depths, path = (
-        ([], []) if made.is_chain else (proposal.depths(), item.path[: item.num_accepted])
+        ([], []) if made.branches is None else (proposal.depths(), item.path[: item.num_accepted])
     )
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         item.num_accepted, num_tokens, tried, right, finish, source, bounded,
@@ -88,7 +88,7 @@ def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
     """Guesses whose fate became known, and those of them that were right: what was left out of the
     forward is compared with the tokens that came."""
     guesses, tokens, right = made.tokens, item.tokens, 0
-    if not made.is_chain:
+    if made.branches is not None:
         return len(item.proposal), item.num_accepted
     most = len(guesses) if len(guesses) < len(tokens) else len(tokens)
     while right < most and guesses[right] == tokens[right]:
