@@ -33,14 +33,17 @@ from engine.sampling.row_facts import (
     Fields,
     Numbers,
     Plan,
+    Shape,
     add_slots,
     apart,
+    asked_by,
     fields_of,
     flat,
     guesses_of,
     is_adjusted,
     plan_of,
     sent,
+    shape_of,
 )
 from engine.sampling.token_counts import Held, TokenCounts, adjusted
 from engine.sampling.triton_draws import available, draw, draw_likeliest
@@ -114,7 +117,9 @@ class DeviceDraws:
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self.counts = TokenCounts(vocab_size, processor.eos_ids, device, sequences)
-        self._fields: tuple[list[Sequence], Fields] | None = None  # of the last that were planned
+        # Of the last that were planned.
+        self._fields: tuple[list[Sequence], Fields] | None = None
+        self._shape: Shape | None = None
 
     def warm(self) -> None:
         """Compile, or read the kept code, before anybody waits."""
@@ -162,7 +167,10 @@ class DeviceDraws:
 
     def plan(self, asked: Seq[Rows]) -> Plan:
         """Without slots."""
-        return plan_of(asked, self._fields_of([rows.seq for rows in asked]))
+        fields, shape = self._fields_of([rows.seq for rows in asked]), self._shape
+        if shape is None or shape.asked != asked_by(asked):
+            shape = self._shape = shape_of(asked, fields)
+        return plan_of(asked, fields, shape)
 
     def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
         """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
@@ -242,6 +250,7 @@ class DeviceDraws:
         """Kept until others are asked about: from step to step they are mostly the same."""
         if self._fields is None or self._fields[0] != seqs:
             self._fields = [*seqs], fields_of(seqs, self._processor, self._vocab)
+            self._shape = None
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
