@@ -113,6 +113,8 @@ class DeviceDraws:
         sequences: int = 64,
     ) -> None:
         self._processor = processor
+        # Whether a sequence's tokens can be drawn without asking the host in between.
+        self.takes = processor.on_device
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
@@ -127,10 +129,6 @@ class DeviceDraws:
         rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
         self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
         self._processor.forget(rows.seq)
-
-    def takes(self, seq: Sequence) -> bool:
-        """Whether its tokens can be drawn without asking the host in between."""
-        return self._processor.on_device(seq)
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
         """Of each one's rows of `[any, vocab]`. One copy from the device."""
