@@ -35,11 +35,7 @@ class Part:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self.used = shape[0]
-
-    def words(self, rows: int) -> int:
-        """Of 32 bits."""
-        return rows * prod(self.shape[1:]) * self.dtype.itemsize // 4
+        self.used, self.words = shape[0], prod(shape[1:]) * dtype.itemsize // 4  # of a row
 
 
 class PackedCopy:
@@ -56,7 +52,7 @@ class PackedCopy:
 
     def build(self) -> None:
         """Allot all parts."""
-        sizes = [part.words(part.shape[0]) for part in self._parts]
+        sizes = [part.shape[0] * part.words for part in self._parts]
         ends = np.cumsum([-(-size // APART) * APART for size in sizes]).tolist()
         self._firsts = firsts = [0, *ends[:-1]]
         self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
@@ -70,7 +66,7 @@ class PackedCopy:
         """The host does not wait for it, and may write again at once. What is to go `along` with
         it stands on the device, until the next `send`, where the answer is."""
         last = self._parts[-1]
-        size, there = self._firsts[-1] + last.words(last.used), None
+        size, there = self._firsts[-1] + last.used * last.words, None
         if along is not None:
             first = -(-size // APART) * APART
             if first + 2 * len(along) > len(self._numbers):
@@ -79,7 +75,7 @@ class PackedCopy:
                 size = first + 2 * len(along)
                 self._numbers[first:size].view(np.int64)[:] = along
                 there = self._there[first:size].view(torch.int64)
-        _copy(self._numbers[:size], self._there[:size])
+        _copy(self._numbers[:size], self._there.narrow(0, 0, size))
         return there
 
 
@@ -117,7 +113,7 @@ class _Places:
         elif not read.query():
             read.synchronize()
         host[:size] = numbers
-        there.copy_(pinned[:size], non_blocking=True)
+        there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
         read.record(self._stream)
 
 
