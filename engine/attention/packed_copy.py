@@ -10,6 +10,7 @@ nothing, are sent without a wait in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Words = npt.NDArray[np.int32]
 
 KINDS: dict[torch.dtype, type[np.generic]] = {
     torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32,
@@ -57,6 +60,7 @@ class PackedCopy:
         self._firsts = firsts = [0, *ends[:-1]]
         self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
         self._numbers = numbers = np.zeros(ends[-1], np.int32)
+        self._copy = _copy_to(self._there.device)
         for part, first, size in zip(self._parts, firsts, sizes, strict=True):
             last = first + size
             part.host = numbers[first:last].view(KINDS[part.dtype]).reshape(part.shape)
@@ -75,22 +79,22 @@ class PackedCopy:
                 size = first + 2 * len(along)
                 self._numbers[first:size].view(np.int64)[:] = along
                 there = self._there[first:size].view(torch.int64)
-        _copy(self._numbers[:size], self._there.narrow(0, 0, size))
+        self._copy(self._numbers[:size], self._there.narrow(0, 0, size))
         return there
 
 
 def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """On the device, in a copy of their own that the host does not wait for."""
     there = torch.empty(len(numbers), dtype=torch.int64, device=device)
-    _copy(numbers.view(np.int32), there.view(torch.int32))
+    _copy_to(there.device)(numbers.view(np.int32), there.view(torch.int32))
     return there
 
 
-def _copy(numbers: npt.NDArray[np.int32], there: Tensor) -> None:
-    if there.device.type == "cuda":
-        _places_on(there.device).send(numbers, there)
-    else:
-        there.copy_(torch.from_numpy(numbers))
+@cache
+def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
+    if device.type == "cuda":
+        return _Places(device).send
+    return lambda numbers, there: there.copy_(torch.from_numpy(numbers))
 
 
 class _Places:
@@ -101,11 +105,11 @@ class _Places:
         self._stream, self._next = torch.cuda.current_stream(device), 0
         self._held = [self._place(0) for _ in range(PLACES)]
 
-    def _place(self, words: int) -> tuple[Tensor, npt.NDArray[np.int32], Any]:
+    def _place(self, words: int) -> tuple[Tensor, Words, Any]:
         pinned = torch.empty(words, dtype=torch.int32, pin_memory=True)
         return pinned, pinned.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def send(self, numbers: npt.NDArray[np.int32], there: Tensor) -> None:
+    def send(self, numbers: Words, there: Tensor) -> None:
         size, self._next = len(numbers), (self._next + 1) % PLACES
         pinned, host, read = self._held[self._next]
         if size > len(host):  # torch keeps the smaller one until it is read
@@ -115,8 +119,3 @@ class _Places:
         host[:size] = numbers
         there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
         read.record(self._stream)
-
-
-@cache
-def _places_on(device: torch.device) -> _Places:
-    return _Places(device)
