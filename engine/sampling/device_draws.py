@@ -69,16 +69,25 @@ class Enqueued(NamedTuple):
     def told(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
         """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
         tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
-        scores = numbers[1] if numbers[1:] else np.empty(0)
+        scores = self._scores(tokens, *numbers[1:])
         for rows, count in zip(self.asked, counts, strict=True):
-            drawn, asks, said = tokens[at : at + count], rows.seq.params.logprobs, None
+            drawn, said = tokens[at : at + count], None
             at += rows.size
-            if asks is not None:
-                own = scores[scored : scored + count]
-                said = logprobs.told(own, drawn, [asks] * count)
+            if rows.seq.params.logprobs is not None:
+                said = scores[scored : scored + count]
                 scored += rows.size
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
         return found
+
+    def _scores(self, drawn: list[int], numbers: Numbers | None = None) -> list[TokenLogprobs]:
+        """Of all rows of those who ask for them."""
+        tokens, counts, at = list[int](), list[int](), 0
+        for rows in self.asked if numbers is not None else ():
+            if (asks := rows.seq.params.logprobs) is not None:
+                tokens += drawn[at : at + rows.size]
+                counts += [asks] * rows.size
+            at += rows.size
+        return [] if numbers is None else logprobs.told(numbers, tokens, counts)
 
 
 class Question(NamedTuple):
@@ -172,17 +181,15 @@ class DeviceDraws:
 
     def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
         """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
-        wanting = self._wanting([rows.seq for rows in asked])
-        width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
+        wanted = self._wanted([rows.seq for rows in asked])
+        width = COLUMNS if wanted else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
-        if wanting:
-            slots, news = self.counts.news(wanting)
-            left = iter(slots)
-            every = [next(left) if is_adjusted(rows.seq) else 0 for rows in asked]
-            add_slots(plan, asked, every, unseen)
+        if wanted:
+            slots, news = wanted
+            add_slots(plan, asked, slots, unseen)
             known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
             parts += [known, *news]
-        return Question(asked, plan, bool(wanting), parts)
+        return Question(asked, plan, wanted is not None, parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
@@ -229,20 +236,24 @@ class DeviceDraws:
 
     def held(self, seqs: Seq[Sequence]) -> Held | None:
         """What these ask for beyond filters, by all that they hold by now, if any of them does."""
-        if not self._wanting(seqs):
+        if not (wanted := self._wanted(seqs)):
             return None
-        mine = [is_adjusted(seq) for seq in seqs]
-        slots, news = self.counts.news([seq for seq in seqs if is_adjusted(seq)])
-        every = np.zeros(len(seqs), np.int64)
-        every[mine] = slots
-        there, *written = sent(self._device, [every, *news])
+        slots, news = wanted
+        there, *written = sent(self._device, [np.array(slots), *news])
         self.counts.write(*written)
         return Held(there, self.counts.tables)
 
-    def _wanting(self, seqs: Seq[Sequence]) -> list[Sequence]:
-        """Those whose next token is drawn with more than temperature and filters."""
-        adjusts = self._fields_of(seqs).adjusts
-        return [seq for seq in seqs if is_adjusted(seq)] if adjusts else []
+    def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
+        """Slots, of those whose next token is drawn with more than temperature and filters (0: of
+        the others), and what is new there; None if all are others."""
+        if not self._fields_of(seqs).adjusts:
+            return None
+        mine = [is_adjusted(seq) for seq in seqs]
+        if not any(mine):
+            return None
+        slots, news = self.counts.news([seq for seq, own in zip(seqs, mine, strict=True) if own])
+        left = iter(slots)
+        return [next(left) if own else 0 for own in mine], news
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
         """Kept until others are asked about: from step to step they are mostly the same."""
