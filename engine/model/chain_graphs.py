@@ -9,6 +9,7 @@ own, which are recorded when they are needed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
@@ -97,9 +98,13 @@ class _Chain:
         sequences draw greedily from whatever is there, in the scrap block."""
         used = len(starts)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
-        for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
+        asked = [slice(0, _SLOT)]
+        if self._counts is not None:
+            asked.append(slice(_OWN, COLUMNS))
+            self._early.host[:, :used] = given[:, _OWN]
+        for own in asked:
             self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
-        self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
+        self._keys.host[:, :, :used] = given[:, _KEYS]
         self._first.host[:used] = first
         self._positions.host[:used] = [start.position for start in starts]
         self._positions.host[used:] = 0
@@ -209,7 +214,7 @@ class ChainGraphs:
         return seen[:rows], biases[:rows]
 
     def _rows(self, starts: Sequence[Start]) -> int:
-        return next(size for size in self._sizes if size >= len(starts))
+        return self._sizes[bisect_left(self._sizes, len(starts))]
 
 
 def read_chains(told: Numbers, sequences: int) -> Found:

@@ -11,11 +11,13 @@ stay where they are. `CudaRecorder` captures; tests use one that calls the funct
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,12 +164,13 @@ class _Static:
         used, unseen, along = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
-        self._kept.host[: len(batch.rows)] = batch.rows
+        first, asked = used - len(batch.rows), len(batch.rows)
+        self._kept.host[:asked] = np.arange(first, used) if batch.trailing else batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
         if question is not None:
             along = question.numbers(drawn=self.answers(question))
-            facts, asked = question.plan.table.T[:UNFILTERED, :, None], len(batch.rows)
+            facts = question.plan.table.T[:UNFILTERED, :, None]
             self._scales.host[:, :asked], self._keys.host[:, :asked] = facts[:2], facts[2:]
         there = self.send(spans, along)
         if unseen is not None:
@@ -224,9 +227,9 @@ class ForwardGraphs:
     def __call__(self, batch: Batch, question: Question | None) -> Forwarded | None:
         """None if the batch is not for graphs."""
         rows = len(batch.tokens)
-        size = next((size for size in self.sizes if size >= rows), None)
-        if size is None or not batch.rows:
+        if rows > self.sizes[-1] or not batch.rows:
             return None
+        size = self.sizes[bisect_left(self.sizes, rows)]
         spans = [*batch.spans, *self._site.scrap_spans(rows, size - rows)]
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):

@@ -111,12 +111,10 @@ class Rounds:
             for chunk, own in zip(chunks, found, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # too late to cut, not to learn from
-        asked = iter(rows)
-        sampled = [
-            Sampled(chunk, proposal, next(asked).first)
-            for chunk, proposal in zip(plan.chunks, proposals, strict=True)
-            if chunk.samples
-        ]
+        sampling = [*zip(plan.chunks, proposals, strict=True)]
+        if len(rows) < len(chunks):
+            sampling = [pair for pair in sampling if pair[0].samples]
+        sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
         told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
         self._acceptor.walk(sampled, output, told)
         if self._is_learnt_from(plan):
