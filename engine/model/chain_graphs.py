@@ -98,13 +98,9 @@ class _Chain:
         sequences draw greedily from whatever is there, in the scrap block."""
         used = len(starts)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
-        asked = [slice(0, _SLOT)]
-        if self._counts is not None:
-            asked.append(slice(_OWN, COLUMNS))
-            self._early.host[:, :used] = given[:, _OWN]
-        for own in asked:
+        for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
             self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
-        self._keys.host[:, :, :used] = given[:, _KEYS]
+        self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
         self._first.host[:used] = first
         self._positions.host[:used] = [start.position for start in starts]
         self._positions.host[used:] = 0

@@ -204,14 +204,9 @@ class ForwardGraphs:
     of _Static."""
 
     def __init__(
-        self,
-        call: Call,
-        site: Site,
-        recorder: Recorder,
-        logits: Tensor,
-        most_rows: int,
+        self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int,
         words: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sizes = buckets(most_rows)
         self._site, self._logits = site, logits
         self._pool = GraphPool[int, _Static](

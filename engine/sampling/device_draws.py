@@ -69,7 +69,7 @@ class Enqueued(NamedTuple):
     def told(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
         """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
         tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
-        scores = self._scores(tokens, *numbers[1:])
+        scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
         for rows, count in zip(self.asked, counts, strict=True):
             drawn, said = tokens[at : at + count], None
             at += rows.size
@@ -79,15 +79,15 @@ class Enqueued(NamedTuple):
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
         return found
 
-    def _scores(self, drawn: list[int], numbers: Numbers | None = None) -> list[TokenLogprobs]:
+    def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
         """Of all rows of those who ask for them."""
         tokens, counts, at = list[int](), list[int](), 0
-        for rows in self.asked if numbers is not None else ():
+        for rows in self.asked:
             if (asks := rows.seq.params.logprobs) is not None:
                 tokens += drawn[at : at + rows.size]
                 counts += [asks] * rows.size
             at += rows.size
-        return [] if numbers is None else logprobs.told(numbers, tokens, counts)
+        return logprobs.told(numbers, tokens, counts)
 
 
 class Question(NamedTuple):
@@ -199,13 +199,9 @@ class DeviceDraws:
         return self.answer(logits, question, unseen, there)
 
     def answer(
-        self,
-        logits: Tensor,
-        question: Question,
-        unseen: Tensor | None,
-        there: Tensor | None,
+        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor | None,
         drawn: Tensor | None = None,
-    ) -> Enqueued:
+    ) -> Enqueued:  # fmt: skip
         """`enqueue`, with the question's numbers `there` on the device already, or what is plainly
         `drawn`, from these rows and any behind them."""
         asked, plan, wanting, parts = question
