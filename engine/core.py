@@ -273,7 +273,8 @@ class Engine:
             if item.tokens:
                 proposed, accepted = len(item.proposal.tokens), item.num_accepted
                 predicted = proposed if item.proposal.source == PREDICTION else 0
-                self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
+                if item.proposal.branches is not None:
+                    self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
                 self._scheduler.commit(chunk, item.tokens, accepted, proposed, predicted)
         for item in sampled:
             if item.finish is not None:

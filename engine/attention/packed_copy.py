@@ -3,13 +3,15 @@
 They lie side by side in one buffer on the host and in a twin on the device. Who needs some reserves
 a part before `build`, writes to the host's side of it, and computes with the device's side, which
 stays where it is, as graphs need; `send` copies all parts at once, and of the last, which is for
-what varies in size, as much as is used. For CUDA the numbers go through page-locked memory of their
-own, which torch keeps until the device has read it: several forwards of a step, and steps that draw
+what varies in size, as much as is used. For CUDA the numbers go through page-locked places, each of
+which is used again once the device has read it: several forwards of a step, and steps that draw
 nothing, are sent without a wait in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -18,10 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Words = npt.NDArray[np.int32]
+
 KINDS: dict[torch.dtype, type[np.generic]] = {
     torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32,
 }  # fmt: skip
 APART = 4  # words from where a part may begin to where the next may: Triton's kernels ask for it
+PLACES = 16  # copies that may be on their way at once
 
 
 class Part:
@@ -33,11 +38,7 @@ class Part:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
-        self.used = shape[0]
-
-    def words(self, rows: int) -> int:
-        """Of 32 bits."""
-        return rows * prod(self.shape[1:]) * self.dtype.itemsize // 4
+        self.used, self.words = shape[0], prod(shape[1:]) * dtype.itemsize // 4  # of a row
 
 
 class PackedCopy:
@@ -54,12 +55,12 @@ class PackedCopy:
 
     def build(self) -> None:
         """Allot all parts."""
-        sizes = [part.words(part.shape[0]) for part in self._parts]
+        sizes = [part.shape[0] * part.words for part in self._parts]
         ends = np.cumsum([-(-size // APART) * APART for size in sizes]).tolist()
         self._firsts = firsts = [0, *ends[:-1]]
-        self._host = torch.zeros(ends[-1], dtype=torch.int32)
         self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
-        self._numbers = numbers = self._host.numpy()
+        self._numbers = numbers = np.zeros(ends[-1], np.int32)
+        self._copy = _copy_to(self._there.device)
         for part, first, size in zip(self._parts, firsts, sizes, strict=True):
             last = first + size
             part.host = numbers[first:last].view(KINDS[part.dtype]).reshape(part.shape)
@@ -69,23 +70,52 @@ class PackedCopy:
         """The host does not wait for it, and may write again at once. What is to go `along` with
         it stands on the device, until the next `send`, where the answer is."""
         last = self._parts[-1]
-        size, there = self._firsts[-1] + last.words(last.used), None
+        size, there = self._firsts[-1] + last.used * last.words, None
         if along is not None:
             first = -(-size // APART) * APART
-            if first + 2 * len(along) > len(self._host):
+            if first + 2 * len(along) > len(self._numbers):
                 there = sent_alone(along, self._device)  # there is no room for it
             else:
                 size = first + 2 * len(along)
                 self._numbers[first:size].view(np.int64)[:] = along
                 there = self._there[first:size].view(torch.int64)
-        given = self._host[:size]
-        if self._device.type == "cuda":
-            given = given.pin_memory()
-        self._there[:size].copy_(given, non_blocking=True)
+        self._copy(self._numbers[:size], self._there.narrow(0, 0, size))
         return there
 
 
 def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """On the device, in a copy of their own that the host does not wait for."""
-    given = torch.from_numpy(numbers)
-    return (given.pin_memory() if device.type == "cuda" else given).to(device, non_blocking=True)
+    there = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    _copy_to(there.device)(numbers.view(np.int32), there.view(torch.int32))
+    return there
+
+
+@cache
+def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
+    if device.type == "cuda":
+        return _Places(device).send
+    return lambda numbers, there: there.copy_(torch.from_numpy(numbers))
+
+
+class _Places:
+    """Page-locked memory, taken in turn; each with the event that the device has read it."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Known beforehand: to ask for it takes the host longer than to record an event.
+        self._stream, self._next = torch.cuda.current_stream(device), 0
+        self._held = [self._place(0) for _ in range(PLACES)]
+
+    def _place(self, words: int) -> tuple[Tensor, Words, Any]:
+        pinned = torch.empty(words, dtype=torch.int32, pin_memory=True)
+        return pinned, pinned.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def send(self, numbers: Words, there: Tensor) -> None:
+        size, self._next = len(numbers), (self._next + 1) % PLACES
+        pinned, host, read = self._held[self._next]
+        if size > len(host):  # torch keeps the smaller one until it is read
+            self._held[self._next] = pinned, host, read = self._place(1 << size.bit_length())
+        elif not read.query():
+            read.synchronize()
+        host[:size] = numbers
+        there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
+        read.record(self._stream)

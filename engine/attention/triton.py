@@ -110,7 +110,8 @@ class Listed:
         for span in spans:
             row, length, start, blocks, nodes = span
             count = -(-(start + length + steps - 1) // size)
-            tables.append(array("i", blocks[:count]))
+            table = blocks if len(blocks) == count else blocks[:count]
+            tables.append(table if isinstance(table, array) else array("i", table))
             if length <= PIECE_ROWS and not nodes:
                 pieces.append((row, length, start + length, start, row, page))
             else:

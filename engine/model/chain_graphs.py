@@ -9,6 +9,7 @@ own, which are recorded when they are needed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -39,6 +40,14 @@ _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
 _SLOT, _OWN = UNWISHED, UNWISHED + Wishes._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
+
+
+class Guessed(NamedTuple):
+    """A proposal of some sequences, on the device: float64 `told` `[2, steps, sequences or more]`,
+    tokens and leads, and the tokens as `ids` int64 `[sequences * steps]`, 0 for none."""
+
+    told: Tensor
+    ids: Tensor
 
 
 class Kind(NamedTuple):
@@ -76,6 +85,7 @@ class _Chain:
         self._table.host[:] = 1  # what is read must be a number of ids
         self._table.host[_SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
         self._table.host[_SLOT + 1 : _OWN] = 0
+        self.ids = self._none  # of the last run
 
     def fill(
         self,
@@ -117,7 +127,7 @@ class _Chain:
         return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
-        """Float64 `[2, steps, rows]`: tokens and leads; float64 holds every id."""
+        """`Guessed.told` of all rows; float64 holds every id. Leaves `ids`."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
@@ -137,7 +147,10 @@ class _Chain:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
                 positions, attention = self._positions.there[None] + step, self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
-        return torch.stack(found, dim=1)
+        told = torch.stack(found, dim=1)
+        ids = torch.empty(self._kind.rows, self._kind.steps, dtype=torch.int64, device=told.device)
+        self.ids = ids.copy_(told[0].T.clamp(min=0)).view(-1)
+        return told
 
 
 class ChainGraphs:
@@ -180,17 +193,18 @@ class ChainGraphs:
         steps: int,
         table: Numbers,
         held: Held | None,
-    ) -> Tensor:
-        """Float64 `[2, steps, sequences]`: `steps` tokens of each and their leads, on the device;
-        `first`: rows of the logits; see ModelRunner.unseen_chain. `fits` must hold."""
+    ) -> Guessed:
+        """`steps` tokens of each; `first`: rows of the logits; see ModelRunner.unseen_chain. `fits`
+        must hold."""
         asks = PLAIN
         if held is not None:
             asks = ADJUSTED
         elif table[:, _FILTERED].any():
             asks = FILTERED
         kind = Kind(self._rows(starts), steps, asks)
-        self._pool.inputs(kind).fill(first, starts, table, held)
-        return self._pool.replay(kind)[:, :, : len(starts)]
+        chain = self._pool.inputs(kind)
+        chain.fill(first, starts, table, held)
+        return Guessed(self._pool.replay(kind), chain.ids[: len(starts) * steps])
 
     def _shared(self, like: Tensor, rows: int) -> Counts:
         """Of all chains, as wide as `like` and for as many sequences."""
@@ -200,9 +214,10 @@ class ChainGraphs:
         return seen[:rows], biases[:rows]
 
     def _rows(self, starts: Sequence[Start]) -> int:
-        return next(size for size in self._sizes if size >= len(starts))
+        return self._sizes[bisect_left(self._sizes, len(starts))]
 
 
-def read_chains(numbers: Numbers) -> Found:
-    """Tokens and leads by sequence, of what `ChainGraphs` answers as an array."""
-    return numbers[0].T.astype(np.int64).tolist(), numbers[1].T.tolist()
+def read_chains(told: Numbers, sequences: int) -> Found:
+    """Tokens and leads by sequence."""
+    tokens, leads = told[:, :, :sequences].transpose(0, 2, 1)
+    return tokens.astype(np.int64).tolist(), leads.tolist()

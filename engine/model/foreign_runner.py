@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine.grammar.translation import Translation
 from engine.model.batch import Unseen
-from engine.model.graphs import Along
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.runner import ModelOutput, ModelRunner
+from engine.sampling.device_draws import Question
 from engine.scheduling.segment import Segment
 
 
@@ -42,12 +42,11 @@ class ForeignRunner(ModelRunner):
         self,
         segments: Sequence[Segment],
         unseen: Unseen | None = None,
-        along: Along = None,
+        question: Question | None = None,
         *,
         states: bool = True,
     ) -> ModelOutput:
-        output = super().forward(segments, unseen, along)
-        return ModelOutput(self._translated(output.logits), along=output.along)
+        return ModelOutput(self._translated(super().forward(segments, unseen, question).logits))
 
     @torch.inference_mode()
     def _translated(self, logits: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ stay where they are. `CudaRecorder` captures; tests use one that calls the funct
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,9 +25,9 @@ from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBa
 from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
+from engine.sampling.device_draws import Question, draw_rows
+from engine.sampling.row_facts import UNFILTERED, Facts, Numbers
 from engine.scheduling.memory import buckets
-
-Along = npt.NDArray[np.int64] | None
 
 MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room
 WARM_UPS = 2  # runs before a capture: compiling, planning and allotting happen there
@@ -132,31 +132,57 @@ class GraphPool(Generic[Key, Held]):
         return found.output
 
 
-class _Static:
-    """The inputs of one bucket, and the forward over them, to the first rows of `logits`."""
+class Forwarded(NamedTuple):
+    """Float32 `logits` of the rows that a batch keeps. Of a question about them, what went `along`,
+    on the device; and, if it is a plain one, what was `drawn` from these rows and any behind
+    them."""
 
-    def __init__(self, rows: int, call: Call, site: Site, logits: Tensor) -> None:
+    logits: Tensor
+    along: Tensor | None = None
+    drawn: Tensor | None = None
+
+
+class _Static:
+    """The inputs of one bucket, and the forward over them, to the first rows of `logits`. With
+    `words`, noise.token_words_of, it draws from them, too."""
+
+    def __init__(
+        self, rows: int, call: Call, site: Site, logits: Tensor, words: Tensor | None
+    ) -> None:
         self._sent = sent = PackedCopy(site.device)
         self._ids, self._positions, self._kept, self._unseen = (
             sent.part(rows, dtype=torch.int64) for _ in range(4)
         )
+        self._scales = sent.part(2, rows, 1, dtype=torch.float32)
+        self._keys = sent.part(2, rows, 1)
         self.attention = site.stage(rows, sent)
         sent.build()
-        self._call, self._logits = call, logits[:rows]
+        self._call, self._logits, self._words = call, logits[:rows], words
+        self.drawn: Tensor | None = None  # by the last run
 
-    def fill(self, batch: Batch, spans: Sequence[Span], along: Along) -> Tensor | None:
-        used, unseen = len(batch.tokens), batch.unseen
+    def fill(self, batch: Batch, spans: Sequence[Span], question: Question | None) -> Tensor | None:
+        """Where, on the device, a question's numbers are that `run` does not know."""
+        used, unseen, along = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
-        self._kept.host[: len(batch.rows)] = batch.rows
+        first, asked = used - len(batch.rows), len(batch.rows)
+        self._kept.host[:asked] = np.arange(first, used) if batch.trailing else batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
+        if question is not None:
+            along = question.numbers(drawn=self.answers(question))
+            facts = question.plan.table.T[:UNFILTERED, :, None]
+            self._scales.host[:, :asked], self._keys.host[:, :asked] = facts[:2], facts[2:]
         there = self.send(spans, along)
         if unseen is not None:
             self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
         return there
 
-    def send(self, spans: Sequence[Span], along: Along = None) -> Tensor | None:
+    def answers(self, question: Question) -> bool:
+        """Whether `drawn` is all that it asks to be drawn."""
+        return self._words is not None and question.is_plain
+
+    def send(self, spans: Sequence[Span], along: Numbers | None = None) -> Tensor | None:
         """For a capture: what is computed means nothing."""
         self.attention.fill(spans)
         return self._sent.send(along)
@@ -164,22 +190,28 @@ class _Static:
     def run(self) -> Tensor:
         """Float32 logits of the kept rows, and of any others behind them."""
         ids, positions, kept = self._ids.there, self._positions.there, self._kept.there
-        return self._logits.copy_(
+        logits = self._logits.copy_(
             self._call(ids[None], positions[None], kept, self.attention.step(0))
         )
+        if self._words is not None:
+            facts = Facts(*self._scales.there, *self._keys.there)
+            self.drawn = draw_rows(logits, self._words, facts)
+        return logits
 
 
 class ForwardGraphs:
     """Forwards of one model over one plane, by number of rows. All leave their results in the
-    first rows of `logits`, float32 `[most rows, vocab]`: the next one overwrites them."""
+    first rows of `logits`, float32 `[most rows, vocab]`: the next one overwrites them. `words`: as
+    of _Static."""
 
     def __init__(
-        self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int
-    ) -> None:
+        self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int,
+        words: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.sizes = buckets(most_rows)
         self._site, self._logits = site, logits
         self._pool = GraphPool[int, _Static](
-            recorder, lambda rows: _Static(rows, call, site, logits)
+            recorder, lambda rows: _Static(rows, call, site, logits, words)
         )
 
     def capture(self) -> Iterator[None]:
@@ -189,17 +221,17 @@ class ForwardGraphs:
             self._pool.replay(size)
             yield
 
-    def __call__(self, batch: Batch, along: Along) -> tuple[Tensor, Tensor | None] | None:
-        """Float32 logits of the rows that `batch` keeps, and where the numbers that go `along` are;
-        None if it is not for graphs."""
+    def __call__(self, batch: Batch, question: Question | None) -> Forwarded | None:
+        """None if the batch is not for graphs."""
         rows = len(batch.tokens)
-        size = next((size for size in self.sizes if size >= rows), None)
-        if size is None or not batch.rows:
+        if rows > self.sizes[-1] or not batch.rows:
             return None
+        size = self.sizes[bisect_left(self.sizes, rows)]
         spans = [*batch.spans, *self._site.scrap_spans(rows, size - rows)]
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
-        there = static.fill(batch, spans, along)
+        along = static.fill(batch, spans, question)
         self._pool.replay(size)
-        return self._logits[: len(batch.rows)], there
+        drawn = static.drawn if question is not None and static.answers(question) else None
+        return Forwarded(self._logits[: len(batch.rows)], along, drawn)

@@ -23,15 +23,18 @@ from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found
-from engine.model.graphs import Along, ForwardGraphs, Recorder, Site
+from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found, Guessed
+from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
+from engine.sampling.device_draws import Question
+from engine.sampling.noise import token_words_of
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
-from engine.sampling.row_facts import Numbers
+from engine.sampling.row_facts import Numbers, flat
 from engine.sampling.token_counts import Held
+from engine.sampling.triton_draws import available
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import HiddenRows, Segment, Start, Window
 
@@ -41,19 +44,20 @@ Floats = npt.NDArray[np.float32]
 class ModelOutput:
     """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
     on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch. On a
-    device the next forward of the model writes over them, unless they are `kept`, and over the
-    numbers that were sent `along`, an int64 tensor there, and `hidden`, if the runner leaves hidden
+    device the next forward of the model writes over them, unless they are `kept`, over what is
+    `along` and `drawn` (see graphs.Forwarded), and `hidden`, if the runner leaves hidden
     states: `[rows of HiddenRows, layers * width]`, of a CPU float32, else the model's precision."""
 
-    __slots__ = ("_given", "_rows", "along", "hidden")
+    __slots__ = ("_given", "_rows", "along", "drawn", "hidden")
 
     def __init__(
         self,
         given: Tensor | Floats,
         rows: list[int] | None = None,
         along: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> None:
-        self._given, self._rows, self.along = given, rows, along
+        self._given, self._rows, self.along, self.drawn = given, rows, along, drawn
         self.hidden: Tensor | None = None
 
     @property
@@ -131,9 +135,10 @@ class DeviceTimer:
         # Known beforehand: to ask for it takes the host longer than to record an event.
         self._stream = None if make_event else torch.cuda.current_stream()
         self._open: list[tuple[Any, Any]] = []  # torch's events have no types
+        self._free: list[tuple[Any, Any]] = []  # these were read
 
     def __enter__(self) -> None:
-        pair = self._make(), self._make()
+        pair = self._free.pop() if self._free else (self._make(), self._make())
         pair[0].record(self._stream)
         self._open.append(pair)
 
@@ -143,8 +148,9 @@ class DeviceTimer:
     def read(self) -> float:
         milliseconds = 0.0
         while self._open and self._open[0][1].query():
-            first, last = self._open.pop(0)
+            first, last = pair = self._open.pop(0)
             milliseconds += first.elapsed_time(last)
+            self._free.append(pair)
         return milliseconds / 1e3
 
     def wait(self) -> None:
@@ -215,9 +221,12 @@ class ModelRunner:
             sizes = buckets(asked)[-1], model.vocab_size
             self._logits = torch.zeros(sizes, device=model.device)
             given = (self._call, site, graphs.recorder, self._logits)
-            self._forwards = ForwardGraphs(*given, graphs.most_rows)
+            words = None
             if model.role == "draft":
                 self._chains = ChainGraphs(*given)
+            elif model.device.type == "cpu" or available(model.device):
+                words = token_words_of(model.vocab_size, model.device)
+            self._forwards = ForwardGraphs(*given, graphs.most_rows, words)
 
     @property
     def attention(self) -> str:
@@ -272,14 +281,14 @@ class ModelRunner:
         self,
         segments: Sequence[Segment],
         unseen: Unseen | None = None,
-        along: Along = None,
+        question: Question | None = None,
         *,
         states: bool = True,
     ) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
-        `start + len(tokens)`, and everything before `start` must have been computed. Numbers for
-        whoever goes on with the logits are sent `along` with what the forward needs. Without
-        `states` nobody asks for the hidden ones."""
+        `start + len(tokens)`, and everything before `start` must have been computed. A `question`
+        about the rows that are asked for goes along with what the forward needs. Without `states`
+        nobody asks for the hidden ones."""
         if self.window is not None:
             segments = [segment.within(self.window) for segment in segments]
         compiled = self._compiled
@@ -290,17 +299,17 @@ class ModelRunner:
             batch = Batch.pack(segments, self.model.device, unseen)
             if self._forwards is not None:
                 with self._timer:
-                    replayed = self._forwards(batch, along)
+                    replayed = self._forwards(batch, question)
                 if replayed is not None:
-                    return self._output(*replayed, segments)
-            there = None if along is None else sent_alone(along, self.model.device)
-            return self._output(self._eager(batch), there, segments)
+                    return self._output(replayed, segments)
+            along = None
+            if question is not None:
+                along = sent_alone(flat(question.parts), self.model.device)
+            return self._output(Forwarded(self._eager(batch), along), segments)
 
-    def _output(
-        self, logits: Tensor, along: Tensor | None, segments: Sequence[Segment]
-    ) -> ModelOutput:
+    def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:
         """As the last call left it."""
-        output = ModelOutput(logits, along=along)
+        output = ModelOutput(found.logits, None, found.along, found.drawn)
         if self._hidden is not None:
             output.hidden = self._hidden.rows(self._hidden.asked.count(segments))
         return output
@@ -364,11 +373,11 @@ class ModelRunner:
         steps: int,
         table: Numbers,
         held: Held | None = None,
-    ) -> Tensor:
+    ) -> Guessed:
         """`chain` in one graph, which makes the noise itself. `table` as row_facts.Plan's, of
-        `steps` rows of each sequence, and what they hold if any asks for more than filters. Float64
-        `[2, steps, sequences]`, tokens and leads, still to be computed when this returns, and
-        overwritten by this model's next forward. `fits_chain` must hold."""
+        `steps` rows of each sequence, and what they hold if any asks for more than filters. Still
+        to be computed when this returns, and overwritten by this model's next forward. `fits_chain`
+        must hold."""
         assert self._chains is not None
         first = output.within(self._logits)
         if first is None:  # they are of a forward without a graph

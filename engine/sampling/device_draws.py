@@ -33,14 +33,17 @@ from engine.sampling.row_facts import (
     Fields,
     Numbers,
     Plan,
+    Shape,
     add_slots,
     apart,
+    asked_by,
     fields_of,
     flat,
     guesses_of,
     is_adjusted,
     plan_of,
     sent,
+    shape_of,
 )
 from engine.sampling.token_counts import Held, TokenCounts, adjusted
 from engine.sampling.triton_draws import available, draw, draw_likeliest
@@ -57,7 +60,7 @@ class Drawn(NamedTuple):
 
 class Enqueued(NamedTuple):
     """Draws that the device may still be computing. `sent`: float64 tensors that are to be read.
-    The first is `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
+    The first is `[2, rows or more]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
     `logprobs.scores` says, if anybody asked."""
 
     asked: Seq[Rows]
@@ -66,16 +69,25 @@ class Enqueued(NamedTuple):
     def told(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
         """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
         tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
-        scores = numbers[1] if numbers[1:] else np.empty(0)
+        scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
         for rows, count in zip(self.asked, counts, strict=True):
-            drawn, asks, said = tokens[at : at + count], rows.seq.params.logprobs, None
+            drawn, said = tokens[at : at + count], None
             at += rows.size
-            if asks is not None:
-                own = scores[scored : scored + count]
-                said = logprobs.told(own, drawn, [asks] * count)
+            if rows.seq.params.logprobs is not None:
+                said = scores[scored : scored + count]
                 scored += rows.size
             found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
         return found
+
+    def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
+        """Of all rows of those who ask for them."""
+        tokens, counts, at = list[int](), list[int](), 0
+        for rows in self.asked:
+            if (asks := rows.seq.params.logprobs) is not None:
+                tokens += drawn[at : at + rows.size]
+                counts += [asks] * rows.size
+            at += rows.size
+        return logprobs.told(numbers, tokens, counts)
 
 
 class Question(NamedTuple):
@@ -88,8 +100,15 @@ class Question(NamedTuple):
     parts: list[Numbers]
 
     @property
-    def numbers(self) -> npt.NDArray[np.int64]:
-        return flat(self.parts)
+    def is_plain(self) -> bool:
+        """Whether temperature alone decides."""
+        return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
+
+    def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
+        """What is to be sent, if anything: less where a plain one is `drawn` already."""
+        if not drawn:
+            return flat(self.parts)
+        return self.plan.scored if len(self.plan.scored) else None
 
 
 class DeviceDraws:
@@ -103,11 +122,15 @@ class DeviceDraws:
         sequences: int = 64,
     ) -> None:
         self._processor = processor
+        # Whether a sequence's tokens can be drawn without asking the host in between.
+        self.takes = processor.on_device
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self.counts = TokenCounts(vocab_size, processor.eos_ids, device, sequences)
-        self._fields: tuple[list[Sequence], Fields] | None = None  # of the last that were planned
+        # Of the last that were planned.
+        self._fields: tuple[list[Sequence], Fields] | None = None
+        self._shape: Shape | None = None
 
     def warm(self) -> None:
         """Compile, or read the kept code, before anybody waits."""
@@ -115,10 +138,6 @@ class DeviceDraws:
         rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
         self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
         self._processor.forget(rows.seq)
-
-    def takes(self, seq: Sequence) -> bool:
-        """Whether its tokens can be drawn without asking the host in between."""
-        return self._processor.on_device(seq)
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
         """Of each one's rows of `[any, vocab]`. One copy from the device."""
@@ -155,49 +174,57 @@ class DeviceDraws:
 
     def plan(self, asked: Seq[Rows]) -> Plan:
         """Without slots."""
-        return plan_of(asked, self._fields_of([rows.seq for rows in asked]))
+        fields, shape = self._fields_of([rows.seq for rows in asked]), self._shape
+        if shape is None or shape.asked != asked_by(asked):
+            shape = self._shape = shape_of(asked, fields)
+        return plan_of(asked, fields, shape)
 
     def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
         """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
-        wanting = self._wanting([rows.seq for rows in asked])
-        width = COLUMNS if wanting else UNWISHED if len(plan.filtered) else UNFILTERED
+        wanted = self._wanted([rows.seq for rows in asked])
+        width = COLUMNS if wanted else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
-        if wanting:
-            slots, news = self.counts.news(wanting)
-            left = iter(slots)
-            every = [next(left) if is_adjusted(rows.seq) else 0 for rows in asked]
-            add_slots(plan, asked, every, unseen)
+        if wanted:
+            slots, news = wanted
+            add_slots(plan, asked, slots, unseen)
             known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
             parts += [known, *news]
-        return Question(asked, plan, bool(wanting), parts)
+        return Question(asked, plan, wanted is not None, parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
         turn whose `guesses` are left out."""
         question = self.ask(asked, self.plan(asked), 0 if unseen is None else len(unseen))
-        return self.answer(logits, question, unseen, sent_alone(question.numbers, self._device))
+        there = sent_alone(flat(question.parts), self._device)
+        return self.answer(logits, question, unseen, there)
 
     def answer(
-        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor
-    ) -> Enqueued:
-        """`enqueue`, with the question's numbers `there` on the device already."""
+        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor | None,
+        drawn: Tensor | None = None,
+    ) -> Enqueued:  # fmt: skip
+        """`enqueue`, with the question's numbers `there` on the device already, or what is plainly
+        `drawn`, from these rows and any behind them."""
         asked, plan, wanting, parts = question
-        table, rows, filtered, scored, *more = apart(there, parts)
-        if len(rows):
-            logits = logits.index_select(0, rows)
-        elif len(table) < len(logits):
-            logits = logits[: len(table)]
-        out = logits
-        if wanting:
-            ids, *written = more
-            self.counts.write(*written)
-            if unseen is not None:
-                ids = torch.cat([unseen, ids]) if len(ids) else unseen
-            wishes = table[:, UNWISHED:]
-            out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
-        found = [self._drawn(out, table, filtered, plan.look)]
-        if len(scored):
-            tokens = found[0][0]
+        scored = there
+        if drawn is None:
+            assert there is not None
+            table, rows, filtered, scored, *more = apart(there, parts)
+            if len(rows):
+                logits = logits.index_select(0, rows)
+            elif len(table) < len(logits):
+                logits = logits[: len(table)]
+            out = logits
+            if wanting:
+                ids, *written = more
+                self.counts.write(*written)
+                if unseen is not None:
+                    ids = torch.cat([unseen, ids]) if len(ids) else unseen
+                wishes = table[:, UNWISHED:]
+                out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
+            drawn = self._drawn(out, table, filtered, plan.look)
+        found = [drawn]
+        if scored is not None and len(scored):
+            tokens = drawn[0]
             if len(scored) < len(tokens):
                 tokens = tokens.index_select(0, scored)
             found.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
@@ -205,25 +232,30 @@ class DeviceDraws:
 
     def held(self, seqs: Seq[Sequence]) -> Held | None:
         """What these ask for beyond filters, by all that they hold by now, if any of them does."""
-        if not self._wanting(seqs):
+        if not (wanted := self._wanted(seqs)):
             return None
-        mine = [is_adjusted(seq) for seq in seqs]
-        slots, news = self.counts.news([seq for seq in seqs if is_adjusted(seq)])
-        every = np.zeros(len(seqs), np.int64)
-        every[mine] = slots
-        there, *written = sent(self._device, [every, *news])
+        slots, news = wanted
+        there, *written = sent(self._device, [np.array(slots), *news])
         self.counts.write(*written)
         return Held(there, self.counts.tables)
 
-    def _wanting(self, seqs: Seq[Sequence]) -> list[Sequence]:
-        """Those whose next token is drawn with more than temperature and filters."""
-        adjusts = self._fields_of(seqs).adjusts
-        return [seq for seq in seqs if is_adjusted(seq)] if adjusts else []
+    def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
+        """Slots, of those whose next token is drawn with more than temperature and filters (0: of
+        the others), and what is new there; None if all are others."""
+        if not self._fields_of(seqs).adjusts:
+            return None
+        mine = [is_adjusted(seq) for seq in seqs]
+        if not any(mine):
+            return None
+        slots, news = self.counts.news([seq for seq, own in zip(seqs, mine, strict=True) if own])
+        left = iter(slots)
+        return [next(left) if own else 0 for own in mine], news
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
         """Kept until others are asked about: from step to step they are mostly the same."""
         if self._fields is None or self._fields[0] != seqs:
             self._fields = [*seqs], fields_of(seqs, self._processor, self._vocab)
+            self._shape = None
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:

@@ -26,6 +26,12 @@ Halves = npt.NDArray[np.int32]
 
 _MASK64 = 2**64 - 1
 _FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
+# Of SplitMix64 (Steele, Lea and Flood, 2014), in the arithmetic of arrays, which wraps around.
+_START, _LAST_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
+_ROUNDS = [
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+]
 _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 
@@ -89,12 +95,16 @@ def key_columns(
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
-def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> tuple[Halves, Halves]:
-    """The low and the high halves of the rows' keys, `[rows]` int32 each. `seeds`: `splitmix64` of
+def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
+    """The low and the high halves of the rows' keys, int32 `[rows, 2]`. `seeds`: `splitmix64` of
     them."""
-    words: Words = splitmix64(seeds ^ positions.astype(np.uint64))
-    low, high = words.astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
-    return low.view(np.int32), high.view(np.int32)
+    words = seeds ^ positions.astype(np.uint64)
+    words += _START
+    for shift, factor in _ROUNDS:  # splitmix64, in place
+        words ^= words >> shift
+        words *= factor
+    words ^= words >> _LAST_SHIFT
+    return words.view(np.int32).reshape(-1, 2)
 
 
 def row_key(seed: int, position: int) -> int:

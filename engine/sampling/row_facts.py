@@ -118,12 +118,26 @@ class Plan(NamedTuple):
     most: int
 
 
-def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
+class Shape(NamedTuple):
+    """What of a plan stays as it is while the same sequences ask for as many rows each: the plan
+    without keys; by row the seed's word and how many guesses it is behind. `asked`: first row, size
+    and parents of each."""
+
+    asked: list[tuple[int, int, Seq[int] | None]]
+    plan: Plan
+    sizes: Numbers
+    seeds: Numbers
+    depths: Numbers
+
+
+def asked_by(asked: Seq[Rows]) -> list[tuple[int, int, Seq[int] | None]]:
+    """As in Shape."""
+    return [(rows.first, rows.size, rows.parents) for rows in asked]
+
+
+def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
     """Of all rows that are asked for, in order, with the fields of their sequences."""
-    told = np.array(
-        [(rows.first, rows.size, rows.position, len(rows.seq.tokens)) for rows in asked]
-    )
-    first, sizes, position, lengths = told.T
+    first, sizes = np.array([(rows.first, rows.size) for rows in asked]).T
     before = sizes.cumsum() - sizes  # rows of others
     table = fields.table.repeat(sizes, axis=0)
     numbers = np.arange(len(table))
@@ -131,13 +145,9 @@ def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
     for rows, at in zip(asked, before.tolist(), strict=True):
         if rows.parents is not None:
             depths[at + 1 : at + rows.size] = [1 + len(n) for n in ancestors_of(rows.parents)]
-    keys = key_halves(fields.seeds.repeat(sizes), position.repeat(sizes) + depths)
-    table[:, _LOW], table[:, _LOW + 1] = keys
     table[:, _DEPTHS] = depths
-    if fields.adjusts:
-        table[:, _DEPTHS + 1] = depths < (fields.early - lengths).repeat(sizes)
     nothing, alternatives = numbers[:0], int(fields.counts.max())
-    return Plan(
+    plan = Plan(
         table,
         nothing if (first == before).all() else (first - before).repeat(sizes) + numbers,
         table[:, UNWISHED - 1].nonzero()[0] if fields.look else nothing,
@@ -146,6 +156,18 @@ def plan_of(asked: Seq[Rows], fields: Fields) -> Plan:
         fields.look,
         int(depths.max()),
     )
+    return Shape(asked_by(asked), plan, sizes, fields.seeds.repeat(sizes), depths)
+
+
+def plan_of(asked: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
+    """Of the rows that have this shape."""
+    table, sizes = shape.plan.table.copy(), shape.sizes
+    positions = np.array([rows.position for rows in asked]).repeat(sizes) + shape.depths
+    table[:, _LOW : _LOW + 2] = key_halves(shape.seeds, positions)
+    if fields.adjusts:
+        left = fields.early - np.array([len(rows.seq.tokens) for rows in asked])
+        table[:, _DEPTHS + 1] = shape.depths < left.repeat(sizes)
+    return shape.plan._replace(table=table)
 
 
 def guesses_of(rows: Rows) -> Seq[int]:

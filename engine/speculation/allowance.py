@@ -68,6 +68,8 @@ class Allowance:
         """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
+        if seq.sources is None and self._probed is None:
+            return self._k
         main = self._of_main(seq) if self._k else 0
         if seq.sources is None or len(seq.tokens) < seq.asks_from:
             return main

@@ -73,16 +73,18 @@ class Cascade(Proposer):
         proposals: list[Proposal] = []
         left: list[Chunk] = []
         for chunk in chunks:
-            proposal, k = self._walk(chunk) if chunk.k else (EMPTY, 0)
-            proposals.append(proposal)
-            left.append(_asking(chunk, k))
+            limits = self._limits(chunk.seq) if chunk.k else None
+            if limits is None:
+                proposals.append(EMPTY)
+                left.append(chunk)
+            else:
+                proposal, k = self._walk(chunk, limits)
+                proposals.append(proposal)
+                left.append(_asking(chunk, k))
         return proposals, left
 
-    def _walk(self, chunk: Chunk) -> tuple[Proposal, int]:
+    def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
         """What a free proposer says, or how many guesses are left to the main one."""
-        limits = self._limits(chunk.seq)
-        if limits is None:
-            return EMPTY, chunk.k
         for name in chunk.seq.sources or ():
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.chain_graphs import Found, read_chains
+from engine.model.chain_graphs import Found, Guessed, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -32,7 +32,7 @@ from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
 from engine.sampling.row_facts import Numbers
-from engine.scheduling.segment import Segment
+from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
@@ -50,10 +50,11 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 class InFlight(NamedTuple):
     """Proposals that the host has not seen yet. `sent`: float64 tensors on
-    the device, whose numbers say what was judged (if anything was), and then the proposals: tokens
-    and leads by step and sequence, which begin with a row of `output` each."""
+    the device, whose numbers say what was judged (if anything was), and then the proposals, which
+    begin with a row of `output` each."""
 
     drafts: list[Draft]
+    starts: list[Start]
     judged: list[Rows]
     sent: list[Tensor]
     output: ModelOutput
@@ -137,28 +138,28 @@ class DraftModelProposer(Proposer):
         makes proposals once the host has the numbers. None, with nothing done, where one graph of
         the drafter cannot do all of it."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
-        if not drafts or not isinstance(draws, DeviceDraws) or not self._fits_one_call(drafts):
+        starts = self._fit_for_one_call(drafts)
+        if not starts or not isinstance(draws, DeviceDraws):
             return None
         self.agreements, self.forward_seconds = (), 0.0
         output, counts = self._catch_up(drafts)
         judged, last = judged_rows([draft.seq for draft in drafts], counts)
         sent = draws.enqueue(output.logits, judged).sent[:1] if judged else []
-        return InFlight(drafts, judged, sent, output.take(last))
+        return InFlight(drafts, starts, judged, sent, output.take(last))
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
         """Send the chain of what has begun; `table` of the rows that its guesses are drawn from, as
-        row_facts.Plan's. The guesses, int64 `[sequences * steps]`, sequence by sequence, on the
-        device; 0 for none."""
-        found = self._unseen_chain(flight.drafts, flight.output, table)
-        flight.sent.append(found)
-        return found[0].T.reshape(-1).clamp(min=0).long()
+        row_facts.Plan's. The guesses, as chain_graphs.Guessed.ids."""
+        found = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
+        flight.sent.append(found.told)
+        return found.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
         """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
         `flight.sent`."""
         if flight.judged:
             self.agreements = agreements(flight.judged, *numbers[0].tolist())
-        self._take_chains(flight.drafts, read_chains(numbers[-1]))
+        self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
     def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
@@ -185,11 +186,11 @@ class DraftModelProposer(Proposer):
         left, rows = drafts, last
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
-        elif self._fits_one_call(drafts):
+        elif starts := self._fit_for_one_call(drafts):
             assert isinstance(self._draws, DeviceDraws)
             table = self._draws.plan(chain_rows(drafts)).table
-            found = self._unseen_chain(drafts, output.take(last), table)
-            self._take_chains(drafts, read_chains(found.cpu().numpy()))
+            told = self._unseen_chain(drafts, starts, output.take(last), table).told
+            self._take_chains(drafts, read_chains(told.cpu().numpy(), len(drafts)))
             left = []
         return left, output.take(rows) if left else output
 
@@ -214,21 +215,26 @@ class DraftModelProposer(Proposer):
             self._take_chains(mine, found)
         return left, after
 
-    def _fits_one_call(self, drafts: list[Draft]) -> bool:
-        """On a device that draws itself: by the requests' fields, what was guessed already, and
-        what its graphs hold."""
-        draws, steps = self._draws, drafts[0].k
-        if self._runner.vocab_size != self._vocab_size or not isinstance(draws, DeviceDraws):
-            return False
-        alike = all(not d.tokens and d.k == steps and draws.takes(d.seq) for d in drafts)
-        return alike and self._runner.fits_chain(starts_of(drafts), steps)
+    def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:
+        """Where they start, if a device that draws itself can guess for all: by the requests'
+        fields, what was guessed already, and what its graphs hold."""
+        draws, alike = self._draws, self._runner.vocab_size == self._vocab_size
+        if not drafts or not alike or not isinstance(draws, DeviceDraws):
+            return []
+        steps, starts = drafts[0].k, starts_of(drafts)
+        for draft in drafts:
+            if draft.tokens or draft.k != steps or not draws.takes(draft.seq):
+                return []
+        return starts if self._runner.fits_chain(starts, steps) else []
 
-    def _unseen_chain(self, drafts: list[Draft], output: ModelOutput, table: Numbers) -> Tensor:
+    def _unseen_chain(
+        self, drafts: list[Draft], starts: list[Start], output: ModelOutput, table: Numbers
+    ) -> Guessed:
         """As ModelRunner's; `output` has the row of each one's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
             output,
-            starts_of(drafts),
+            starts,
             steps=drafts[0].k,
             table=table,
             held=self._draws.held([draft.seq for draft in drafts]),

@@ -20,7 +20,7 @@ from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
-from engine.speculation.proposal import Proposal, chain
+from engine.speculation.proposal import Proposal
 
 MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
 
@@ -57,7 +57,7 @@ class Draft(msgspec.Struct):
         self.confidences += [MOST_SURE] * len(forced)
 
     def proposal(self, source: str) -> Proposal:
-        return chain(self.tokens, source, forced=self.forced, confidences=self.confidences)
+        return Proposal(self.tokens, None, source, frozenset(self.forced), self.confidences)
 
     def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
         """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""

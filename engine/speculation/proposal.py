@@ -1,5 +1,5 @@
-"""Proposal: guessed tokens as a tree in two lists, and what whoever makes them must offer. A chain
-is `parents = [-1, 0, 1, ...]`.
+"""Proposal: guessed tokens as a tree in two lists, and what whoever makes them must offer. A chain,
+whose parents are `[-1, 0, 1, ...]`, needs no second one.
 
 Positions and the attention mask follow from `parents` alone (depth, ancestors), so two lists
 describe every drafter. Anything may propose: under sample-and-match the proposal never enters the
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from engine.scheduling.segment import CHAIN, HiddenRows, is_chain
+from engine.scheduling.segment import CHAIN, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
@@ -29,19 +29,23 @@ _FAR = 1e-6  # chances are taken to be between this and what lacks it to 1
 
 class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
-    committed token. `source` names who guessed; the nodes in `forced` were put in by the grammar.
-    `confidences`, one per node or none at all: larger is surer, on a scale of the proposer's
-    own."""
+    committed token. `branches` are the parents, and None once it is seen that they make a chain.
+    `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
+    per node or none at all: larger is surer, on a scale of the proposer's own."""
 
     tokens: list[int] = []
-    parents: list[int] = []
+    branches: list[int] | None = None
     source: str = "none"
     forced: frozenset[int] = frozenset()
     confidences: list[float] = []
 
     def __post_init__(self) -> None:
-        assert len(self.tokens) == len(self.parents)
-        assert self.is_chain or all(-1 <= p < i for i, p in enumerate(self.parents))
+        parents = self.branches
+        if parents is not None:
+            assert len(self.tokens) == len(parents)
+            assert all(-1 <= p < i for i, p in enumerate(parents))
+            if parents == CHAIN[: len(parents)]:
+                msgspec.structs.force_setattr(self, "branches", None)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,12 +55,12 @@ class Proposal(msgspec.Struct, frozen=True):
 
     @property
     def is_chain(self) -> bool:
-        return is_chain(self.parents)
+        return self.branches is None
 
     @property
-    def branches(self) -> list[int] | None:
-        """Its parents, None for a chain."""
-        return None if self.is_chain else self.parents
+    def parents(self) -> list[int]:
+        """One per node."""
+        return CHAIN[: len(self.tokens)] if self.branches is None else self.branches
 
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
@@ -71,7 +75,7 @@ class Proposal(msgspec.Struct, frozen=True):
             return self
         return Proposal(
             self.tokens[:size],
-            self.parents[:size],
+            self.branches and self.branches[:size],
             self.source,
             frozenset(node for node in self.forced if node < size),
             self.confidences[:size],
@@ -86,8 +90,7 @@ def chain(
     confidences: Seq[float] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    parents = CHAIN[: len(tokens)]
-    return Proposal([*tokens], parents, source, frozenset(forced), [*confidences])
+    return Proposal([*tokens], None, source, frozenset(forced), [*confidences])
 
 
 EMPTY = Proposal()

@@ -30,7 +30,7 @@ class VerifyResult(msgspec.Struct):
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative one stands for a row from which nothing could be drawn."""
-    if proposal.is_chain and min(drawn) >= 0:
+    if proposal.branches is None and min(drawn) >= 0:
         guesses = proposal.tokens
         kept, count = 0, len(guesses)
         while kept < count and drawn[kept] == guesses[kept]:

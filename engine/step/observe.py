@@ -30,12 +30,14 @@ def observe(
     overhead: Overhead,
 ) -> StepRecord:
     """The record of a step, after its commit."""
-    main, items = proposer.name, {id(item.chunk): item for item in sampled}
-    found = [items.get(id(chunk)) for chunk in plan.chunks]
-    parts = [
-        _prompt_part(chunk) if item is None else _part(item, main, allowance)
-        for chunk, item in zip(plan.chunks, found, strict=True)
-    ]
+    main, items = proposer.name, iter([*sampled, None])  # in the order of the plan
+    item, parts = next(items), list[Part]()
+    for chunk in plan.chunks:
+        if item is None or item.chunk is not chunk:
+            parts.append(_prompt_part(chunk))
+        else:
+            parts.append(_part(item, main, allowance))
+            item = next(items)
     speculates = any(part.proposed for part in parts)
     more = overhead.seconds(len(parts), speculates=speculates)
     return StepRecord(
@@ -64,7 +66,8 @@ def _of_prompt(chunk: Chunk) -> int:
 
 
 def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
-    chunk, proposal, num_tokens = item.chunk, item.proposal, len(item.tokens)
+    chunk, proposal = item.chunk, item.proposal
+    num_tokens, accepted = len(item.tokens), item.num_accepted
     seq, start, length, k = chunk
     made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if made.source in (main, EMPTY.source) else made.source
@@ -73,17 +76,15 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
     # By place: names would take most of a step's time in here.
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
-    prompt, finish = _of_prompt(chunk), item.finish or ""
+    prompt, finish = 0 if start >= seq.num_prompt else _of_prompt(chunk), item.finish or ""
     if not made.tokens:
         return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
     forced = _forced(item) if proposal.forced else (0, 0)
-    depths, path = (
-        ([], []) if made.is_chain else (proposal.depths(), item.path[: item.num_accepted])
-    )
+    depths, path = ([], []) if made.branches is None else (proposal.depths(), item.path[:accepted])
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
-        item.num_accepted, num_tokens, tried, right, finish, source, bounded,
+        accepted, num_tokens, tried, right, finish, source, bounded,
         made.confidences[:tried], forced, depths, path)  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
     """Guesses whose fate became known, and those of them that were right: what was left out of the
     forward is compared with the tokens that came."""
     guesses, tokens, right = made.tokens, item.tokens, 0
-    if not made.is_chain:
+    if made.branches is not None:
         return len(item.proposal), item.num_accepted
     most = len(guesses) if len(guesses) < len(tokens) else len(tokens)
     while right < most and guesses[right] == tokens[right]:

@@ -34,7 +34,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.plain import Rows, plain_of
-from engine.sampling.row_facts import fields_of, plan_of
+from engine.sampling.row_facts import fields_of, plan_of, shape_of
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 
@@ -223,7 +223,7 @@ class Rehearsal:
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)
-                table = plan_of(rows, fields).table
+                table = plan_of(rows, fields, shape_of(rows, fields)).table
                 runner.unseen_chain(output, starts, steps=count, table=table)
             return _read(runner)
 

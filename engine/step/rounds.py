@@ -89,7 +89,7 @@ class Rounds:
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
     ) -> list[Sampled] | None:
         """None, with nothing done, if the step is not for this way."""
-        if not all(self._is_usual(chunk) for chunk in plan.chunks):
+        if not all(map(self._is_usual, plan.chunks)):
             return None
         found, chunks = self._proposer.look_up(plan.chunks)
         flight = self._draft.begin(chunks)
@@ -100,18 +100,20 @@ class Rounds:
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
         question = self._draws.ask(rows, drawing, len(places))
-        output = self._runner.forward(packed, unseen, question.numbers)
+        output = self._runner.forward(packed, unseen, question)
         seconds.verify = lap()
-        assert output.along is not None
-        drawn = self._draws.answer(output.logits, question, unseen.ids, output.along)
+        given = unseen.ids, output.along, output.drawn
+        drawn = self._draws.answer(output.logits, question, *given)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
-            next(left) if chunk.samples and chunk.k else own
+            next(left) if chunk.k and chunk.samples else own
             for chunk, own in zip(chunks, found, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # too late to cut, not to learn from
-        sampling = [pair for pair in zip(plan.chunks, proposals, strict=True) if pair[0].samples]
+        sampling = [*zip(plan.chunks, proposals, strict=True)]
+        if len(rows) < len(chunks):
+            sampling = [pair for pair in sampling if pair[0].samples]
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
         told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
         self._acceptor.walk(sampled, output, told)
@@ -137,9 +139,11 @@ class Rounds:
 
     def _is_usual(self, chunk: Chunk) -> bool:
         seq = chunk.seq
-        if not self._allowance.is_open(seq) or prompt_rows(chunk):
+        if seq.sources is not None and not self._allowance.is_open(seq):
             return False
-        return not chunk.samples or self._draws.takes(seq)
+        if seq.params.prompt_logprobs is not None and prompt_rows(chunk):
+            return False
+        return self._draws.takes(seq) or not chunk.samples
 
 
 def _packed(

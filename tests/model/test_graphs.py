@@ -173,7 +173,7 @@ def test_a_chain_draws_what_steps_draw(
     theirs.forward(prompts)
     draws = draws_of(draft)
     for steps in (3, 4, 3):
-        found = read_chains(chained(ours, output, draws, seqs, steps).numpy())
+        found = read_chains(chained(ours, output, draws, seqs, steps).numpy(), len(seqs))
         assert found[0] == stepwise(theirs, output.logits, seqs, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
 
@@ -192,7 +192,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     for steps in (3, 2, 3, 1):
         told = chained(ours, output, draws_of(draft), seqs, steps)
         expected = stepwise(theirs, output.logits, seqs, steps)
-        assert read_chains(told.numpy())[0] == expected
+        assert read_chains(told.numpy(), len(seqs))[0] == expected
     assert recorder.recorded == 6 + 4 * 3
 
 
@@ -265,7 +265,7 @@ def chained(
         steps=steps,
         table=draws.plan([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]).table,
         held=draws.held(seqs),
-    )
+    ).told
 
 
 def stepwise(

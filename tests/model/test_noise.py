@@ -115,7 +115,7 @@ def test_equals_its_definition_in_plain_integers() -> None:
 def test_keys_of_many_rows_are_those_of_each() -> None:
     """Law: at both ends of seeds and positions; what wraps around is no error."""
     seeds, positions = [0, 1, 2**63, 2**64 - 1, 12345678901234567890], [0, 1, 2**20, 7, 4095]
-    low, high = key_halves(splitmix64(np.array(seeds, np.uint64)), np.array(positions))
+    low, high = key_halves(splitmix64(np.array(seeds, np.uint64)), np.array(positions)).T
     columns = key_columns(list(zip(seeds, positions, strict=True)))
     for half, column in zip((low, high), columns, strict=True):
         assert half.view(np.uint32).tolist() == column[:, 0].tolist()
