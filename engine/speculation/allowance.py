@@ -68,7 +68,7 @@ class Allowance:
         """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
-        if seq.sources is None and self._probed is None:
+        if seq.sources is None and self._probed is None and not self.held:
             return self._k
         main = self._of_main(seq) if self._k else 0
         if seq.sources is None or len(seq.tokens) < seq.asks_from:
