@@ -22,6 +22,7 @@ _FEW = 12  # sequences, up to which single confidences decide on one more draft 
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
+_REACH = 64  # rounds between two that draft a step more: else a wrong price of it stays
 _SETTLED = 6  # rounds without guesses until the caches hold what one reads
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
@@ -53,6 +54,7 @@ class AdaptiveK:
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
         self._plain = 0  # rounds without guesses in a row
+        self._reaches = False  # this round drafts a step more than seems to pay
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
         self._learns, self._every = True, 1  # from this round; one round in so many
@@ -83,6 +85,9 @@ class AdaptiveK:
             self._size = size
         self._played = self._while_on() if self._k else self._while_off()
         self._learns = self._explore.round != "usual" or self._guesses.num_added + 1 >= self._every
+        usual = self._learns and self.reason == "pays" and not self._stops
+        self._reaches = usual and self._turned % _REACH >= _REACH - self._every
+        self._played = min(self._played + self._reaches, self.k_max)
         self.uses_hindsight = self._played > 0 and not self._caught_up
         return self._played
 
@@ -148,7 +153,7 @@ class AdaptiveK:
         """The rows with the most expected tokens at the present goodput."""
         if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
-        if self._explore.round == "trial" or not self._trims:
+        if self._explore.round == "trial" or self._reaches or not self._trims:
             return [len(sure) for sure in confidences]
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.keep(survivals)
