@@ -31,13 +31,14 @@ class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. `source` names who guessed; the nodes in `forced` were put in by the grammar.
     `confidences`, one per node or none at all: larger is surer, on a scale of the proposer's
-    own."""
+    own. `runners`: of a chain, the second-best guess at each node, -1 for none, if known."""
 
     tokens: list[int] = []
     parents: list[int] = []
     source: str = "none"
     forced: frozenset[int] = frozenset()
     confidences: list[float] = []
+    runners: list[int] = []
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents)
@@ -77,6 +78,15 @@ class Proposal(msgspec.Struct, frozen=True):
             self.confidences[:size],
         )
 
+    def branched(self, places: Seq[int], size: int) -> Proposal:
+        """The first `size` of its chain, and the second-best guesses at these nodes."""
+        made = self.trim(size)
+        if not places:
+            return made
+        tokens = [*made.tokens, *(self.runners[place] for place in places)]
+        parents = [*made.parents, *(place - 1 for place in places)]
+        return Proposal(tokens, parents, self.source, made.forced)
+
 
 def chain(
     tokens: Seq[int],
@@ -84,10 +94,12 @@ def chain(
     *,
     forced: Iterable[int] = (),
     confidences: Seq[float] = (),
+    runners: Seq[int] = (),
 ) -> Proposal:
     """A proposal without branches."""
     parents = CHAIN[: len(tokens)]
-    return Proposal([*tokens], parents, source, frozenset(forced), [*confidences])
+    more = [*confidences], [*runners]
+    return Proposal([*tokens], parents, source, frozenset(forced), *more)
 
 
 EMPTY = Proposal()
