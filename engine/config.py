@@ -121,6 +121,13 @@ class DraftModelConfig(Part):
         " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
     )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
+    branches: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="at most so many second-best guesses are verified beside a chain, as far as"
+        " they pay; for drafts that compiled code runs, on a CPU",
+    )
 
 
 def _layers(value: object) -> object:
@@ -369,6 +376,10 @@ class SpeculationConfig(Part):
     def trees(self) -> bool:
         """Whether the proposer guesses trees, of which K counts the nodes."""
         return isinstance(self.proposer, MedusaConfig | EagleConfig | LookaheadConfig)
+
+    @property
+    def branches(self) -> int:
+        return self.proposer.branches if isinstance(self.proposer, DraftModelConfig) else 0
 
     @property
     def k_max(self) -> int:

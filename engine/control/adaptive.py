@@ -26,6 +26,7 @@ _REACH = 64  # rounds between two that draft a step more: else a wrong price of 
 _SETTLED = 6  # rounds without guesses until the caches hold what one reads
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
+_BRANCHES = 0.02  # gain below which second-best guesses are not looked for
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
@@ -44,6 +45,7 @@ class AdaptiveK:
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
         self.uses_hindsight = True
+        self.branches = False  # second-best guesses pay
         self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
@@ -110,6 +112,7 @@ class AdaptiveK:
             self._turned = 0
         self._k, goodput.present = best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
+        self.branches = goodput.branching(best) > _BRANCHES
         self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
 
     def _while_on(self) -> int:
@@ -158,6 +161,15 @@ class AdaptiveK:
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.keep(survivals)
 
+    def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
+        """Where a wrong guess, and the second-best one being right then, are likely enough."""
+        guesses = self._guesses
+        survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
+        chances = [guesses.second_best(alive) for alive in survivals]
+        best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
+        numbers = self._goodput.keep(chances, behind=sum(kept))
+        return [places[:n] for places, n in zip(best, numbers, strict=True)]
+
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """Free guesses that pay for one sequence; the others do as last chosen."""
         return self._goodput.worth(survival, self._k, instead=instead)
@@ -176,6 +188,7 @@ class AdaptiveK:
         seen, probe = record, self._explore.round == "probe"
         if seen.k:
             self._add(seen, probe=probe)
+            self._guesses.learn_seconds(seen.runners)
         else:  # of steps without guesses, which may be short, only their number counts
             self._guesses.add(0, (), ())
         self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1

@@ -83,7 +83,7 @@ class Cascade(Proposer):
         limits = self._limits(chunk.seq)
         if limits is None:
             return EMPTY, chunk.k
-        for name in chunk.seq.sources or ():
+        for name in chunk.seq.sources or (self._main.name,):
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
                 return EMPTY, k

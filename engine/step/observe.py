@@ -62,12 +62,12 @@ def _of_prompt(chunk: Chunk) -> int:
 
 def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     chunk, proposal, num_tokens = item.chunk, item.proposal, len(item.tokens)
-    seq, start, length, k = chunk
+    seq, start, length, _ = chunk
     made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if made.source in (main, EMPTY.source) else made.source
-    bounded = False
+    k, bounded = 0 if source else allowance.asked(chunk), False
     if seq.sources is not None:
-        k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
+        bounded = not allowance.is_open(seq)
     # By place: names would take most of a step's time in here.
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
     prompt, finish = _of_prompt(chunk), item.finish or ""
@@ -76,12 +76,14 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
     forced = _forced(item) if proposal.forced else (0, 0)
-    depths, path = (
-        ([], []) if made.is_chain else (proposal.depths(), item.path[: item.num_accepted])
-    )
+    depths = proposal.depths() if proposal.branches else []
+    path = [] if made.is_chain else item.path[: item.num_accepted]
+    runner = 0
+    if tried > right and made.runners:
+        runner = 1 if made.runners[right] == item.tokens[right] else -1
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         item.num_accepted, num_tokens, tried, right, finish, source, bounded,
-        made.confidences[:tried], forced, depths, path)  # fmt: skip
+        made.confidences[:tried], forced, depths, path, runner)  # fmt: skip
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
