@@ -128,6 +128,13 @@ class DraftModelConfig(Part):
         " first block, so that its steps cost the same behind long texts; it may agree less often,"
         " texts do not change, and no memory is freed; default: all",
     )
+    branches: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="at most so many second-best guesses are verified beside a chain, as far as"
+        " they pay; for drafts that compiled code runs, on a CPU",
+    )
 
 
 def _layers(value: object) -> object:
@@ -376,6 +383,10 @@ class SpeculationConfig(Part):
     def trees(self) -> bool:
         """Whether the proposer guesses trees, of which K counts the nodes."""
         return isinstance(self.proposer, MedusaConfig | EagleConfig | LookaheadConfig)
+
+    @property
+    def branches(self) -> int:
+        return self.proposer.branches if isinstance(self.proposer, DraftModelConfig) else 0
 
     @property
     def k_max(self) -> int:

@@ -96,7 +96,9 @@ class Engine:
         exact = DeviceDraws(*of)
         self._max_sequences = most
         free = build_free(config.speculation)
-        self._allowance = Allowance(self._controller, main.name, free)
+        self._allowance = Allowance(
+            self._controller, main.name, free, branches=config.speculation.branches
+        )
         self._proposer = Cascade(main, free, limits=self._allowance.limits)
         acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
         self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
@@ -274,7 +276,8 @@ class Engine:
                 proposed, accepted = len(item.proposal.tokens), item.num_accepted
                 predicted = proposed if item.proposal.source == PREDICTION else 0
                 if item.proposal.branches is not None:
-                    self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
+                    kept = self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
+                    seq.num_draft_computed = min(seq.num_draft_computed, kept)
                 self._scheduler.commit(chunk, item.tokens, accepted, proposed, predicted)
         for item in sampled:
             if item.finish is not None:

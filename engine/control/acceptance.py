@@ -12,7 +12,7 @@ the last proposals stands for the next ones. Pure arithmetic over numbers that a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import exp
 
 import numpy as np
@@ -44,6 +44,7 @@ _MEMORY = 2000.0  # guesses after which information counts half
 _BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
 _KNOWN = 480.0  # guesses, after which the weights hardly move
 _MOST_AT_ONCE = 96  # guesses that are added at once, about
+_SECONDS = 0.02  # what the newest first wrong guess counts, of those whose second-best is known
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
@@ -234,6 +235,7 @@ class ProposalModel:
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
+        self.second = 0.3  # chance that the second-best guess is right behind the first wrong one
         self._k = self.num_added = self._rounds = 0  # of added steps; these, and those with guesses
         self._outcomes: list[Outcome] = []
         self._confidences: list[Sequence[float]] = []
@@ -268,6 +270,15 @@ class ProposalModel:
             alive = (1.0 if self._trees else alive) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
             found.append(alive)
         return found
+
+    def second_best(self, alive: Sequence[float]) -> list[float]:
+        """By depth, where guesses are accepted with these chances: that the second-best is
+        accepted instead."""
+        return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
+
+    def learn_seconds(self, found: Sequence[bool]) -> None:
+        for right in found:
+            self.second += _SECONDS * (right - self.second)
 
     def remember(self, confidences: Confidences) -> None:
         """Take some of the proposals that were just made into the sample."""

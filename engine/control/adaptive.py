@@ -24,9 +24,11 @@ _FEW = 12  # sequences, up to which single confidences decide on one more draft 
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
+_REACH = 64  # rounds between two that draft a step more: else a wrong price of it stays
 _SETTLED = 6  # rounds without guesses until the caches hold what one reads
 _ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
+_BRANCHES = 0.02  # gain below which second-best guesses are not looked for
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
 # time, so that of short steps one in `_RAREST` is learnt from, at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
@@ -45,6 +47,7 @@ class AdaptiveK:
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
         self.uses_hindsight = True
+        self.branches = False  # second-best guesses pay
         self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
@@ -55,6 +58,7 @@ class AdaptiveK:
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
         self._plain = 0  # rounds without guesses in a row
+        self._reaches = False  # this round drafts a step more than seems to pay
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
         self._learns, self._every = True, 1  # from this round; one round in so many
@@ -85,6 +89,9 @@ class AdaptiveK:
             self._size = size
         self._played = self._while_on() if self._k else self._while_off()
         self._learns = self._explore.round != "usual" or self._guesses.num_added + 1 >= self._every
+        usual = self._learns and self.reason == "pays" and not self._stops
+        self._reaches = usual and self._turned % _REACH >= _REACH - self._every
+        self._played = min(self._played + self._reaches, self.k_max)
         self.uses_hindsight = self._played > 0 and not self._caught_up
         return self._played
 
@@ -107,6 +114,7 @@ class AdaptiveK:
             self._turned = 0
         self._k, goodput.present = best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
+        self.branches = goodput.branching(best) > _BRANCHES
         self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
 
     def _while_on(self) -> int:
@@ -150,10 +158,19 @@ class AdaptiveK:
         """The rows with the most expected tokens at the present goodput."""
         if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
-        if self._explore.round == "trial" or not self._trims:
+        if self._explore.round == "trial" or self._reaches or not self._trims:
             return [len(sure) for sure in confidences]
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.keep(survivals)
+
+    def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
+        """Where a wrong guess, and the second-best one being right then, are likely enough."""
+        guesses = self._guesses
+        survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
+        chances = [guesses.second_best(alive) for alive in survivals]
+        best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
+        numbers = self._goodput.keep(chances, behind=sum(kept))
+        return [places[:n] for places, n in zip(best, numbers, strict=True)]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """Free guesses that pay for one sequence; the others do as last chosen."""
@@ -190,6 +207,7 @@ class AdaptiveK:
         seen, probe = record, self._explore.round == "probe"
         if seen.k:
             self._add(seen, probe=probe)
+            self._guesses.learn_seconds(seen.runners)
         else:  # of steps without guesses, which may be short, only their number counts
             self._guesses.add(0, (), ())
         self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1

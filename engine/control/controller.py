@@ -72,6 +72,16 @@ class KController(Protocol):
         target. Asked once a round, when all are drafted."""
         ...
 
+    @property
+    def branches(self) -> bool:
+        """Whether `branch` may have an answer in the step ahead."""
+        ...
+
+    def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
+        """After `keep`: places among the kept guesses of each at which the second-best one is worth
+        a row as well, the best first."""
+        ...
+
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         """How many guesses that cost nothing to make pay, for one sequence of the step, given for
         each its chance to be accepted with all before it. 0 also where the main proposer is the
@@ -108,6 +118,7 @@ class FixedK:
 
     name = "fixed"
     uses_hindsight = False
+    branches = True
     max_speculating: int | None = None
 
     def __init__(self, k: int) -> None:
@@ -128,6 +139,9 @@ class FixedK:
 
     def keep(self, confidences: Confidences) -> list[int]:
         return [len(sure) for sure in confidences]
+
+    def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
+        return [[*range(length)] for length in kept]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         if instead and survival and survival[0] < _LIKELIER_THAN_NOT:

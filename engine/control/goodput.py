@@ -14,6 +14,8 @@ import numpy as np
 from engine.control.acceptance import Array, ProposalModel
 from engine.control.cost_model import CostModel
 
+_TREE = 2e-4  # seconds by which a tree takes longer than its rows, at first
+
 
 class Goodput:
     """What is expected as of the last `renew`.
@@ -83,10 +85,11 @@ class Goodput:
         cost = self.present * self._step_seconds[depth]
         return alive * self._chances[depth] > len(survivals) * cost
 
-    def keep(self, survivals: Sequence[Sequence[float]]) -> list[int]:
-        """Of each proposal, the guesses whose rows give the most tokens for what they cost."""
+    def keep(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
+        """Of each proposal, the guesses whose rows give the most tokens for what they cost,
+        `behind` so many others."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
-        before, spent = self.by_row[self.sequences], self.by_row[self.sequences + 1 :]
+        before, *spent = self.by_row[self.sequences + behind :]
         value = most = 0.0
         least = 2.0
         for chance, seconds in zip(ordered, spent, strict=False):
@@ -94,6 +97,17 @@ class Goodput:
             if (worth := value - self.present * (seconds - before)) > most:
                 least, most = chance, worth
         return [sum(chance >= least for chance in each) for each in survivals]
+
+    def branching(self, k: int) -> float:
+        """The part that second-best guesses, where they pay, add to the rate at `k`."""
+        n, (tokens, rows) = self.sequences, self.each[k]
+        chances = sorted(self._guesses.second_best(self.survival[:k]), reverse=True)
+        before, *spent = self.by_row[round(n * rows) :: n]
+        gains = [
+            value - self.present * (seconds - before + _TREE) / n
+            for value, seconds in zip(accumulate(chances), spent, strict=False)
+        ]
+        return max(gains, default=0.0) / tokens
 
     def worth(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
         """How many guesses that cost nothing to make pay for one sequence, the others drafting `k`

@@ -106,6 +106,13 @@ class Modes:
             self._configured.keep(confidences)
         return self._present.keep(confidences)
 
+    @property
+    def branches(self) -> bool:
+        return self._present.branches
+
+    def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
+        return self._present.branch(confidences, kept)
+
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
         return self._present.worth(survival, instead=instead)
 

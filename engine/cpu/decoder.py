@@ -166,11 +166,12 @@ class CompiledDecoder:
             nodes = [] if is_chain(parents) else ancestors_of(parents or ())
             root = end - len(nodes)
             index, last = root - left_out, end - left_out  # of keys and values
-            for first in range(0, root - start, TOGETHER):
-                count = min(root - start - first, TOGETHER)
+            straight = sum(len(above) == node for node, above in enumerate(nodes))
+            for first in range(0, root + straight - start, TOGETHER):
+                count = min(root + straight - start - first, TOGETHER)
                 facts += (row + first, count, start - left_out + first)
                 needed.append((blocks, last))
-            for node, above in enumerate(nodes):
+            for node, above in enumerate(nodes[straight:], straight):
                 for depth, one in enumerate([*above, node]):
                     paths += (len(needed), index + depth, index + one)
                 facts += (row + root - start + node, 1, index + len(above))
@@ -206,7 +207,7 @@ class CompiledDecoder:
         *,
         steps: Sequence[int],
         asked: Sequence[tuple[Plain, Penalties | None]],
-    ) -> tuple[list[list[int]], list[list[float]]]:
+    ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
         assert max(rows) < len(logits)
@@ -219,15 +220,16 @@ class CompiledDecoder:
             items += (row, count, position, *plain.words, left_out)
             needed.append((blocks, position + count - left_out))
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
-        leads = np.empty(tokens.shape, dtype=np.float32)
+        leads, runners = np.empty(tokens.shape, dtype=np.float32), np.empty_like(tokens)
         keys, values, block_size, tables = memory
         kernels_decoder.chain(
             parts_of(keys),
             logits, np.array(items, dtype=np.int64).reshape(len(starts), -1), self._words,
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
             keys, values, packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
+            runners,
         )  # fmt: skip
-        return tokens.tolist(), leads.tolist()
+        return tokens.tolist(), leads.tolist(), runners.tolist()
 
     def warm(self, memory: Memory, *, chains: bool = True) -> None:
         """Compile, or read the kept code, before anybody waits. Writes to the first blocks."""

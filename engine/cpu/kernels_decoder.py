@@ -110,13 +110,13 @@ def _embed(numbers: Any, out: Any) -> None:
 def chain(
     parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any,
     angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any,
-    leads: Any,
+    leads: Any, runners: Any,
 ) -> None:  # fmt: skip
-    """The token and the lead of each sequence's steps into `out` and `leads` `[sequences, steps]`;
-    NOT_FINITE is a sequence's last. The last one is not run. `items`, `words` as of
-    `kernels_draws.draw`, the first row of `logits` being the one before all, the others those that
-    follow; and of each the tokens before it that `tables` leave out. `penalties` as of
-    `engine.sampling.penalties.packed`."""
+    """The token, the lead and the next best token of each sequence's steps into `out`, `leads` and
+    `runners` `[sequences, steps]`; NOT_FINITE is a sequence's last. The last one is not run.
+    `items`, `words` as of `kernels_draws.draw`, the first row of `logits` being the one before all,
+    the others those that follow; and of each the tokens before it that `tables` leave out.
+    `penalties` as of `engine.sampling.penalties.packed`."""
     count, vocab = len(items), logits.shape[1]
     wide = np.empty((count, padded(vocab)), np.float32)
     for i in range(count):
@@ -132,8 +132,8 @@ def chain(
             mine = rows[i]
             item = items[mine]
             _penalise(wide[i, :vocab], mine, penalties)
-            token, lead = guess(wide[i, :vocab], words, item, item[2] + step, space)
-            out[mine, step], leads[mine, step] = token, lead
+            token, lead, runner = guess(wide[i, :vocab], words, item, item[2] + step, space)
+            out[mine, step], leads[mine, step], runners[mine, step] = token, lead, runner
             if token >= 0 and step + 1 < item[1]:
                 _remember(mine, token, penalties)
                 rows[left], tokens[left], positions[left] = mine, token, item[2] + step

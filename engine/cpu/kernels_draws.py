@@ -134,7 +134,7 @@ def _two_best(
 
 @fast
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
-    """Where the largest stands first, and how far it lies above the next."""
+    """Where the largest stands first, how far it lies above the next, and where that stands."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
     for group in range(groups):
         if peaks[group] == most:
@@ -142,21 +142,28 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
             while row[at] != most:
                 at += groups
             token = min(token, at)
-    mine = token % groups
+    mine, runner = token % groups, -1
     for group in range(groups):
         if group != mine and peaks[group] > second:
             second = peaks[group]
+    if second > -np.inf:
+        runner = 0
+        while runner == mine or peaks[runner] != second:
+            runner += 1
+        while row[runner] != second:
+            runner += groups
     for at in range(mine, len(row), groups):
         if at != token and row[at] > second:
-            second = row[at]
-    return token, min(most - second, MOST_SURE)
+            second, runner = row[at], at
+    return token, min(most - second, MOST_SURE), runner
 
 
 @fast
 def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
-    """The token and its lead. `sure`: UNSURE where it is close, and the lead says nothing."""
+    """The token, its lead, and the next best, -1 for none. `sure`: UNSURE where it is close, and
+    the rest says nothing."""
     scale, low, high = float_of(np.int32(item[4])), np.uint32(key), np.uint32(key >> np.uint64(32))
     fields = item[5], double_of(item[6]), double_of(item[7])
     close = CLOSE + SHIFTED * size
@@ -183,9 +190,9 @@ def _sampled(
                 bar = mine
                 continue
             if sure and state == DOUBT:
-                return UNSURE, lead
-        return UNSURE if sure and best - second <= close else token, lead
-    return UNSURE, np.float32(0)
+                return UNSURE, lead, runner
+        return UNSURE if sure and best - second <= close else token, lead, runner
+    return UNSURE, np.float32(0), -1
 
 
 @fast
@@ -194,7 +201,7 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
     size = _look(row, scale if scale > 0 else np.float32(1), space[0])
     most = _largest(space[0])
     if size >= INFINITE or most == -np.inf:
-        return UNSURE if sure and scale > 0 else NOT_FINITE, np.float32(0)
+        return UNSURE if sure and scale > 0 else NOT_FINITE, np.float32(0), -1
     if scale == 0:
         return _greedy(row, space[0], most)
     return _sampled(row, words, item, key_of(item[3], position), most, float_of(size), space, sure)
@@ -203,11 +210,11 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
 @fast
 def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """What a draft draws from its row of logits for a position, NOT_FINITE where nothing can be,
-    and how far its score lies above the next, MOST_SURE at most. `item` as of `draw`; `space` of
-    `space_for`."""
+    how far its score lies above the next, MOST_SURE at most, and that next one, -1 for none. `item`
+    as of `draw`; `space` of `space_for`."""
     sure = np.bool_(False)  # a literal would have its callees compiled twice
-    token, lead = _drawn(row, words, item, position, space, sure)
-    return max(token, NOT_FINITE), lead
+    token, lead, runner = _drawn(row, words, item, position, space, sure)
+    return max(token, NOT_FINITE), lead, runner
 
 
 @fast
@@ -241,5 +248,5 @@ def guess_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> 
     for i in range(len(items)):
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
-            tokens[at], leads[at] = guess(row, words, items[i], items[i, 2] + j, space)
+            tokens[at], leads[at], _ = guess(row, words, items[i], items[i, 2] + j, space)
             at += 1

@@ -134,12 +134,13 @@ class KVCache:
         self.planes[name] = plane
         return plane
 
-    def straighten(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> None:
+    def straighten(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> int:
         """Move the KV of the kept nodes of a token tree to where a chain would have written it.
         `before`: tokens of the sequence in front of the tree, whose node i was written at position
-        `before + i`; `path`: the nodes kept, in order."""
+        `before + i`; `path`: the nodes kept, in order. Up to which position nothing was moved, so
+        that it holds what a drafter ran along its chain."""
         if not path or path[-1] == len(path) - 1:  # it rises
-            return
+            return before + len(path)
         size = self.block_size
 
         def slot(position: int) -> int:
@@ -147,6 +148,7 @@ class KVCache:
 
         source = [slot(before + node) for node in path]
         self.move(source, [slot(before + i) for i in range(len(path))])
+        return before + next(i for i, node in enumerate(path) if node != i)
 
     @torch.inference_mode()
     def move(self, source: Sequence[int], destination: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Found, Guessed
+from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Guessed
 from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
@@ -338,13 +338,13 @@ class ModelRunner:
         *,
         steps: Sequence[int],
         asked: Sequence[tuple[Plain, Penalties | None]],
-    ) -> Found:
+    ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """So many tokens for each sequence in one call, drawn as the sequence asks, penalties
         included, the logits of the next step being those after it; NOT_FINITE from where nothing
-        can be drawn. And how far each one's score lies above the next. The keys and values of all
-        but the last are in the cache afterwards. `draws_chains` must hold. `rows` of `output`, one
-        for each, follow its last token; what stands behind a sequence's last token means
-        nothing."""
+        can be drawn. And how far each one's score lies above the next, and which that is, -1 for
+        none. The keys and values of all but the last are in the cache afterwards. `draws_chains`
+        must hold. `rows` of `output`, one for each, follow its last token; what stands behind a
+        sequence's last token means nothing."""
         assert self._compiled is not None
         near = self._near(starts)
         with self._timer:

@@ -47,7 +47,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     those whose fate became known, up to the first wrong one (it may not have been verified: the
     token that came instead tells); `right` of these were right. `confidences`: of the tried, or
     none. `forced`: of the proposed, those that the grammar put in, and how many of them were
-    accepted. Of a tree: the `depths` of the proposed, and the `path` of accepted nodes."""
+    accepted. Of a tree: the `depths` of the proposed, and unless it is a chain with leaves the
+    `path` of accepted nodes. `runner`: whether the second-best guess was right (1) or not (-1) in
+    place of the first wrong one; 0: not known."""
 
     request: int
     position: Count
@@ -68,6 +70,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     forced: tuple[Depth, Depth] = (0, 0)
     depths: list[Depth] = []
     path: list[Depth] = []
+    runner: int = 0
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
@@ -160,7 +163,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def outcomes(self) -> list[Outcome]:
         """Of the sequences that tell how good its guesses are."""
         return [
-            Outcome(part.drafted, part.tried, part.right, part.path if part.depths else None)
+            Outcome(part.drafted, part.tried, part.right, part.path or None)
             for part in self._evidence
         ]
 
@@ -168,6 +171,11 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def confidences(self) -> list[list[float]]:
         """For each of the outcomes, those of its tried guesses."""
         return [part.confidences for part in self._evidence]
+
+    @property
+    def runners(self) -> list[bool]:
+        """Of first wrong guesses: whether the second-best one was right."""
+        return [part.runner > 0 for part in self.parts if part.runner]
 
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:

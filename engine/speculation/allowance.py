@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import itemgetter
 
 from engine.config import MAX_K
@@ -25,13 +25,16 @@ _NEAR = 2 * MAX_K  # rows to catch up that are no more than what guesses at time
 class Allowance:
     """`begin` a step, then `want` once per sequence that samples; the rest as often as needed."""
 
-    def __init__(self, controller: KController, main: str, free: Iterable[FreeProposer]) -> None:
-        self._controller = controller
+    def __init__(
+        self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
+    ) -> None:
+        """`branches`: the most second-best guesses beside a chain."""
+        self._controller, self._branches = controller, branches
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
         self.cut: dict[Sequence, Proposal] = {}  # of this step, proposals before `keep` cut them
-        self._k, self._num_sequences = 0, 1
+        self._k, self._leaves, self._num_sequences = 0, 0, 1
         self._probed: set[Sequence] | None = None  # sequences that a probe asks
         self._catch_up_rows: int | None = None  # of a step, while all have much to catch up with
         self.held: set[Sequence] = set()  # whose turn to catch up has not come
@@ -40,6 +43,7 @@ class Allowance:
         """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
         self._num_sequences = load.num_sequences
         self._k = self._controller.choose(load)
+        self._leaves = self._branches if self._k and self._controller.branches else 0
         self._probed = None
         if (most := self._controller.max_speculating) is not None:
             asked = [seq for seq in running if self._may_ask(seq)]
@@ -69,14 +73,15 @@ class Allowance:
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         if seq.sources is None and self._probed is None and not self.held:
-            return self._k
+            return self._k + self._leaves
         main = self._of_main(seq) if self._k else 0
+        rows = main + self._leaves if main else 0
         if seq.sources is None or len(seq.tokens) < seq.asks_from:
-            return main
+            return rows
         free = self._worth(seq)
         if not free and self.is_open(seq):
             self._pause(seq)
-            return main
+            return rows
         seq.pause = 0
         limits = self._limits[seq] = {**free, self._main: main}
         return max(limits.values())
@@ -84,25 +89,33 @@ class Allowance:
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """After `want`, how many guesses each proposer may make, by name; None if the sequence is
         left to the main one, unbounded by its request."""
-        return self._limits.get(seq)
+        found = self._limits.get(seq)
+        return {self._main: self._k} if found is None and self._leaves else found
 
     def asked(self, chunk: Chunk) -> int:
         """Guesses that the main proposer may make for it, where nobody before it had any."""
-        limits = self._limits.get(chunk.seq)
+        limits = self.limits(chunk.seq)
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
-        """The proposals, the main proposer's without the guesses that are not worth their rows.
+        """The proposals, the main proposer's without the guesses that are not worth their rows, and
+        with second-best ones that are.
         Lawful since a proposal never influences a token (speculation.verify)."""
         sure = [i for i, proposal in enumerate(proposals) if proposal.confidences]
         if not sure:
             return proposals
         kept = list(proposals)
-        lengths = self._controller.keep([proposals[i].confidences for i in sure])
-        for i, length in zip(sure, lengths, strict=True):
-            if length < len(proposals[i]):
-                self.cut[chunks[i].seq] = proposals[i]
-                kept[i] = proposals[i].trim(length) if length else EMPTY
+        confidences = [proposals[i].confidences for i in sure]
+        lengths = self._controller.keep(confidences)
+        leaves: Iterable[Seq[int]] = repeat(())
+        if self._leaves:
+            leaves = self._controller.branch(confidences, lengths)
+        for i, length, places in zip(sure, lengths, leaves, strict=False):
+            made, room = proposals[i], min(chunks[i].k - length, self._leaves)
+            own = [place for place in places if made.runners and made.runners[place] >= 0][:room]
+            if own or length < len(made):
+                self.cut[chunks[i].seq] = made
+                kept[i] = made.branched(own, length) if length else EMPTY
         return kept
 
     def is_open(self, seq: Sequence) -> bool:

@@ -20,6 +20,7 @@ from engine.config import (
     SpeculationConfig,
     SuffixConfig,
 )
+from engine.errors import ConfigError
 from engine.model.draws import Draws
 from engine.model.eagle_head import EagleHead
 from engine.model.foreign_runner import ForeignRunner
@@ -92,6 +93,12 @@ def build_proposer(
             return EagleProposer(eagle, processor, cache, depth=depth, vocab_size=vocab_size)
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
+            compiled = draft_runner.draws_chains(1) and draft_runner.vocab_size == vocab_size
+            if isinstance(config, DraftModelConfig) and config.branches and not compiled:
+                raise ConfigError(
+                    "speculation.proposer.branches needs a draft that compiled code runs, on a CPU,"
+                    " and whose vocabulary is the target's: set it to 0"
+                )
             given: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
                 "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,

@@ -85,7 +85,7 @@ class Cascade(Proposer):
 
     def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
         """What a free proposer says, or how many guesses are left to the main one."""
-        for name in chunk.seq.sources or ():
+        for name in chunk.seq.sources or (self._main.name,):
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
                 return EMPTY, k

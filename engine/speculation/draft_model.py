@@ -212,7 +212,9 @@ class DraftModelProposer(Proposer):
         if mine:
             steps = [draft.k for draft in mine]
             found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
-            self._take_chains(mine, found)
+            self._take_chains(mine, found[:2])
+            for draft, runners in zip(mine, found[2], strict=True):
+                draft.runners = runners
         return left, after
 
     def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:

@@ -31,13 +31,15 @@ class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. `branches` are the parents, and None once it is seen that they make a chain.
     `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
-    per node or none at all: larger is surer, on a scale of the proposer's own."""
+    per node or none at all: larger is surer, on a scale of the proposer's own. `runners`: of a
+    chain, the second-best guess at each node, -1 for none, if known."""
 
     tokens: list[int] = []
     branches: list[int] | None = None
     source: str = "none"
     forced: frozenset[int] = frozenset()
     confidences: list[float] = []
+    runners: list[int] = []
 
     def __post_init__(self) -> None:
         parents = self.branches
@@ -81,6 +83,15 @@ class Proposal(msgspec.Struct, frozen=True):
             self.confidences[:size],
         )
 
+    def branched(self, places: Seq[int], size: int) -> Proposal:
+        """The first `size` of its chain, and the second-best guesses at these nodes."""
+        made = self.trim(size)
+        if not places:
+            return made
+        tokens = [*made.tokens, *(self.runners[place] for place in places)]
+        parents = [*made.parents, *(place - 1 for place in places)]
+        return Proposal(tokens, parents, self.source, made.forced)
+
 
 def chain(
     tokens: Seq[int],
@@ -88,9 +99,11 @@ def chain(
     *,
     forced: Iterable[int] = (),
     confidences: Seq[float] = (),
+    runners: Seq[int] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    return Proposal([*tokens], None, source, frozenset(forced), [*confidences])
+    more = [*confidences], [*runners]
+    return Proposal([*tokens], None, source, frozenset(forced), *more)
 
 
 EMPTY = Proposal()

@@ -68,12 +68,12 @@ def _of_prompt(chunk: Chunk) -> int:
 def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     chunk, proposal = item.chunk, item.proposal
     num_tokens, accepted = len(item.tokens), item.num_accepted
-    seq, start, length, k = chunk
+    seq, start, length, _ = chunk
     made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if made.source in (main, EMPTY.source) else made.source
-    bounded = seq in allowance.held
+    k, bounded = 0 if source else allowance.asked(chunk), seq in allowance.held
     if seq.sources is not None:
-        k, bounded = 0 if source else allowance.asked(chunk), not allowance.is_open(seq)
+        bounded = not allowance.is_open(seq)
     # By place: names would take most of a step's time in here.
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
     prompt, finish = 0 if start >= seq.num_prompt else _of_prompt(chunk), item.finish or ""
@@ -82,10 +82,14 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
     forced = _forced(item) if proposal.forced else (0, 0)
-    depths, path = ([], []) if made.branches is None else (proposal.depths(), item.path[:accepted])
+    depths = [] if proposal.branches is None else proposal.depths()
+    path = [] if made.branches is None else item.path[:accepted]
+    runner = 0
+    if tried > right and made.runners:
+        runner = 1 if made.runners[right] == item.tokens[right] else -1
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         accepted, num_tokens, tried, right, finish, source, bounded,
-        made.confidences[:tried], forced, depths, path)  # fmt: skip
+        made.confidences[:tried], forced, depths, path, runner)  # fmt: skip
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:

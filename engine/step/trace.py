@@ -241,7 +241,7 @@ def _consistent(step: StepRecord, most: int) -> bool:
 
 def _possible(part: Part) -> bool:
     return (
-        part.accepted <= part.proposed <= part.drafted
+        part.accepted <= part.proposed <= max(part.drafted, len(part.depths))
         and part.right <= part.tried <= part.tokens <= part.accepted + 1
         and (not part.confidences or len(part.confidences) >= part.tried)
     )

@@ -128,7 +128,7 @@ def test_a_chain_does_too(way: str, draft: LoadedModel) -> None:
         [found], _ = read_chains(guessed.told.numpy(), 1)
     else:
         asked = [(plain_of(GREEDY), None)]
-        [found], _ = runner.chain(output, [0], [start], steps=[steps], asked=asked)
+        [found], *_ = runner.chain(output, [0], [start], steps=[steps], asked=asked)
     near = start.within(Window(WINDOW, BLOCK))
     assert near.left_out > 0
     stepwise, path = _runner(draft, "sdpa"), list[int]()

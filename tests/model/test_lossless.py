@@ -129,6 +129,8 @@ def config_for(
         proposer["path"] = "given"
     if drafter == "self":
         proposer["layers"] = 1
+    if drafter == "branches":  # and second-best guesses
+        proposer = {"kind": "draft_model", "path": draft, "branches": 2}
     controller: dict[str, object] = {"kind": "fixed", "k": k}
     if k == "adaptive":
         controller = {"kind": "adaptive"}

@@ -4,8 +4,9 @@ request at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,8 @@ from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.messages import Output, SamplingParams, Submit
 from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
+from engine.scheduling.step_plan import Chunk
+from engine.speculation.proposal import Proposal
 from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
 
 pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16")
@@ -75,7 +78,7 @@ def each_alone(pair: Pair) -> Replies:
     ("drafter", "k"),
     [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")]
     + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)]
-    + [("medusa", 8), ("medusa", "adaptive")],
+    + [("medusa", 8), ("medusa", "adaptive"), ("branches", 3), ("branches", "adaptive")],
 )
 def test_same_bits_in_any_company(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
@@ -95,6 +98,39 @@ def compare(engine: Engine, alone: Replies) -> None:
         assert replies.tokens[name] == alone.tokens[name], name
         assert replies.last[name].finish == alone.last[name].finish, name
     assert replies.logprobs == alone.logprobs
+
+
+def noted(
+    told: dict[tuple[str, int], list[int]],
+    keep: Callable[[list[Chunk], list[Proposal]], list[Proposal]],
+    chunks: list[Chunk],
+    made: list[Proposal],
+) -> list[Proposal]:
+    """What the drafter guessed behind how much of which text."""
+    for (seq, *_), proposal in zip(chunks, made, strict=True):
+        told[seq.id, len(seq.tokens)] = proposal.tokens
+    return keep(chunks, made)
+
+
+def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) -> None:
+    """Law: where a second-best guess was kept, the draft has run another token; what it guesses
+    behind it is what it guesses behind that text without leaves. Copies of a prompt and a cached
+    prefix among them."""
+    guesses: list[dict[tuple[str, int], list[int]]] = []
+    for drafter in ("draft_model", "branches"):
+        engine = Engine(config(drafter, 4, {"who": {"companions": []}}), pair=pair)
+        told: dict[tuple[str, int], list[int]] = {}
+        engine._allowance.keep = partial(noted, told, engine._allowance.keep)  # type: ignore[method-assign]
+        for name in "ab":
+            for seed in range(4):
+                params = SamplingParams(seed=seed, max_tokens=48, ignore_eos=True)
+                engine.add(Submit(f"{name}{seed}", PROMPTS[1], params, 0.0))
+            list(run(engine))
+        guesses.append(told)
+    both = guesses[0].keys() & guesses[1].keys()
+    assert len(guesses[1]) < len(guesses[0]) - 10
+    assert len(both) > 50
+    assert all(guesses[0][at][:2] == guesses[1][at][:2] for at in both)
 
 
 @pytest.fixture(scope="module")

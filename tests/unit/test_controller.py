@@ -29,6 +29,20 @@ def test_a_cheap_and_good_draft_gets_a_large_k() -> None:
     assert share(trace.ks[50:], lambda k: k >= 6) > 0.95
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_price_that_the_profile_got_wrong_is_found_out(seed: int) -> None:
+    """Bug: steps of more than two rows came out half as dear again in a profile that was taken on a
+    loaded machine. K = 1 was the best then and was played for good, since only what is played is
+    priced anew: 98 tokens/s where 117 were to be had."""
+    world = World(0.66, base=1.4e-2, row=4e-4, draft=1.1e-3, informed=0.5, seed=seed)
+    controller = AdaptiveK(K_MAX, stops=False)
+    sizes = (1, 2, 3, 5, 9, 17)
+    points = [(n, world.target(n) * (1.5 if n > 2 else 1.0)) for n in sizes]
+    controller.profile(Profile(points, [(1, world.draft)], world.host, {1: points}))
+    play(controller, world, 400)
+    assert play(controller, world, 400).rate > 0.93 * world.best_rate
+
+
 def test_a_bad_draft_is_switched_off() -> None:
     """Only what looks for better times still drafts, and that costs about one part in a hundred."""
     world = World(alpha=0.1, draft=1e-3)

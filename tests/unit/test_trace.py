@@ -105,6 +105,14 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path / "t", trace)) == trace
 
 
+def test_a_trace_of_leaves_beside_a_chain_is_read(tmp_path: Path) -> None:
+    """Bug: more rows than drafted guesses were a contradiction."""
+    trace = served(3)
+    part = replace(PART, proposed=5, depths=[1, 2, 3, 1, 2], runner=1)
+    trace.steps.append(replace(STEP, parts=[part]))
+    assert read_trace(write(tmp_path / "t", trace)) == trace
+
+
 def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("mine")
     writer = Writer(str(tmp_path / "t.jsonl"), HEADER, max_bytes=1 << 20)

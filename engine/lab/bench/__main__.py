@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
-from engine.lab.bench.offline import PROPOSERS, Offline
+from engine.lab.bench.offline import PROPOSERS, TREE, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
@@ -63,7 +63,7 @@ def _parser(name: str) -> Parser:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; the exit code. Raises EngineError."""
-    variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS]
+    variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS, TREE]
     usual, quick = PRESETS[name]
     if parsed.target != BUILTIN and parsed.medusa is None:  # of which there are no heads
         usual, quick = (

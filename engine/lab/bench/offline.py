@@ -39,6 +39,7 @@ Encode = Callable[[str], list[int]]
 KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
 FREE = ("prediction",)
 PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), *FREE)
+TREE = "tree"  # auto with second-best guesses of the draft model
 REMEMBERED = 1 << 16  # tokens of earlier replies, for `suffix`
 LONGEST_PROMPT = 128  # tokens
 # Seconds of a turn, about: so long that an arm is measured as it serves alone. Behind another one a
@@ -289,6 +290,8 @@ def _config(config: EngineConfig, arm: Arm, num_blocks: int, concurrency: int) -
     said["schedule"]["max_sequences"] = concurrency
     if arm.mode != "auto":
         said["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
+    if arm.label == TREE:
+        said["speculation"]["proposer"]["branches"] = 4
     if arm.label in KINDS:
         if arm.label != config.speculation.proposer.kind:
             said["speculation"]["proposer"] = {"kind": arm.label}

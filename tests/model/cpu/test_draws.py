@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.cpu import kernels_draws
 from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
 from engine.cpu.kernels_noise import gumbel, mixed
@@ -16,7 +17,7 @@ from engine.sampling.device_draws import best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel as row_noise
 from engine.sampling.noise import row_key, words_of
-from engine.sampling.plain import UNSURE, Rows
+from engine.sampling.plain import UNSURE, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 from tests.support.long_way import finalize, sample
 
@@ -199,6 +200,25 @@ def test_noise_is_that_of_the_long_way(seed: int) -> None:
     noise = [gumbel(mixed(word, low, high)) for word in words]
     expected = row_noise([(seed, 11)], VOCAB)
     assert np.abs(np.array(noise, np.float32) - expected.numpy()[0]).max() < 5e-6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_runner_up_is_the_second_best_of_the_same_draw(temperature: float) -> None:
+    """Law: with the noise of the position, at any temperature; -1 where nothing else is left."""
+    generator = np.random.default_rng(7)
+    plain = plain_of(sequence(8, temperature=temperature).params)
+    item, space = np.array([0, 1, 5, *plain.words], np.int64), kernels_draws.space_for(VOCAB)
+    words = words_of(VOCAB)
+    for position in range(40):
+        row = generator.standard_normal(VOCAB).astype(np.float32) * 3
+        token, lead, runner = kernels_draws.guess(row, words, item, position, space)
+        noise = row_noise([(8, position) if temperature else None], VOCAB)[0].numpy()
+        scores = row / (temperature or 1.0) + noise
+        assert [token, runner] == np.argsort(-scores)[:2].tolist()
+        assert lead == pytest.approx(scores[token] - scores[runner], abs=1e-3)
+    row[:] = -np.inf
+    row[3] = 1.0
+    assert kernels_draws.guess(row, words, item, 0, space)[::2] == (3, -1)
 
 
 def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
