@@ -13,7 +13,7 @@ from engine.errors import EngineError
 Value = TypeVar("Value")
 
 
-class _Once(argparse._StoreAction):
+class Once(argparse._StoreAction):
     """An option with one value, of which argparse would take the last in silence."""
 
     _taken: argparse.Namespace | None = None
@@ -36,7 +36,6 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         others = {"formatter_class": argparse.RawDescriptionHelpFormatter, **others}
         super().__init__(prog=prog, description=description, allow_abbrev=False, **others)
-        self.register("action", None, _Once)
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {printable(message)}\n")

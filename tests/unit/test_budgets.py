@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python. A budget rises only in a commit that adds a capability and says why;
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
-    "engine/control": 1_400,
-    "engine/cpu": 3_215,
-    "lab": 7_215,  # engine/lab and server/lab
-    "serving": 23_400,  # everything else but the script that trained the built-in pair
-    "all": 36_245,
+    "engine/control": 1_585,
+    "engine/cpu": 3_275,
+    "lab": 7_520,  # engine/lab and server/lab
+    "serving": 24_470,  # everything else but the script that trained the built-in pair
+    "all": 37_880,
 }
 TRAINING = "engine/demo"
 
