@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.arguments import Parser
-from engine.child import follow_parent, limit_threads
+from engine.child import follow_parent, leave, limit_threads
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.process import EngineProcess, StepEngine
@@ -71,4 +71,4 @@ def _make_engine(path: Path) -> StepEngine:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import stat
@@ -18,8 +19,10 @@ import sys
 import threading
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import NoReturn
 
 EXIT_ORPHANED = 1
+LOADING = "draft"  # the thread that reads another draft while the engine steps
 
 _PR_SET_PDEATHSIG = 1
 
@@ -112,3 +115,11 @@ def freeze_memory() -> None:
             size = last // _HUGE_PAGE * _HUGE_PAGE - first
             if size >= _LEAST:  # what it cannot do it leaves as it is
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit. Python would cut off the thread that loads a draft, whose libraries then abort."""
+    if any(thread.name == LOADING for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)

@@ -119,7 +119,7 @@ class ServerConfig(Part):
         [],
         max_length=64,
         description='pages that may call this server from a browser: `["https://app.example"]`, or'
-        ' `["*"]` for all. A request with another `Origin` is a 403',
+        ' `["*"]` for all. Without a key, what another page would have done here is a 403',
     )
     grammar_seconds: float = Field(
         0.5,

@@ -185,12 +185,12 @@ class AdaptiveK:
         rates = np.cumsum(agreement**k) / (seconds + np.where(k > 0, begin + step * k, 0.0))
         return float(rates.max() / rates[0])
 
-    def successor(self, measured: Profile, *, stops: bool) -> AdaptiveK:
+    def successor(self, measured: Profile | None, *, stops: bool) -> AdaptiveK:
         """As KController. Both have the target's costs, learnt from the steps of either."""
         found = AdaptiveK(self.k_max, stops=stops)
-        found._costs = self._costs.with_draft(measured)
+        found._costs = self._costs if measured is None else self._costs.with_draft(measured)
         found._goodput = Goodput(self.k_max, found._guesses, found._costs)
-        found._probes_few = bool(measured.draft)
+        found._probes_few = self._probes_few if measured is None else bool(measured.draft)
         return found
 
     def plain_seconds(self, sequences: int, context: int) -> float:

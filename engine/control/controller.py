@@ -106,9 +106,10 @@ class KController(Protocol):
         the costs as known, by those without guesses; where no costs are known, tokens per step."""
         ...
 
-    def successor(self, measured: Profile, *, stops: bool) -> KController:
-        """For another drafter, whose steps take what is `measured`: nothing is known of its
-        guesses, all that is known of target and host is. `stops` as of build_controller."""
+    def successor(self, measured: Profile | None, *, stops: bool) -> KController:
+        """For another drafter, whose steps take what is `measured` (None: what this one's take):
+        nothing is known of its guesses, all that is known of target and host is. `stops` as of
+        build_controller."""
         ...
 
 
@@ -160,5 +161,5 @@ class FixedK:
     def gain(self, load: Load, agreement: float) -> float:
         return sum(agreement**depth for depth in range(self.k_max + 1))
 
-    def successor(self, measured: Profile, *, stops: bool) -> FixedK:
+    def successor(self, measured: Profile | None, *, stops: bool) -> FixedK:
         return FixedK(self.k_max)

@@ -126,7 +126,7 @@ class Modes:
     def gain(self, load: Load, agreement: float) -> float:
         return self._configured.gain(load, agreement)
 
-    def successor(self, measured: Profile, *, stops: bool) -> KController:
+    def successor(self, measured: Profile | None, *, stops: bool) -> KController:
         return self._configured.successor(measured, stops=stops)
 
     def estimates(self) -> Estimates:

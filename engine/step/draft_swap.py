@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from operator import itemgetter
+from pathlib import Path
 
+from engine.child import LOADING
 from engine.config import DraftModelConfig, EngineConfig
 from engine.control.controller import KController, Load
 from engine.control.modes import Modes
@@ -138,7 +140,7 @@ class DraftSwap:
                 future.set_exception(error if known else ModelError(failure(error)))
 
         sys.setswitchinterval(SWITCH_SECONDS)
-        threading.Thread(target=run, name="draft", daemon=True).start()
+        threading.Thread(target=run, name=LOADING, daemon=True).start()
 
     def advance(self) -> None:
         """Do a piece of what is due."""
@@ -183,6 +185,9 @@ class DraftSwap:
             more = {"path": path, "revision": None, "trust_remote_code": False}
             said = said.model_copy(update=more)
         use_device(self._target.device)
+        for file in Path(path).glob("*"):  # to open a pipe, libraries stop the whole process
+            if not (file.is_file() or file.is_dir()):
+                raise ModelError(f"{file} is no regular file")
         try:
             refuse_weights(config, {"draft": said})
         except MemoryPlanError as error:
@@ -219,9 +224,13 @@ class DraftSwap:
         yield from readied(self._config, runner, cache)
         measured, running = self._measured, self._running
         assert running is not None
-        if measured.draft:
+        alike = cache.planes[runner.model.role] is running.cache.planes[runner.model.role]
+        alike = alike and _size(runner) == _size(running.runner)
+        if measured.draft and not alike:  # else its steps take what the running one's do
             measured = yield from profile_another(self._config, runner, cache, measured)
-        controller = running.controller.successor(measured, stops=not runner.chains)
+        controller = running.controller.successor(
+            None if alike else measured, stops=not runner.chains
+        )
         self._trial, self._seen = Trial(running.controller, controller), {}
         self._before, self._look_at = running, self._clock()
         self._switch(_Draft(self._path, runner, cache, controller))
@@ -294,3 +303,9 @@ class DraftSwap:
         logger.log(level, message)
         running = self._running.path if self._running is not None else ""
         self._news.append(Swap(path or self._path, outcome, message, running))
+
+
+def _size(runner: ModelRunner) -> tuple[int, bool]:
+    """What tells drafts of one shape of keys and values apart in what their steps take."""
+    model = runner.model
+    return sum(weight.nbytes for weight in model.model.parameters()), model.compiled is not None

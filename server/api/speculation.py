@@ -47,7 +47,7 @@ DIGITS = 6  # that a figure of an estimate is worth
 DraftLength = Annotated[int, Field(title="DraftLength", json_schema_extra={"minimum": 1})]
 
 
-DraftPath = Annotated[Source, Field(max_length=MAX_LABEL_LENGTH)]
+DraftPath = Annotated[Source, Field(max_length=MAX_LABEL_LENGTH, pattern=r"^[^\x00]*$")]
 _A_MODE: Schema = {
     "required": ["mode"],
     "properties": {"mode": {"type": "string"}, "draft": {"type": "null"}},

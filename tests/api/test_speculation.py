@@ -117,7 +117,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
         ({"draft": "x", "k": 2}, "draft", "without `mode`"),
         ({"draft": ""}, "draft", "an empty string was given"),
         ({"draft": "x" * 513}, "draft", "a string of 513 characters"),
-        ({"draft": "a\0b"}, "draft", "NUL"),
+        ({"draft": "a\0b"}, "draft", "folder"),
         ({"draft": 1}, "draft", "1 was given"),
         ({"draft": ["x"]}, "draft", "a list of 1"),
     ],

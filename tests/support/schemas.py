@@ -93,6 +93,8 @@ def _const(rng: random.Random, depth: int) -> Schema:
 def _array(rng: random.Random, depth: int) -> Schema:
     least = rng.randrange(3)
     return {
+        "constant with a control character": {"const": "a\u0001b"},
+        "choice with a control character": {"properties": {"v": {"enum": ["q\0r", "\x7f"]}}},
         "type": "array",
         "items": _any(rng, depth - 1),
         "minItems": least,

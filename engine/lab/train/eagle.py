@@ -1,7 +1,7 @@
 """Trains an EAGLE-3 head for a target on your own data: no second model is needed to serve it.
 
     foredraft train eagle --text notes.sql --output head
-    foredraft serve configs/eagle.toml --set speculation.proposer.path=head
+    foredraft serve --set speculation.proposer.kind=eagle --set speculation.proposer.path=head
 
 It learns from --text, from what the target answers to --prompts, from the requests that a server
 recorded (--ids, see speculation.record_ids), and from passages of all these that the target goes on
