@@ -56,5 +56,5 @@ def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
             await incarnation.close()
 
     busy, stopped = asyncio.run(scenario())
-    assert busy > 1.0
+    assert busy > 0.5
     assert stopped == 0.0
