@@ -202,7 +202,7 @@ class Estimates(msgspec.Struct, kw_only=True):
     num_sequences: int = 0  # that the choice was made for; 0: none was made yet
 
 
-# Lengths of context that acceptance is told of, and up to how many tokens before the guesses.
+# Acceptance is counted by tokens of context before the guesses: the label and the upper bound.
 CONTEXTS: Mapping[str, float] = {"1k": 1 << 10, "4k": 1 << 12, "16k": 1 << 14, "longer": inf}
 
 

@@ -237,7 +237,7 @@ class DraftSwap:
         self._tell(
             "trial",
             f"the draft model {self._path!r} guesses in the place of {running.path!r}, on trial;"
-            f" no step waited longer than {self._stood_still:.3f} s for it",
+            f" no step waited longer than {self._stood_still:.3f} s while it was put there",
         )
 
     def _switch(self, draft: _Draft) -> None:

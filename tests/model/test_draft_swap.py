@@ -102,7 +102,7 @@ def play(engine: Engine, texts: dict[str, list[int]], *, until: tuple[str, ...])
             return done.metrics.swap
         if not engine.has_work:
             submit(engine, 4)
-    raise AssertionError("nothing is told of the draft")
+    raise AssertionError("no news of the draft came in time")
 
 
 def add(texts: dict[str, list[int]], items: list[Output]) -> None:

@@ -274,7 +274,7 @@ def test_earlier_replies_change_no_text(
         replies = Replies(run(engine))
         hold(replies, expected)
         kept.append(sum(output.accepted for output in replies.last.values()))
-    assert k == "adaptive" or kept[1] > kept[0]  # what pays is a matter of time
+    assert kept[1] > kept[0]
 
 
 class Whims(FixedK):

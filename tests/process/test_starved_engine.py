@@ -13,6 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from server.supervise.incarnation import Incarnation
+from tests.process.harness import PATIENCE
 
 SPIN = "import os; os.sched_setaffinity(0, {{{cpu}}}); os.nice({nice})\nwhile True: pass"
 
@@ -42,10 +43,11 @@ def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
         try:
             command = (sys.executable, "-c", SPIN.format(cpu=cpu, nice=19))
             await incarnation.spawn(command, EngineConfig())
-            await asyncio.sleep(1.0)  # python starts
-            incarnation.starved()
-            await asyncio.sleep(2.0)
-            busy = incarnation.starved()
+            busy = 0.0
+            async with asyncio.timeout(PATIENCE):
+                while busy <= 1.0:
+                    await asyncio.sleep(0.1)
+                    busy += incarnation.starved()
             assert incarnation.pid is not None
             os.kill(incarnation.pid, signal.SIGSTOP)
             await asyncio.sleep(0.1)
@@ -56,5 +58,5 @@ def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
             await incarnation.close()
 
     busy, stopped = asyncio.run(scenario())
-    assert busy > 0.5
+    assert busy > 1.0
     assert stopped == 0.0
