@@ -32,6 +32,10 @@ JSON_STYLE: JsonCompileOptions = {
     "coerce_one_of": False,
     "lenient": False,
 }
+# Characters that have no other spelling than `\u0000`, as json.dumps writes them, and a name of a
+# property with one that has another.
+_UNSPELLED = re.compile(r"\\u00[01][0-9a-f]|\x7f")
+_SHORT_NAME = re.compile(r'\\[bfnrt](?:[^"\\]|\\.)*": ')
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 # What is read of Lark, by llguidance's own lexical rules: a word inside of a string, a comment or a
 # regular expression says nothing.
@@ -117,7 +121,19 @@ def _source(grammar: Grammar, vocabulary: LLTokenizer) -> str:
 
 
 def _schema_source(schema: dict[str, Any]) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_style_of(schema))
+
+
+def _style_of(schema: Any) -> JsonCompileOptions:
+    """JSON_STYLE, with `\\u0000` where a constant needs it: llguidance would leave the character
+    out."""
+    text = json.dumps(schema)
+    if not _UNSPELLED.search(text):
+        return JSON_STYLE
+    if _SHORT_NAME.search(text):
+        both = "names of properties with line ends or tabs, and other control characters elsewhere"
+        raise GrammarRefused(f"it has {both}, which are not supported together")
+    return {**JSON_STYLE, "json_allowed_escapes": '"\\bfnrtu'}
 
 
 def _as_lark(source: str) -> str:
@@ -145,7 +161,7 @@ def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
             value, start = json.JSONDecoder().raw_decode(lark, start)
             if keyword.startswith("%json"):
                 check_schema(value)
-                value = {**value, "x-guidance": JSON_STYLE}
+                value = {**value, "x-guidance": _style_of(value)}
             parts.append(json.dumps(value))
     return "".join([*parts, lark[start:]])
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import model_folder
 from engine.grammar.check import verdict
+from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, GrammarKind
 
@@ -32,6 +33,7 @@ REFUSED: list[tuple[GrammarKind, str, str]] = [
     ("json_schema", '{"items": {"const": {"a": [9007199254740993]}}}', "exactly"),
     ("json_schema", '{"type": "integer", "maximum": 9007199254740995}', "exactly"),
     ("json_schema", '{"const": 123456789.12345679}', "exactly"),
+    ("json_schema", '{"properties": {"\\n": {"const": "\\u0001"}}}', "line ends"),
 ]
 
 
@@ -62,3 +64,28 @@ def test_what_is_honoured(kind: GrammarKind, source: str) -> None:
     """Words in strings, patterns, comments and schemas are no attributes; as many choices as the
     API allows are compiled (more than a thousand were "too complex")."""
     assert verdict(Grammar(kind, source), VOCABULARY) == ""
+
+
+@pytest.mark.parametrize(
+    "constant", ["a\0b", "\t\x07", "\x7f", "\x1f", "a\nb", ["q\0r"], {"\1": 7}]
+)
+@pytest.mark.parametrize("kind", ["json_schema", "lark"])
+def test_a_constant_is_written_whole(kind: GrammarKind, constant: object) -> None:
+    """Bug: control characters were left out, and the reply was another value than the schema's."""
+    schema = json.dumps({"enum": [constant]})
+    source = f"start: %json {schema}" if kind == "lark" else schema
+    matcher = compile_grammar(Grammar(kind, source), VOCABULARY)
+    tokens = list[int]()
+    while forced := matcher.compute_ff_tokens():
+        matcher.consume_tokens(forced)
+        tokens += forced
+    assert matcher.is_accepting()
+    assert json.loads(VOCABULARY.decode_str(tokens)) == constant
+
+
+def test_other_schemas_have_one_spelling_a_character() -> None:
+    """Law: else `\\u000a` would be a second name for a property called by a line end."""
+    plain = {"additionalProperties": {"type": "string"}, "properties": {"\n": {"type": "integer"}}}
+    matcher = compile_grammar(Grammar("json_schema", json.dumps(plain)), VOCABULARY)
+    text = VOCABULARY.tokenize_str('{"\\u000a": "x"}')
+    assert matcher.validate_tokens(text) < len(text)
