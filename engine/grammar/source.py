@@ -34,7 +34,7 @@ JSON_STYLE: JsonCompileOptions = {
 }
 # Characters that have no other spelling than `\u0000`, as json.dumps writes them, and a name of a
 # property with one that has another.
-_UNSPELLED = re.compile(r"\\u00[01][0-9a-f]|\x7f")
+_UNSPELLED = re.compile(r"\\u00([01][0-9a-f]|7f)")
 _SHORT_NAME = re.compile(r'\\[bfnrt](?:[^"\\]|\\.)*": ')
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 # What is read of Lark, by llguidance's own lexical rules: a word inside of a string, a comment or a

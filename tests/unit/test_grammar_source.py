@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -66,21 +67,22 @@ def test_what_is_honoured(kind: GrammarKind, source: str) -> None:
     assert verdict(Grammar(kind, source), VOCABULARY) == ""
 
 
-@pytest.mark.parametrize(
-    "constant", ["a\0b", "\t\x07", "\x7f", "\x1f", "a\nb", ["q\0r"], {"\1": 7}]
-)
+CONSTANTS: list[object] = ["a\0b", "\t\x07", "\x7f", "\x1f", "a\nb", ["q\0r"], {"\1": 7}]
+
+
+@pytest.mark.parametrize("constant", CONSTANTS)
 @pytest.mark.parametrize("kind", ["json_schema", "lark"])
 def test_a_constant_is_written_whole(kind: GrammarKind, constant: object) -> None:
     """Bug: control characters were left out, and the reply was another value than the schema's."""
     schema = json.dumps({"enum": [constant]})
     source = f"start: %json {schema}" if kind == "lark" else schema
     matcher = compile_grammar(Grammar(kind, source), VOCABULARY)
-    tokens = list[int]()
-    while forced := matcher.compute_ff_tokens():
-        matcher.consume_tokens(forced)
-        tokens += forced
+    whole = json.dumps(constant)
+    without = re.sub(r"\\u00..", "", whole)
+    tokens = VOCABULARY.tokenize_str(without)
+    assert without == whole or matcher.validate_tokens(tokens) < len(tokens)
+    assert matcher.consume_tokens(VOCABULARY.tokenize_str(whole))
     assert matcher.is_accepting()
-    assert json.loads(VOCABULARY.decode_str(tokens)) == constant
 
 
 def test_other_schemas_have_one_spelling_a_character() -> None:
