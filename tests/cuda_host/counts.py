@@ -15,6 +15,7 @@ from typing import Any
 import engine
 
 ENGINE = str(Path(engine.__file__ or "").parent) + "/"
+DRAWS = ("best_of_blocks", "best_of_rows")
 DEPTH = 3  # functions of ours that a place is told by
 
 _Watcher = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p)
@@ -42,6 +43,11 @@ class StandIn:
             number, name = line.split(" ", 1)
             found[name] = int(number)
         return found
+
+    @property
+    def drawing(self) -> int:
+        """Kernels of the last capture that draw tokens (engine.sampling.triton_draws.draw)."""
+        return sum(n for name, n in self.captured.items() if name in DRAWS)
 
     def lap(self) -> Counter[str]:
         counts = self.counts

@@ -74,7 +74,8 @@ PLANNED = {
 }
 NODES = (
     Nodes("target layer", 10, 12),
-    Nodes("target forward", 336, None),
+    Nodes("target forward", 335, None),
+    Nodes("draw behind it", 2, None),
     Nodes("draft layer", 10, 12),
     Nodes("draft forward", 175, None),
     Nodes("chain of four", 537, None),

@@ -71,6 +71,7 @@ class Nodes:
     def __init__(self, standin: StandIn) -> None:
         self.found: dict[tuple[int, tuple[int, ...]], int] = {}
         self.last: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.draws: dict[tuple[int, tuple[int, ...]], int] = {}
         self.kernels: dict[tuple[int, tuple[int, ...]], Counter[str]] = {}
         recorders: list[CudaRecorder] = []
         record = CudaRecorder.record
@@ -82,15 +83,16 @@ class Nodes:
             key = recorders.index(recorder), tuple(done.output.shape)
             self.last[key] = standin.counts["last graph nodes"]
             self.found.setdefault(key, self.last[key])
+            self.draws.setdefault(key, standin.drawing)
             self.kernels.setdefault(key, standin.captured)
             return done
 
         mock.patch.object(CudaRecorder, "record", recorded).start()
 
-    def forward(self, recorder: int, rows: int) -> int:
-        return next(
-            n for (r, shape), n in self.found.items() if r == recorder and shape[:-1] == (rows,)
-        )
+    def forward(self, recorder: int, rows: int) -> tuple[int, int]:
+        """Its nodes without those that draw from its logits, and these."""
+        [key, *_] = [key for key in self.found if key[0] == recorder and key[1][:-1] == (rows,)]
+        return self.found[key] - self.draws[key], self.draws[key]
 
     def layer(self, whole: int, few: int, layers: int) -> dict[str, float]:
         """Kernels of one layer, by two recorders whose models have so many layers more or less."""
@@ -227,11 +229,13 @@ def by_flashinfer(config: EngineConfig, standin: StandIn) -> dict[int, dict[str,
 def nodes_found(nodes: Nodes) -> dict[str, float]:
     """Recorders: of the draft, of the target, and of the two with few layers. A layer's are the
     same in all forwards of at most eight rows."""
-    target, draft = nodes.forward(1, ROWS), nodes.forward(0, ROWS)
-    few_target, few_draft = nodes.forward(2, ROWS), nodes.forward(3, ROWS)
+    (draft, _), (target, draws), (few_target, _), (few_draft, _) = (
+        nodes.forward(recorder, ROWS) for recorder in range(4)
+    )
     return {
         "target layer": (target - few_target) / (EIGHT_B["num_hidden_layers"] - FEW),
         "target forward": target,
+        "draw behind it": draws,
         "draft layer": (draft - few_draft) / (ONE_B["num_hidden_layers"] - FEW),
         "draft forward": draft,
         "chain of four": nodes.found[0, (2, K, 1)],
