@@ -16,13 +16,13 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from engine.core import Engine
 from engine.errors import ConfigError, ModelError
 from engine.lab.train import eagle as program
-from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
 from engine.lab.train.eagle import Learner, accuracy, follow, frequent, guesses, layers_of_head
 from engine.lab.train.learning import least_squares
 from tests.model.test_eagle import config_for, run
 from tests.support import eagle, tiny, tiny_text
 from tests.support.domains import sql
+from tests.support.stopped_training import same_weights_after_a_kill
 
 POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "8", "--continued", "2"]
 
@@ -138,27 +138,13 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
     target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: a kill loses the steps since the last checkpoint, and nothing else."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert program.main(words(target, text, whole, "--steps", "4")) == 0
-    taken = 0
-
-    def stopping(*given: Any) -> float:
-        nonlocal taken
-        taken += 1
-        if taken == 3:
-            raise SystemError("killed")
-        return follow(*given)
-
-    monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
-    run = words(target, text, parts, "--steps", "4")
-    with pytest.raises(SystemError):
-        program.main(run)
-    assert not parts.exists()
-    assert program.main([*run, "--resume"]) == 0
-    assert taken == 3 + 2
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    same_weights_after_a_kill(
+        program,
+        lambda output: words(target, text, output),
+        tmp_path,
+        "model.safetensors",
+        monkeypatch,
+    )
 
 
 def test_it_begins_at_the_least_squares_of_all_batches() -> None:

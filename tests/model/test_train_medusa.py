@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,13 +11,13 @@ from safetensors.torch import load_file
 
 from engine.core import Engine
 from engine.lab.train import medusa as program
-from engine.lab.train import program as shared
 from engine.lab.train.data import Rows
-from engine.lab.train.medusa import examples, follow
+from engine.lab.train.medusa import examples
 from engine.lab.train.program import first
 from tests.model.test_medusa import config_for, steps_of
 from tests.support import tiny_text
 from tests.support.domains import sql
+from tests.support.stopped_training import same_weights_after_a_kill
 
 POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "8", "--continued", "2"]
 
@@ -74,27 +73,13 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
     target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: a kill loses the steps since the last checkpoint, and nothing else."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert program.main(words(target, text, whole, "--steps", "4")) == 0
-    taken = 0
-
-    def stopping(*given: Any) -> float:
-        nonlocal taken
-        taken += 1
-        if taken == 3:
-            raise SystemError("killed")
-        return follow(*given)
-
-    monkeypatch.setattr(program, "follow", stopping)
-    monkeypatch.setattr(shared, "CHECKPOINT", 0.0)
-    run = words(target, text, parts, "--steps", "4")
-    with pytest.raises(SystemError):
-        program.main(run)
-    assert not parts.exists()
-    assert program.main([*run, "--resume"]) == 0
-    assert taken == 3 + 2
-    ours, theirs = (load_file(f / "medusa_lm_head.safetensors") for f in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    same_weights_after_a_kill(
+        program,
+        lambda output: words(target, text, output),
+        tmp_path,
+        "medusa_lm_head.safetensors",
+        monkeypatch,
+    )
 
 
 def test_a_head_learns_the_token_that_it_will_guess() -> None:
