@@ -10,6 +10,7 @@ nothing, are sent without a wait in between.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -98,11 +99,13 @@ def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
 
 
 class _Places:
-    """Page-locked memory, taken in turn; each with the event that the device has read it."""
+    """Page-locked memory, taken in turn; each with the event that the device has read it. By any
+    thread: a draft is proven beside the steps."""
 
     def __init__(self, device: torch.device) -> None:
         # Known beforehand: to ask for it takes the host longer than to record an event.
         self._stream, self._next = torch.cuda.current_stream(device), 0
+        self._lock = threading.Lock()
         self._held = [self._place(0) for _ in range(PLACES)]
 
     def _place(self, words: int) -> tuple[Tensor, Words, Any]:
@@ -110,12 +113,13 @@ class _Places:
         return pinned, pinned.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, numbers: Words, there: Tensor) -> None:
-        size, self._next = len(numbers), (self._next + 1) % PLACES
-        pinned, host, read = self._held[self._next]
-        if size > len(host):  # torch keeps the smaller one until it is read
-            self._held[self._next] = pinned, host, read = self._place(1 << size.bit_length())
-        elif not read.query():
-            read.synchronize()
-        host[:size] = numbers
-        there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
-        read.record(self._stream)
+        with self._lock:
+            size, self._next = len(numbers), (self._next + 1) % PLACES
+            pinned, host, read = self._held[self._next]
+            if size > len(host):  # torch keeps the smaller one until it is read
+                self._held[self._next] = pinned, host, read = self._place(1 << size.bit_length())
+            elif not read.query():
+                read.synchronize()
+            host[:size] = numbers
+            there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
+            read.record(self._stream)

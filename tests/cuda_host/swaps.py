@@ -4,17 +4,21 @@ what was said against the captures."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
+from engine.attention.packed_copy import sent_alone
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
@@ -52,6 +56,28 @@ def swapped(engine: Engine, path: str) -> dict[str, Any]:
     return {"outcome": "", "message": "nothing was told"}
 
 
+def mixed_up() -> int:
+    """Of copies to the device by two threads at once, as of the steps and of the proof of a draft,
+    those that bring the other's numbers."""
+    wrong = list[bool]()
+
+    def send(mine: int) -> None:
+        for size in range(1, 600):
+            there = sent_alone(np.full(size, mine, np.int64), torch.device("cuda"))
+            here = (ctypes.c_int64 * size).from_address(there.data_ptr())  # it is the host's memory
+            wrong.append(any(number != mine for number in here))
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=send, args=(mine,)) for mine in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(usual)
+    return sum(wrong)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -77,7 +103,10 @@ def main() -> None:
         with mock.patch.object(draft_swap, "device_limit", return_value=(0, "cuda:0")):
             found["no room"] = swapped(engine, folder_of(Path(name, "wide"), num_hidden_layers=3))
     standin.lap()
-    sys.stdout.write(json.dumps({"swaps": found, "violations": standin.violations}) + "\n")
+    sys.stdout.write(
+        json.dumps({"swaps": found, "violations": standin.violations, "mixed up": mixed_up()})
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,12 @@ def told() -> dict[str, Any]:
     return found
 
 
+def test_two_threads_send_each_its_own_numbers(told: dict[str, Any]) -> None:
+    """Bug: the proof of a draft and the steps beside it took the same page-locked place, so that a
+    step could be sent the other's positions."""
+    assert told["mixed up"] == 0
+
+
 def test_steps_and_what_is_loaded_beside_them_do_nothing_forbidden(told: dict[str, Any]) -> None:
     """Law: nor is any graph recorded in one piece with another; a draft of the same shape takes no
     memory for keys and values, another one does, and is refused where there is none."""
