@@ -266,25 +266,13 @@ def runner_of(
     clock: Callable[[], float] = time.perf_counter,
     hidden: HiddenRows | None = None,
     translation: Translation | None = None,
+    *,
+    ready: bool = True,
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
-    `hidden` as of ModelRunner. With a `translation`, for the target's ids.
-    Raises ConfigError where the configured attention cannot serve the model."""
-    runner = new_runner(config, model, cache, clock, hidden, translation)
-    for _ in readied(config, runner, cache):
-        pass
-    return runner
-
-
-def new_runner(
-    config: EngineConfig,
-    model: LoadedModel,
-    cache: KVCache,
-    clock: Callable[[], float] = time.perf_counter,
-    hidden: HiddenRows | None = None,
-    translation: Translation | None = None,
-) -> ModelRunner:
-    """`runner_of` that is still to be `readied`."""
+    `hidden` as of ModelRunner. With a `translation`, for the target's ids. If not `ready`, it is
+    still to be `readied`. Raises ConfigError where the configured attention cannot serve the
+    model."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
     if model.role == "draft" and isinstance(config.speculation.proposer, DraftModelConfig):
@@ -296,6 +284,8 @@ def new_runner(
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
+    for _ in readied(config, runner, cache) if ready else ():
+        pass
     return runner
 
 

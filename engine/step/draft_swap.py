@@ -37,9 +37,9 @@ from engine.model.memory import device_limit
 from engine.model.pair import (
     check_pair,
     load_draft,
-    new_runner,
     readied,
     refuse_weights,
+    runner_of,
     use_device,
 )
 from engine.model.proof import failure
@@ -215,7 +215,7 @@ class DraftSwap:
                     f"keys and values of the draft model {draft.path!r} take {gib(needed)}, but"
                     f" {gib(limit)} may be used on {device}; {ROOM}"
                 )
-        return new_runner(self._config, draft, cache), cache
+        return runner_of(self._config, draft, cache, ready=False), cache
 
     def _put_in_place(self, place: Place) -> Iterator[None]:
         """Between steps, a piece each. Raises EngineError."""
