@@ -44,7 +44,7 @@ _MEMORY = 2000.0  # guesses after which information counts half
 _BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
 _KNOWN = 480.0  # guesses, after which the weights hardly move
 _MOST_AT_ONCE = 96  # guesses that are added at once, about
-_SECONDS = 0.02  # what the newest first wrong guess counts, of those whose second-best is known
+_SECOND_BEST = 0.02  # what the newest first wrong guess counts, of those whose second-best is known
 _SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
@@ -276,9 +276,9 @@ class ProposalModel:
         accepted instead."""
         return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
 
-    def learn_seconds(self, found: Sequence[bool]) -> None:
+    def learn_second_best(self, found: Sequence[bool]) -> None:
         for right in found:
-            self.second += _SECONDS * (right - self.second)
+            self.second += _SECOND_BEST * (right - self.second)
 
     def remember(self, confidences: Confidences) -> None:
         """Take some of the proposals that were just made into the sample."""

@@ -207,7 +207,7 @@ class AdaptiveK:
         seen, probe = record, self._explore.round == "probe"
         if seen.k:
             self._add(seen, probe=probe)
-            self._guesses.learn_seconds(seen.runners)
+            self._guesses.learn_second_best(seen.second_best)
         else:  # of steps without guesses, which may be short, only their number counts
             self._guesses.add(0, (), ())
         self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1

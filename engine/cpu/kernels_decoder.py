@@ -110,10 +110,10 @@ def _embed(numbers: Any, out: Any) -> None:
 def chain(
     parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any,
     angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any,
-    leads: Any, runners: Any,
+    leads: Any, second_best: Any,
 ) -> None:  # fmt: skip
     """The token, the lead and the next best token of each sequence's steps into `out`, `leads` and
-    `runners` `[sequences, steps]`; NOT_FINITE is a sequence's last. The last one is not run.
+    `second_best` `[sequences, steps]`; NOT_FINITE is a sequence's last. The last one is not run.
     `items`, `words` as of `kernels_draws.draw`, the first row of `logits` being the one before all,
     the others those that follow; and of each the tokens before it that `tables` leave out.
     `penalties` as of `engine.sampling.penalties.packed`."""
@@ -132,8 +132,8 @@ def chain(
             mine = rows[i]
             item = items[mine]
             _penalise(wide[i, :vocab], mine, penalties)
-            token, lead, runner = guess(wide[i, :vocab], words, item, item[2] + step, space)
-            out[mine, step], leads[mine, step], runners[mine, step] = token, lead, runner
+            token, lead, second = guess(wide[i, :vocab], words, item, item[2] + step, space)
+            out[mine, step], leads[mine, step], second_best[mine, step] = token, lead, second
             if token >= 0 and step + 1 < item[1]:
                 _remember(mine, token, penalties)
                 rows[left], tokens[left], positions[left] = mine, token, item[2] + step

@@ -112,7 +112,7 @@ def _two_best(
     peaks, _, bounds, hashes, scores = space[:5]
     groups = len(peaks)
     best = second = np.float32(-np.inf)
-    token = runner = -1
+    token = second_best = -1
     for turn in range(-1, groups):
         group = start if turn < 0 else turn
         if bounds[group] < max(second, best - margin) or peaks[group] <= bar or turn == start:
@@ -126,10 +126,10 @@ def _two_best(
             x = row[i * groups + group] * scale
             score = x + scores[i]
             if x > bar and score > second:
-                second, runner = score, i * groups + group
+                second, second_best = score, i * groups + group
                 if second > best:
-                    best, second, token, runner = second, best, runner, token
-    return token, runner, best, second
+                    best, second, token, second_best = second, best, second_best, token
+    return token, second_best, best, second
 
 
 @fast
@@ -142,20 +142,20 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
             while row[at] != most:
                 at += groups
             token = min(token, at)
-    mine, runner = token % groups, -1
+    mine, second_best = token % groups, -1
     for group in range(groups):
         if group != mine and peaks[group] > second:
             second = peaks[group]
     if second > -np.inf:
-        runner = 0
-        while runner == mine or peaks[runner] != second:
-            runner += 1
-        while row[runner] != second:
-            runner += groups
+        second_best = 0
+        while second_best == mine or peaks[second_best] != second:
+            second_best += 1
+        while row[second_best] != second:
+            second_best += groups
     for at in range(mine, len(row), groups):
         if at != token and row[at] > second:
-            second, runner = row[at], at
-    return token, min(most - second, MOST_SURE), runner
+            second, second_best = row[at], at
+    return token, min(most - second, MOST_SURE), second_best
 
 
 @fast
@@ -173,7 +173,7 @@ def _sampled(
     cuts = 0 < fields[0] < len(row) or fields[1] < 1
     filtered, whole, known = cuts or fields[2] > -np.inf, 0.0, not cuts
     for _ in range(_TRIES):
-        token, runner, best, second = _two_best(
+        token, second_best, best, second = _two_best(
             row, scale, low, high, words, space, start, bar, margin
         )
         mine, lead = row[token] * scale, min(best - second, MOST_SURE)
@@ -182,7 +182,7 @@ def _sampled(
             if fields[1] < 1:
                 whole = whole_of(row, scale, most, fields[0], space[5])
             bar = max(bar, cut_of(row, scale, most, fields, space[0], space[5], whole))
-            if mine <= bar or (runner >= 0 and row[runner] * scale <= bar):
+            if mine <= bar or (second_best >= 0 and row[second_best] * scale <= bar):
                 continue
         if filtered:
             state = stays(row, scale, mine, most, close, fields, space[5], whole)
@@ -190,8 +190,8 @@ def _sampled(
                 bar = mine
                 continue
             if sure and state == DOUBT:
-                return UNSURE, lead, runner
-        return UNSURE if sure and best - second <= close else token, lead, runner
+                return UNSURE, lead, second_best
+        return UNSURE if sure and best - second <= close else token, lead, second_best
     return UNSURE, np.float32(0), -1
 
 
@@ -213,8 +213,8 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     how far its score lies above the next, MOST_SURE at most, and that next one, -1 for none. `item`
     as of `draw`; `space` of `space_for`."""
     sure = np.bool_(False)  # a literal would have its callees compiled twice
-    token, lead, runner = _drawn(row, words, item, position, space, sure)
-    return max(token, NOT_FINITE), lead, runner
+    token, lead, second_best = _drawn(row, words, item, position, space, sure)
+    return max(token, NOT_FINITE), lead, second_best
 
 
 @fast

@@ -48,7 +48,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     token that came instead tells); `right` of these were right. `confidences`: of the tried, or
     none. `forced`: of the proposed, those that the grammar put in, and how many of them were
     accepted. Of a tree: the `depths` of the proposed, and unless it is a chain with leaves the
-    `path` of accepted nodes. `runner`: whether the second-best guess was right (1) or not (-1) in
+    `path` of accepted nodes. `second_best`: whether that guess was right (1) or not (-1) in
     place of the first wrong one; 0: not known."""
 
     request: int
@@ -70,7 +70,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     forced: tuple[Depth, Depth] = (0, 0)
     depths: list[Depth] = []
     path: list[Depth] = []
-    runner: int = 0
+    second_best: int = 0
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
@@ -173,9 +173,9 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return [part.confidences for part in self._evidence]
 
     @property
-    def runners(self) -> list[bool]:
+    def second_best(self) -> list[bool]:
         """Of first wrong guesses: whether the second-best one was right."""
-        return [part.runner > 0 for part in self.parts if part.runner]
+        return [part.second_best > 0 for part in self.parts if part.second_best]
 
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:

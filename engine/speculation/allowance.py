@@ -112,7 +112,7 @@ class Allowance:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
             made, room = proposals[i], min(chunks[i].k - length, self._leaves)
-            own = [place for place in places if made.runners and made.runners[place] >= 0][:room]
+            own = [at for at in places if made.second_best and made.second_best[at] >= 0][:room]
             if own or length < len(made):
                 self.cut[chunks[i].seq] = made
                 kept[i] = made.branched(own, length) if length else EMPTY

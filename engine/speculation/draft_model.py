@@ -213,8 +213,8 @@ class DraftModelProposer(Proposer):
             steps = [draft.k for draft in mine]
             found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
             self._take_chains(mine, found[:2])
-            for draft, runners in zip(mine, found[2], strict=True):
-                draft.runners = runners
+            for draft, second_best in zip(mine, found[2], strict=True):
+                draft.second_best = second_best
         return left, after
 
     def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:

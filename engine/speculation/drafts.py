@@ -33,7 +33,7 @@ class Draft(msgspec.Struct):
     plain: Plain | None = None  # how its tokens are drawn, if that is all that there is to it
     tokens: list[int] = []
     confidences: list[float] = []  # one for each of `tokens`
-    runners: list[int] = []  # the second-best of each, where they are known
+    second_best: list[int] = []  # the second-best of each, where they are known
     forced: set[int] = set()  # places in `tokens` that its grammar filled
     run: int = 0  # of `tokens`, how many the drafter has run
     ended: bool = False
@@ -58,8 +58,8 @@ class Draft(msgspec.Struct):
         self.confidences += [MOST_SURE] * len(forced)
 
     def proposal(self, source: str) -> Proposal:
-        sure, runners = self.confidences, self.runners
-        return Proposal(self.tokens, None, source, frozenset(self.forced), sure, runners)
+        sure, second_best = self.confidences, self.second_best
+        return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
 
     def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
         """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""

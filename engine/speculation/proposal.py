@@ -31,7 +31,7 @@ class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. `branches` are the parents, and None once it is seen that they make a chain.
     `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
-    per node or none at all: larger is surer, on a scale of the proposer's own. `runners`: of a
+    per node or none at all: larger is surer, on a scale of the proposer's own. `second_best`: of a
     chain, the second-best guess at each node, -1 for none, if known."""
 
     tokens: list[int] = []
@@ -39,7 +39,7 @@ class Proposal(msgspec.Struct, frozen=True):
     source: str = "none"
     forced: frozenset[int] = frozenset()
     confidences: list[float] = []
-    runners: list[int] = []
+    second_best: list[int] = []
 
     def __post_init__(self) -> None:
         parents = self.branches
@@ -88,7 +88,7 @@ class Proposal(msgspec.Struct, frozen=True):
         made = self.trim(size)
         if not places:
             return made
-        tokens = [*made.tokens, *(self.runners[place] for place in places)]
+        tokens = [*made.tokens, *(self.second_best[place] for place in places)]
         parents = [*made.parents, *(place - 1 for place in places)]
         return Proposal(tokens, parents, self.source, made.forced)
 
@@ -99,10 +99,10 @@ def chain(
     *,
     forced: Iterable[int] = (),
     confidences: Seq[float] = (),
-    runners: Seq[int] = (),
+    second_best: Seq[int] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    more = [*confidences], [*runners]
+    more = [*confidences], [*second_best]
     return Proposal([*tokens], None, source, frozenset(forced), *more)
 
 

@@ -84,12 +84,12 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
     forced = _forced(item) if proposal.forced else (0, 0)
     depths = [] if proposal.branches is None else proposal.depths()
     path = [] if made.branches is None else item.path[:accepted]
-    runner = 0
-    if tried > right and made.runners:
-        runner = 1 if made.runners[right] == item.tokens[right] else -1
+    second_best = 0
+    if tried > right and made.second_best:
+        second_best = 1 if made.second_best[right] == item.tokens[right] else -1
     return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
         accepted, num_tokens, tried, right, finish, source, bounded,
-        made.confidences[:tried], forced, depths, path, runner)  # fmt: skip
+        made.confidences[:tried], forced, depths, path, second_best)  # fmt: skip
 
 
 def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from tests.support.controller_world import World, adaptive, play
 from tests.unit.test_cascade import Cutter, accepting, observed
 
 SURE = [2.0, 0.1, 3.0, 0.4]
-RUNNERS = [11, 12, 13, 14]
+SECOND_BEST = [11, 12, 13, 14]
 
 
 class Doubtful(FixedK):
@@ -51,7 +51,7 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     chunk = Chunk(seq, 0, 1, 7)
     assert allowance.asked(chunk) == 4
     assert allowance.limits(seq) == {"draft_model": 4}
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, runners=[11, 12, 13, -1])
+    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=[11, 12, 13, -1])
     [tree] = allowance.keep([chunk], [made])
     assert tree.tokens == [1, 2, 3, 4, 12, 11, 13]
     assert tree.parents == [-1, 0, 1, 2, 0, -1, 1]
@@ -66,10 +66,10 @@ def test_where_leaves_do_not_pay_nothing_is_kept_for_them() -> None:
     assert allowance.want(seq) == 4
     assert allowance.limits(seq) is None
     chunk = Chunk(seq, 0, 1, 4)
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, runners=RUNNERS)
+    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
     assert allowance.keep([chunk], [made]) == [made]
     seq.tokens += [1, 12]
-    assert observed(allowance, [accepting(chunk, made, [1, 12])]).runners == [True]
+    assert observed(allowance, [accepting(chunk, made, [1, 12])]).second_best == [True]
 
 
 def test_a_leaf_is_no_evidence_about_the_chain() -> None:
@@ -79,7 +79,7 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
         allowance, seq = allowance_of(Doubtful(4), branches)
         allowance.want(seq)
         chunk = Chunk(seq, 0, 1, 4 + branches)
-        made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, runners=RUNNERS)
+        made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
         [tree] = allowance.keep([chunk], [made])
         item = accepting(chunk, tree, came)
         item.path = [0, 4][: len(came) - 1]
@@ -88,14 +88,14 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
         [part] = record.parts
         assert (part.k, part.drafted, part.proposed) == (4, 4, 4 + branches)
         assert record.outcomes == [(4, 2, 1, None)]
-        assert record.runners == [right]
+        assert record.second_best == [right]
 
 
 def test_leaves_hang_on_what_is_left_of_the_chain() -> None:
     """Law: where a chain was cut, no leaf stands behind the cut."""
     allowance, seq = allowance_of(Cutter(), 4)
     allowance.want(seq)
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, runners=RUNNERS)
+    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
     [tree] = allowance.keep([Chunk(seq, 0, 1, 8)], [made])
     assert (tree.tokens, tree.parents) == ([1, 11], [-1, -1])
 
@@ -154,5 +154,5 @@ def test_the_controller_leaves_leaves_out_where_rows_are_dear(row: float, pays: 
 def test_the_chance_of_a_leaf_is_learnt() -> None:
     """Law: the chance that the first wrong guess is there and the second-best is right then."""
     model, rng = ProposalModel(4), random.Random(2)
-    model.learn_seconds([rng.random() < 0.6 for _ in range(2000)])
+    model.learn_second_best([rng.random() < 0.6 for _ in range(2000)])
     assert model.second_best([0.7, 0.2]) == pytest.approx([0.6 * 0.3, 0.6 * 0.5], rel=0.2)

@@ -108,7 +108,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_trace_of_leaves_beside_a_chain_is_read(tmp_path: Path) -> None:
     """Bug: more rows than drafted guesses were a contradiction."""
     trace = served(3)
-    part = replace(PART, proposed=5, depths=[1, 2, 3, 1, 2], runner=1)
+    part = replace(PART, proposed=5, depths=[1, 2, 3, 1, 2], second_best=1)
     trace.steps.append(replace(STEP, parts=[part]))
     assert read_trace(write(tmp_path / "t", trace)) == trace
 
