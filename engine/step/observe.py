@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable
 
 from engine.messages import CONTEXTS, StepMetrics, StepSeconds
@@ -148,30 +147,26 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
     proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
     behind = [0] * len(_CONTEXTS), [0] * len(_CONTEXTS)
-    alike = Counter(
-        [
-            (p.proposed, p.accepted, p.source, p.forced, tuple(p.depths),
-                bisect_left(_CONTEXTS, p.context))
-            for p in sampling
-        ]
-    )  # fmt: skip
-    for (proposed, accepted, source, (forced, kept), depths, at), number in alike.items():
-        k_counts[proposed] += number
+    for part in sampling:
+        proposed, accepted, (forced, kept) = part.proposed, part.accepted, part.forced
+        k_counts[proposed] += 1
         if not proposed:
             continue
-        for depth in depths or range(1, proposed + 1):
-            proposed_at[depth - 1] += number
+        for depth in part.depths or range(1, proposed + 1):
+            proposed_at[depth - 1] += 1
         for i in range(accepted):
-            accepted_at[i] += number
-        shares = [(source or main, proposed - forced, accepted - kept)]
-        if not source:
-            behind[0][at] += number * (proposed - forced)
-            behind[1][at] += number * (accepted - kept)
+            accepted_at[i] += 1
         if forced:
-            shares.append((GRAMMAR, forced, kept))
-        for name, given, right in shares:
-            before = by_proposer.get(name, (0, 0))
-            by_proposer[name] = before[0] + number * given, before[1] + number * right
+            before = by_proposer.get(GRAMMAR, (0, 0))
+            by_proposer[GRAMMAR] = before[0] + forced, before[1] + kept
+            proposed, accepted = proposed - forced, accepted - kept
+        name = part.source or main
+        before = by_proposer.get(name, (0, 0))
+        by_proposer[name] = before[0] + proposed, before[1] + accepted
+        if not part.source:
+            at = bisect_left(_CONTEXTS, part.context)
+            behind[0][at] += proposed
+            behind[1][at] += accepted
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
