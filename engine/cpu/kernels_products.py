@@ -40,59 +40,63 @@ from engine.cpu.vectors import (
 )
 
 VECTORS = PANEL // LANES  # of a panel
-ROWS_AT_ONCE, FEW = (10, 5) if HAS_AVX512 else (2, 1)  # whose sums of a panel, of two are registers
+ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # whose sums of a panel are registers
+# Panels that one row, two, ... read at once, as far as registers hold their sums: memory is read
+# faster at several places. Of words multiplied as pairs, of others.
+_OF_PAIRS, _OF_OTHERS = np.array([4, 4, 3, 3, 2, 2]), np.array([2] * (5 if HAS_AVX512 else 1))
 BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
-# Pairs that few rows ask for, of two panels half as far; more rows, to the second cache, the first.
-_AHEAD, _FAR, _NEAR = 32, 64, 8
+# Pairs asked for ahead of their turn, of long panels and of others: to the second cache, to the
+# first. Of one panel; of each of some.
+_AHEAD, _LONG = (((64, 64), (8, 8)), ((16, 32), (4, 8))), 320
 _BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
 
 
-def _panels(count: int, most: int) -> Any:
-    """A function of compiled code: so many panels at once, for up to `most` rows."""
+@intrinsic  # type: ignore[misc]
+def _panels(
+    typing: Any, way: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
+) -> Any:
+    """The outputs of `panel` for rows of `x` from `row` on. `way`: how many rows, up to
+    ROWS_AT_ONCE; beyond, so many more, and of all panels that these read at once. `sizes`: numbers
+    from a row of `x` to the next, pairs, numbers from a row of `y` to the next, panels from one
+    that is read at once to the next. `x` is float32, or words of two bfloat16, multiplied as pairs.
+    (Slices as arguments would be counted.)"""
+    whole = types.int64
+    signature = types.void(whole, x, whole, words, whole, y, sizes)
+    as_pairs, coded = x.dtype != types.float32, words.dtype == types.int8
+    ways = [(n, 1) for n in range(1, ROWS_AT_ONCE + 1)]
+    ways += enumerate((_OF_PAIRS if as_pairs and not coded else _OF_OTHERS).tolist(), 1)
 
-    @intrinsic  # type: ignore[misc]
-    def panels(
-        typing: Any, rows: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
-    ) -> Any:
-        """The outputs of `panel`, and of what follows, for rows of `x` from `row` on. `sizes`:
-        numbers from a row of `x` to the next, pairs, numbers from a row of `y` to the next, panels
-        from one that is read at once to the next. `x` is float32, or words of two bfloat16,
-        multiplied as pairs. (Slices as arguments would be counted.)"""
-        whole = types.int64
-        signature = types.void(whole, x, whole, words, whole, y, sizes)
-        as_pairs, kind = x.dtype != types.float32, words
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        way, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
+        apart, pairs, stride, step = cgutils.unpack_tuple(builder, sizes)
+        emit, x = Emit(builder, pairs=as_pairs), builder.gep(x, [builder.mul(row, apart)])
+        size = emit.at(pairs, 0, 2 * PANEL, TAIL) if coded else emit.at(pairs, 0, PANEL)
+        y = builder.gep(y, [builder.add(builder.mul(row, stride), emit.at(panel, 0, PANEL))])
+        words, gap = builder.gep(words, [builder.mul(panel, size)]), builder.mul(step, size)
+        arrays, sizes = (x, words, y), (apart, pairs, stride, gap, emit.at(step, 0, PANEL))
+        each_count(
+            builder, way, len(ways), lambda n: _emit(emit, *ways[n - 1], arrays, sizes, coded)
+        )
+        return context.get_dummy_value()
 
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            rows, x, row, words, panel, y, sizes = pointers(context, builder, signature, args)
-            apart, pairs, stride, step = cgutils.unpack_tuple(builder, sizes)
-            x = builder.gep(x, [builder.mul(row, apart)])
-            emit, coded = Emit(builder, pairs=as_pairs), kind.dtype == types.int8
-            size = emit.at(pairs, 0, 2 * PANEL, TAIL) if coded else emit.at(pairs, 0, PANEL)
-            y, streams = builder.gep(y, [builder.mul(row, stride)]), []
-            for _ in range(count):
-                out = builder.gep(y, [builder.mul(panel, ir.Constant(WIDE, PANEL))])
-                streams.append((builder.gep(words, [builder.mul(panel, size)]), out))
-                panel = builder.add(panel, step)
-            arrays, sizes = (x, streams), (apart, pairs, stride)
-            each_count(builder, rows, most, lambda n: _emit(emit, n, arrays, sizes, coded))
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return panels
+    return signature, generate
 
 
-def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
-    (x, streams), (apart, pairs, stride), builder = arrays, sizes, emit.builder
+def _emit(emit: Emit, rows: int, count: int, arrays: Any, sizes: Any, coded: bool) -> None:
+    (x, words, y), (apart, pairs, stride, gap, outputs), builder = arrays, sizes, emit.builder
     zero, size = ir.Constant(FLOATS, None), 2 * PANEL if coded else PANEL
-    vectors = [(s, v * LANES) for s, _ in streams for v in range(VECTORS)]
-    places = [(y, v * LANES) for _, y in streams for v in range(VECTORS)]
-    few, more = [(_AHEAD // len(streams), True)], [(_FAR, False), (_NEAR, True)]
+    nth = [ir.Constant(WIDE, n) for n in range(count)]
+    streams = [builder.gep(words, [builder.mul(gap, n)]) for n in nth]
+    vectors = [(s, v * LANES) for s in streams for v in range(VECTORS)]
+    places = [emit.at(builder.mul(outputs, n), v * LANES) for n in nth for v in range(VECTORS)]
+    is_long = builder.icmp_signed(">", pairs, ir.Constant(WIDE, _LONG))
+    ahead = [[ir.Constant(WIDE, far) for far in both] for both in _AHEAD[count > 1]]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in vectors] for _ in range(rows)]
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
+        far, near = (builder.add(loop.index, builder.select(is_long, *both)) for both in ahead)
         for words, vector in vectors if not coded else vectors[::VECTORS]:  # a line each
-            for ahead, near in few if rows <= FEW else more:
-                emit.fetch(words, emit.at(loop.index, ahead, size, vector), near=near)
+            emit.fetch(words, emit.at(far, 0, size, vector), near=False)
+            emit.fetch(words, emit.at(near, 0, size, vector), near=True)
         here = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
         if coded and emit.pairs:
             read = [words for place in here[::VECTORS] for words in emit.looked_up(*place)]
@@ -111,30 +115,27 @@ def _emit(emit: Emit, rows: int, arrays: Any, sizes: Any, coded: bool) -> None:
                     emit.add_product(total, factor, weight)
     for row, totals in enumerate(sums):
         first = builder.mul(stride, ir.Constant(WIDE, row))
-        for (y, vector), total in zip(places, totals, strict=True):
-            emit.store(builder.load(total), y, emit.at(first, vector))
-
-
-_two_panels, _panel = _panels(2, FEW), _panels(1, ROWS_AT_ONCE)
+        for place, total in zip(places, totals, strict=True):
+            emit.store(builder.load(total), y, builder.add(first, place))
 
 
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`; `words` or int8, without their scales. A panel in each half serves few
-    rows at once, whose arithmetic would be slower than memory; that of words as pairs is not."""
-    rows, panels, half = x.shape[0], words.shape[0], words.shape[0] // 2
-    sizes, is_fast = (x.shape[1], pairs, y.shape[1], half), x.shape[1] == pairs
-    parts, done = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0
-    if 0 < rows <= FEW and not (is_fast and words.itemsize == 4):
-        done = 2 * half
-        for panel in range(half):
-            _two_panels(rows, x, 0, words, panel, y, sizes)
+    `[rows, panels * PANEL]`; `words` or int8, without their scales."""
+    rows, panels = x.shape[0], words.shape[0]
+    counts = _OF_PAIRS if x.shape[1] == pairs and words.itemsize == 4 else _OF_OTHERS
+    parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    count = counts[rows - 1] if 0 < rows <= len(counts) else panels + 1
+    step, done = panels // count, panels // count * count
+    sizes = x.shape[1], pairs, y.shape[1], step
+    for panel in range(step):
+        _panels(ROWS_AT_ONCE + rows, x, 0, words, panel, y, sizes)
     for panel in range(done, panels):
         row = 0
         for part in range(parts):
             some = (rows - row) // (parts - part)
-            _panel(some, x, row, words, panel, y, sizes)
+            _panels(some, x, row, words, panel, y, sizes)
             row += some
 
 
