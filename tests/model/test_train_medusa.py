@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_a_head_learns_the_token_that_it_will_guess() -> None:
 
 def test_nothing_is_learnt_where_nothing_counts() -> None:
     """Law: the loss is of the positions behind which the next token counts."""
-    model = tiny_text.target()
+    model: Any = tiny_text.target()
     heads = MedusaHeads(2, 1, model.get_output_embeddings().weight)
     ids = torch.arange(14).view(2, 7)
     counted = torch.zeros_like(ids, dtype=torch.bool)
