@@ -238,8 +238,9 @@ class EagleConfig(Part):
 
 # Every name that a proposer may have, in the order in which they are shown.
 ProposerName = Literal[
-    "draft_model", "medusa", "eagle", "lookahead", "suffix", "ngram", "grammar", "prediction"
-]
+    "draft_model", "self", "medusa", "eagle", "lookahead", "suffix", "ngram", "grammar",
+    "prediction",
+]  # fmt: skip
 PROPOSERS: tuple[str, ...] = get_args(ProposerName)
 AnyProposer = (
     NoProposerConfig

@@ -236,7 +236,7 @@ class ProposalModel:
         self._k_max = k_max
         self._calibration = Calibration()
         self.second = 0.3  # chance that the second-best guess is right behind the first wrong one
-        self._k = self.num_added = self._rounds = 0  # of added steps; these, and those with guesses
+        self._k = self.num_added = self.num_heard = 0  # of added steps; with guesses
         self._outcomes: list[Outcome] = []
         self._confidences: list[Sequence[float]] = []
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
@@ -295,20 +295,20 @@ class ProposalModel:
             self.learn()
             self._k = k
         self.num_added += 1
-        self._rounds += k > 0
+        self.num_heard += k > 0
         self._outcomes += outcomes
         self._confidences += confidences
 
     def learn(self) -> None:
         """From all steps that were added since the last time."""
-        self.acceptance.update(self._k, self._outcomes, max(self._rounds, 1))
+        self.acceptance.update(self._k, self._outcomes, max(self.num_heard, 1))
         guesses = (
             (odds, sure, depth in _accepted(outcome))
             for outcome, found in zip(self._outcomes, self._confidences, strict=False)
             for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
         )
         self._calibration.learn(islice(guesses, _MOST_AT_ONCE))
-        self._outcomes, self._confidences, self.num_added, self._rounds = [], [], 0, 0
+        self._outcomes, self._confidences, self.num_added, self.num_heard = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
         """From guesses that were compared with what was generated while K was 0. Each position

@@ -24,9 +24,9 @@ _FEW = 12  # sequences, up to which single confidences decide on one more draft 
 _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
+_CALM = 4  # times as seldom it thinks where K is 0 and nobody guessed: nothing is found out there
 _REACH = 64  # rounds between two that draft a step more: else a wrong price of it stays
 _SETTLED = 6  # rounds without guesses until the caches hold what one reads
-_ANEW = 1 << 30  # rounds: a choice is due as at another batch size
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
 _BRANCHES = 0.02  # gain below which second-best guesses are not looked for
 # Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
@@ -82,22 +82,21 @@ class AdaptiveK:
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
         self._chosen, self._turned = self._chosen + 1, self._turned + 1
-        anew = size != self._size or self._chosen > _ANEW
-        if anew or self._chosen >= self._dwell():
+        pace = 1 if self._k or self._guesses.num_heard else _CALM
+        # Between two choices: the longer all is the same, the less can change.
+        dwell = min(max(_DWELL, self._turned // 4, self._every), pace * _DWELL_LAST)
+        if (anew := size != self._size) or self._chosen >= dwell:
             self._costs.face(load.length() if load.length is not None else None)
             self._plan(changed=anew)
             self._size = size
         self._played = self._while_on() if self._k else self._while_off()
-        self._learns = self._explore.round != "usual" or self._guesses.num_added + 1 >= self._every
+        due = self._guesses.num_added + 1 >= pace * self._every
+        self._learns = due or self._explore.round != "usual"
         usual = self._learns and self.reason == "pays" and not self._stops
         self._reaches = usual and self._turned % _REACH >= _REACH - self._every
         self._played = min(self._played + self._reaches, self.k_max)
         self.uses_hindsight = self._played > 0 and not self._caught_up
         return self._played
-
-    def _dwell(self) -> int:
-        """Rounds between two choices: the longer all is the same, the less can change."""
-        return min(max(_DWELL, self._turned // 4, self._every), _DWELL_LAST)
 
     def _plan(self, *, changed: bool) -> None:
         """Choose anew."""
@@ -127,19 +126,16 @@ class AdaptiveK:
 
     def _while_off(self) -> int:
         promise, rates = self._goodput.promise, self._goodput.rates
-        kind = self._explore.while_off(self._usual, alone=self._sequences == 1, promise=promise)
-        if kind == "probe":
-            self.reason = "probe"
-            return 1
+        hope, alone = max(rates[1:]) / rates[0], self._sequences == 1
+        kind = self._explore.while_off(self._usual, alone=alone, promise=promise, hope=hope)
+        self.reason = "off" if kind == "usual" else kind
         if kind == "trial":
-            self.reason = "trial"
             return max(range(1, len(rates)), key=rates.__getitem__)
-        self.reason = "off"
-        return 0
+        return int(kind == "probe")
 
     def resume(self) -> None:
         """Back in auto mode: choose anew at the next step, as after a change of batch size."""
-        self._chosen = _ANEW
+        self._size = 0  # of no batch
         self._explore.forget()
 
     def goes_on(self, confidences: Confidences) -> bool:
@@ -237,7 +233,7 @@ class AdaptiveK:
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
         if explore.concludes:
-            self._chosen = max(self._chosen, _DWELL_LAST)
+            self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if probe and changed:
             explore.suspect()
@@ -250,7 +246,7 @@ class AdaptiveK:
         if acceptance.changes == changes:
             return False
         self._turned = 0
-        self._chosen = max(self._chosen, _DWELL_LAST)
+        self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepRecord) -> float:

@@ -17,6 +17,7 @@ _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in the first of its roun
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # at K > 0 before one
 _BASELINE_ROUNDS = 4  # of a later baseline where K = 0 is close: caches fill again
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, pays debts off
+_LEAST_HOPE = 0.5  # of that share, for what is far from paying
 _CLOSE = 0.2  # gain that an error of the costs could make up for
 _LARGEST_DEBT = 10.0  # usual rounds: no debt grows beyond their time
 
@@ -62,10 +63,13 @@ class Exploration:
             if debt := min(self._debts[kind], _LARGEST_DEBT * seconds):
                 self._debts[kind] = max(debt - factor * share * seconds, 0.0)
 
-    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
+    def while_off(
+        self, seconds: float, *, alone: bool, promise: float = 1.0, hope: float = 1.0
+    ) -> Round:
         """`seconds`: of a usual round; `alone`: one sequence, which has trials instead of probes;
-        `promise`: the gain if all guesses were right, by which probes are allowed to cost."""
-        self._pay(seconds, _SHARE, min(max(promise, 0.1), 1.0))
+        `promise`: the gain if all guesses were right, by which probes are allowed to cost; `hope`:
+        tokens per second at the best K above 0 by those at 0, by which all are."""
+        self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
         self._idle += 1
         self.round = "usual"
         if self._left:

@@ -1,5 +1,5 @@
-"""`python -m engine.demo.card`: how well a draft follows its target on held-out text, as the model
-card (README.md) states it.
+"""`python -m engine.demo.card`: how well a draft follows its target on held-out text, and how far
+Medusa heads see ahead there, as the model card (README.md) states it.
 
 Agreement is how often the draft's token is the target's, under three couplings:
 
@@ -12,7 +12,7 @@ Agreement is how often the draft's token is the target's, under three couplings:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ from transformers import AutoTokenizer
 from engine.arguments import Parser, exit_code, whole
 from engine.demo.model import check, load
 from engine.demo.tokens import heldout_rows
+from engine.lab.train.data import Rows
 from engine.lab.train.learning import logits
+from engine.lab.train.medusa import TOP, accuracy
+from engine.model.medusa_heads import MedusaHeads, load_heads
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 
@@ -76,16 +79,37 @@ def report(
     return records
 
 
+def heads_report(target: Any, heads: MedusaHeads, texts: dict[str, Tensor]) -> list[dict[str, str]]:
+    """One record per kind of text: how often each head has the right token first, and how often it
+    has it among its likeliest."""
+    records = list[dict[str, str]]()
+    for kind, rows in texts.items():
+        found = accuracy(target, heads, Rows(rows, torch.ones_like(rows, dtype=torch.bool)))
+        by_head = {f"head {n}": f"{a:.3f} / {b:.3f}" for n, (a, b) in enumerate(found, 1)}
+        records.append({"text": kind, **by_head})
+    return records
+
+
+def show(records: Sequence[Mapping[str, str | float]]) -> None:
+    """As a table of the model card."""
+    print("| " + " | ".join(records[0]) + " |")
+    print("|---" * len(records[0]) + "|")
+    for record in records:
+        figures = ((key != "T" and isinstance(x, float), x) for key, x in record.items())
+        print("| " + " | ".join(f"{x:.3f}" if share else str(x) for share, x in figures) + " |")
+
+
 def measure(folder: Path, rows: int, length: int) -> int:
-    """Print a table; the exit code. Raises ConfigError for a folder without a pair."""
+    """Print tables; the exit code. Raises ConfigError for a folder without a pair."""
     check(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     target, draft = (load(folder / name) for name in ("target", "draft"))
-    records = report(target, draft, heldout_rows(tokenizer, rows, length), TEMPERATURES)
-    print("| " + " | ".join(records[0]) + " |")
-    print("|---" * len(records[0]) + "|")
-    for text, temperature, *figures in (record.values() for record in records):
-        print(f"| {text} | {temperature} | " + " | ".join(f"{x:.3f}" for x in figures) + " |")
+    texts = heldout_rows(tokenizer, rows, length)
+    show(report(target, draft, texts, TEMPERATURES))
+    if (path := folder / "medusa").is_dir():
+        heads = load_heads(str(path), path, target.get_output_embeddings().weight)
+        print(f"\nMedusa heads: the right token first / among the first {TOP}")
+        show(heads_report(target, heads, texts))
     return 0
 
 

@@ -7,6 +7,7 @@ transformers is imported where it is needed: that takes seconds, and plain Llama
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
+REACH = 5.0  # seconds in which the hub has to answer
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
@@ -110,7 +112,7 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             **arguments,
         )
     except Exception as error:  # transformers raises what it likes
-        raise ModelError(f"{name} could not be loaded: {failure(error)}") from error
+        raise ModelError(f"{name} could not be loaded: {unread(error)}") from error
     absent = sorted(report.get("missing_keys") or [])
     if absent:
         raise ModelError(
@@ -125,6 +127,15 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     if model.config._attn_implementation != NAME:
         raise ModelError(f"{name} does not accept an attention function of ours")
     return model
+
+
+def unread(error: Exception) -> str:
+    """Why a file of weights cannot be read. Of a pickle not what torch says, which advises to load
+    it with its code."""
+    if "weights_only" not in str(error):
+        return failure(error)
+    code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
+    return f"it holds code ({code[1]}), which is not run" if code else "it is no pickle of tensors"
 
 
 @contextmanager
@@ -147,11 +158,27 @@ def quietly() -> Iterator[None]:
             quiet.enable_progress_bar()
 
 
+def refuse_unreachable(name: str, revision: str | None) -> None:
+    """Raise ModelError where nothing was kept of a repository of the hub and that cannot be
+    reached: its library would go on trying, for half a minute or, without any answer, for six."""
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    kept = try_to_load_from_cache(name, "config.json", revision=revision) is not None
+    if kept or constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=REACH)
+    except Exception as error:  # of the library's client
+        what = f"{constants.ENDPOINT} cannot be reached ({failure(error)})"
+        raise ModelError(f"{name!r} is no folder, and {what}") from error
+
+
 def hub_file(name: str, file: str, revision: str | None) -> Path | None:
     """Of a repository of the hub, or of what was kept of it; None if it has no such file. Raises
     ModelError."""
     from transformers.utils.hub import cached_file
 
+    refuse_unreachable(name, revision)
     try:
         with quietly():
             found = cached_file(

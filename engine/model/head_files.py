@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.errors import ModelError, one_line
-from engine.model.checkpoint import hub_file
+from engine.errors import ModelError
+from engine.model.checkpoint import hub_file, unread
 
 CONFIG = "config.json"
 
@@ -42,17 +41,12 @@ def head_tensors(
     file = next((found for found in each if found is not None), None)
     if file is None:
         raise ModelError(f"{name} have neither {' nor '.join(files)}")
-    safe = file.suffix == ".safetensors"
     try:
-        if safe:
+        if file.suffix == ".safetensors":
             return load_file(file)
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of safetensors, pickle, zip and torch
-        code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
-        what = f"holds code ({code[1]}), which is not run" if code else "cannot be read"
-        # Not what torch says: it advises to load the file with its code.
-        reason = f": {one_line(error)}" if safe else ""
-        raise ModelError(f"{name}: {file.name} {what}{reason}") from error
+        raise ModelError(f"{name}: {file.name} cannot be read: {unread(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
     ):

@@ -28,6 +28,7 @@ from engine.model.checkpoint import (
     quietly,
     read_config,
     read_weights,
+    refuse_unreachable,
     refuse_unservable,
     stored_in,
 )
@@ -110,6 +111,8 @@ class _Source:
             int8 = self._quantised(llama)
             return _proven(make, llama, reference(llama, name), name, eight=eight, int8=int8)
         register()
+        if folder is None:
+            refuse_unreachable(self.path, hub["revision"])
         with quietly():
             config = read_config(str(folder or self.path), name, hub)
             refuse_unservable(config, name, has_remote_code=hub["trust_remote_code"])

@@ -102,6 +102,7 @@ def build_proposer(
             given: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
                 "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,
+                "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):
                 return ForeignDraftProposer(draft_runner, **given)

@@ -66,7 +66,6 @@ class DraftModelProposer(Proposer):
     steps `goes_on` is asked, see controller.KController; not where all are one call.
     `judges`: whether `agreements` of this step are wanted (None: always); else there are none."""
 
-    name = "draft_model"
     follows_grammar = True
 
     def __init__(
@@ -79,7 +78,9 @@ class DraftModelProposer(Proposer):
         max_step_tokens: int,
         goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
         judges: Callable[[], bool] | None = None,
+        name: str = "draft_model",
     ) -> None:
+        self.name = name
         self._runner = runner
         self._processor = processor
         self._draws = draws

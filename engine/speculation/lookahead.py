@@ -127,11 +127,14 @@ class _State:
         width = min(config.window, max((most + 1) // (self._ngram - 1), 1))
         self.window = Window(width, self._ngram, _again(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
-        self.read(tokens[-config.pool - self._ngram :])
+        first = max(len(tokens) - config.pool - self._ngram, 0)
+        self._end = first + self._ngram - 1  # of the last n-gram that was read
 
-    def read(self, text: Seq[int]) -> None:
-        for end in range(self._ngram, len(text) + 1):
-            self.pool.add(tuple(text[end - self._ngram : end]))
+    def read(self, tokens: list[int]) -> None:
+        """What came since the last time."""
+        for end in range(self._end + 1, len(tokens) + 1):
+            self.pool.add(tuple(tokens[end - self._ngram : end]))
+            self._end = end
 
 
 def _again(tokens: list[int], last: int) -> Iterator[int]:
@@ -157,16 +160,13 @@ class LookaheadProposer(Proposer):
 
     def learn(self, verified: Seq[Verified]) -> None:
         for own in verified:
-            state = self._states.get(own.seq)
-            if state is None:  # it was never asked about it
+            if own.proposal.source != self.name:
                 continue
-            text = own.seq.tokens
-            if own.proposal.source == self.name:
-                said = _said(state.window, own)
-                if any(token is not None for token in said):
-                    for gram in state.window.move(text[-1], said):
-                        state.pool.add(gram)
-            state.read([*text[1 - self._config.ngram :], *own.tokens])
+            state = self._states[own.seq]
+            said = _said(state.window, own)
+            if any(token is not None for token in said):
+                for gram in state.window.move(own.seq.tokens[-1], said):
+                    state.pool.add(gram)
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
@@ -175,6 +175,7 @@ class LookaheadProposer(Proposer):
         state = self._states.get(chunk.seq)
         if state is None:
             state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)
+        state.read(chunk.seq.tokens)
         window, found = state.window, state.pool.behind(chunk.seq.tokens[-1])
         levels, tree = len(window.levels), Tree()
         least = self._config.ngram - 1 if found else 0  # nodes for n-grams

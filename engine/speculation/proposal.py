@@ -156,8 +156,9 @@ class Proposer(Protocol):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
 
     def learn(self, verified: Seq[Verified]) -> None:
-        """Once a step, of all that sampled in it, whoever guessed; empty proposals are among
-        them. With hidden states of every row also of prompts' parts, which have no `tokens`."""
+        """Once a step in which anybody might guess, of all that sampled in it, whoever guessed;
+        empty proposals are among them. With hidden states of every row after each step, also of
+        prompts' parts, which have no `tokens`."""
         return None
 
     def forget(self, seq: Sequence) -> None:

@@ -123,12 +123,13 @@ class Rounds:
         return sampled
 
     def _is_learnt_from(self, plan: StepPlan) -> bool:
-        """Whether proposers learn of this step. Hidden states of the last row alone are of no use
-        while nobody guesses: the first step in which somebody may has none yet."""
+        """Whether proposers learn of this step. While nobody guesses only hidden states of every
+        row are of use: where those of the last row are asked for, the first step in which somebody
+        may guess has none yet."""
         if not self._proposer.learns:
             return False
         hidden = self._proposer.hidden
-        return hidden is None or hidden.every or any(chunk.k for chunk in plan.chunks)
+        return (hidden is not None and hidden.every) or any(chunk.k for chunk in plan.chunks)
 
     def _teach(
         self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]

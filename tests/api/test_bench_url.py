@@ -239,15 +239,21 @@ def test_guesses_are_what_the_counters_grew_by() -> None:
         (name.format("accepted"), 0): 3.0,
         (name.format("accepted"), 1): 1.0,
         ("spec_decode_chosen_k_total", 2): 4.0,
+        (name.format("draft").replace("pos", "context"), "4k"): 8.0,
+        (name.format("accepted").replace("pos", "context"), "4k"): 2.0,
         ("spec_decode_seconds_total", "verify"): 3.0,
         ("spec_decode_seconds_total", "host"): 1.0,
     }
     found = grown(before, after)
     assert found.acceptance == [0.75, 0.25]
     assert found.k_counts == [0.0, 0.0, 4.0]
+    assert found.kept_by_context == {"4k": 0.25}
     assert (found.seconds, found.forward_seconds) == (4.0, 3.0)
     assert grown({}, {}).k_counts == []
     with serve() as served:
-        served.metrics.observe_step(StepMetrics(k_counts=[0, 0, 0, 2]))
-        assert Client(served.url).counters()["spec_decode_chosen_k_total", 3] == 2.0
+        step = StepMetrics(k_counts=[0, 0, 0, 2], proposed_behind=[0, 6], accepted_behind=[0, 3])
+        served.metrics.observe_step(step)
+        counters = Client(served.url).counters()
+        assert counters["spec_decode_chosen_k_total", 3] == 2.0
+        assert grown({}, counters).kept_by_context == {"4k": 0.5}
         assert Server(Client(served.url)).speculation is not None

@@ -75,8 +75,7 @@ def test_every_proposer_is_played_alone(config: EngineConfig, pair: Pair) -> Non
     for arm in arms[1:]:
         engine = player.engines[arm][0]
         assert engine._runner.model is pair.target
-        name = "draft_model" if arm.label == "self" else arm.label
-        assert name in engine.ready.default_proposers
+        assert arm.label in engine.ready.default_proposers
         assert len(engine.ready.default_proposers) == (2 if arm.label == "prediction" else 1)
 
 

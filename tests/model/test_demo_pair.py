@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo import card, train
+from engine.demo import card, corpus, text, train
 from engine.demo.card import agreement
 from engine.demo.model import grow, llama, load, save
 from engine.messages import SamplingParams
@@ -177,9 +177,24 @@ def test_the_matched_coupling_never_beats_the_best_rule() -> None:
     assert found.matched < found.rejection + 0.02
 
 
+def test_text_for_training_is_none_that_is_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: about so many tokens, the same for a seed, and no line of a held-out file's code."""
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        assert text.main([str(file), "--tokens", "4096", "--seed", "3"]) == 0
+    assert "about 4096 tokens" in capsys.readouterr().out
+    assert files[0].read_text() == files[1].read_text()
+    known = set("".join(corpus.training_code().values()).splitlines())
+    own = {line for source in corpus.heldout_code() for line in source.splitlines()} - known
+    assert not own & set(files[0].read_text().splitlines())
+
+
 @pytest.mark.parametrize(
     ("main", "words", "part"),
     [
+        (text.main, ["/nowhere/text"], "cannot write /nowhere/text"),
         (card.main, ["--rows", "0"], "--rows: '0' is not a whole number from 1"),
         (card.main, ["--length", "x"], "--length: 'x' is not a whole number from 1"),
         (card.main, ["--folder", "/nowhere"], "/nowhere holds no pair"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
-from engine.model.checkpoint import length_limit
+from engine.model.checkpoint import hub_file, length_limit
 from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
@@ -296,6 +297,17 @@ def test_only_a_hub_name_may_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> N
     """Law: org/name goes to the hub; offline, the sentence says so. Anything else never does."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "no usable configuration" in refusal("no-such-org/no-such-model")
+
+
+def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a swap to a hub name took 24 seconds to be refused where there is no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    assert "is no folder, and http://127.0.0.1:9 cannot be reached" in refusal("no-such-org/model")
+    with pytest.raises(ModelError, match="cannot be reached"):
+        hub_file("no-such-org/heads", "config.json", None)
+    assert time.monotonic() - began < 5.0
 
 
 def test_an_argument_that_no_backend_honours_is_refused(tiny_target: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from safetensors.torch import load_file
 from engine.core import Engine
 from engine.lab.train import medusa as program
 from engine.lab.train.data import Rows
-from engine.lab.train.medusa import examples
+from engine.lab.train.medusa import examples, follow
 from engine.lab.train.program import first
+from engine.model.medusa_heads import MedusaHeads
 from tests.model.test_medusa import config_for, steps_of
 from tests.support import tiny_text
 from tests.support.domains import sql
@@ -43,7 +45,8 @@ def test_heads_see_further_and_are_served(
     target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the printed accuracy of each head rises; what is written is a published checkpoint,
-    which an engine loads and guesses with."""
+    which an engine loads and guesses with, and which others may read where they may read
+    config.json."""
     output = tmp_path / "heads"
     assert program.main(words(target, text, output, "--steps", "60")) == 0
     said = capsys.readouterr().out
@@ -56,6 +59,7 @@ def test_heads_see_further_and_are_served(
         assert new_five >= new
     assert f"--set speculation.proposer.path={output}" in said
     tensors = load_file(output / "medusa_lm_head.safetensors")
+    assert len({file.stat().st_mode for file in output.iterdir()}) == 1
     assert set(tensors) == {
         f"{head}.{end}"
         for head in (0, 1)
@@ -84,14 +88,31 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
 
 def test_a_head_learns_the_token_that_it_will_guess() -> None:
     """Law: of the state behind a token, head k has the token k + 2 further on, since the next one
-    is drawn by the target itself; where that does not count, nothing is learnt."""
+    is drawn by the target itself; rows have nothing to say of each other."""
     model = tiny_text.target()
-    ids = torch.arange(8)[None]
-    counted = torch.tensor([[False, False, False, True, True, True, True, False]])
-    hidden, labels, counts = examples(model, Rows(ids, counted), 2)
-    assert hidden.shape == (5, model.config.hidden_size)
-    assert labels.tolist() == [[2, 3, 4, 5, 6], [3, 4, 5, 6, 7]]
-    assert counts.tolist() == [[False, False, True, True, True], [False, True, True, True, True]]
+    ids = torch.arange(14).view(2, 7)
+    hidden, places, said = examples(model, ids, 2)
+    assert hidden.shape == (8, model.config.hidden_size)
+    assert ids.flatten()[places + 1].tolist() == [
+        [2, 3, 4, 5, 9, 10, 11, 12],
+        [3, 4, 5, 6, 10, 11, 12, 13],
+    ]
+    assert torch.equal(said, model(ids, use_cache=False).logits.flatten(0, 1))
+
+
+def test_nothing_is_learnt_where_nothing_counts() -> None:
+    """Law: the loss is of the positions behind which the next token counts."""
+    model: Any = tiny_text.target()
+    heads = MedusaHeads(2, 1, model.get_output_embeddings().weight)
+    ids = torch.arange(14).view(2, 7)
+    counted = torch.zeros_like(ids, dtype=torch.bool)
+    assert follow(model, heads, ids, counted) == 0
+    counted[0, 3] = True  # for head 0 at 2, for head 1 at 1
+    wanted = follow(model, heads, ids, counted)
+    ids[1] = 5
+    assert follow(model, heads, ids, counted) == pytest.approx(wanted)
+    ids[0, 4] = 9
+    assert follow(model, heads, ids, counted) != pytest.approx(wanted)
 
 
 def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:

@@ -15,6 +15,7 @@ from engine.lab.comparison.figures import (
     Figures,
     Reply,
     Run,
+    StepSums,
     equal_texts,
     estimate,
     figures,
@@ -180,6 +181,18 @@ def test_the_card_says_what_was_found() -> None:
     assert "at least 0.98 in 2 of 2 cells" in said
     assert "at least 0.95 in 2 of 2 cells" in said
     assert "texts equal among modes: 108 of 108" in said
+
+
+def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
+    """Law: a column of its own, of the main proposer's guesses; no column for one length."""
+    comparison = compared()
+    assert "by context" not in card(comparison)
+    run = comparison.cells[0].rounds[AUTO][0]
+    steps = StepSums(proposed_behind=[8, 4, 0], accepted_behind=[6, 1, 0])
+    run.kept_by_context = steps.kept_by_context
+    said = card(comparison)
+    assert "by context" in said
+    assert "1k 0.75 4k 0.25" in said
 
 
 def test_one_differing_text_fails_where_texts_are_promised() -> None:

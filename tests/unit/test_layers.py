@@ -66,7 +66,7 @@ DOORS = {
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
-    "huggingface_hub": [],
+    "huggingface_hub": ["engine.model.checkpoint"],
     "safetensors": ["engine.demo", "engine.model.head_files", "engine.model.llama",
                     "engine.scheduling.memory",
                     "engine.lab.train.program"],

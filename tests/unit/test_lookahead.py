@@ -173,8 +173,14 @@ def test_others_guesses_leave_the_window_where_it_is() -> None:
     guess(proposer, seq, 16)
     before = [list(level) for level in proposer._states[seq].window.levels]
     proposer.learn([Verified(seq, EMPTY, [4], [], [4])])
+    seq.tokens += [4, 5, 6]  # of steps in which nobody guessed, too
     assert proposer._states[seq].window.levels == before
-    assert proposer._states[seq].pool.behind(2) == [(3, 4)]
+    guess(proposer, seq, 16)
+    assert [proposer._states[seq].pool.behind(at) for at in (2, 3, 4)] == [
+        [(3, 4)],
+        [(4, 5)],
+        [(5, 6)],
+    ]
 
 
 def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_guessed_for() -> None:

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from engine.lab.comparison.workload import Arm, Workload
-from engine.messages import StepMetrics
+from engine.messages import CONTEXTS, StepMetrics
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -33,16 +33,20 @@ class Reply:
 @dataclass(slots=True)
 class StepSums:
     """Sums over steps. `*_at[d]`: proposals that reached depth d+1, and those accepted there;
-    `k_counts[k]`: rounds of sequences for which k was chosen; seconds of steps, and of forwards."""
+    `k_counts[k]`: rounds of sequences for which k was chosen; `*_behind`: the main proposer's
+    guesses by messages.CONTEXTS; seconds of steps, and of forwards."""
 
     proposed_at: list[float] = field(default_factory=list)
     accepted_at: list[float] = field(default_factory=list)
     k_counts: list[float] = field(default_factory=list)
+    proposed_behind: list[float] = field(default_factory=list)
+    accepted_behind: list[float] = field(default_factory=list)
     seconds: float = 0.0
     forward_seconds: float = 0.0
 
     def add(self, step: StepMetrics) -> None:
-        for name in ("proposed_at", "accepted_at", "k_counts"):
+        lists = ("proposed_at", "accepted_at", "k_counts", "proposed_behind", "accepted_behind")
+        for name in lists:
             sums = zip_longest(getattr(self, name), getattr(step, name), fillvalue=0.0)
             setattr(self, name, [before + more for before, more in sums])
         s = step.seconds
@@ -54,6 +58,12 @@ class StepSums:
         """[d-1]: share of the proposals reaching depth d that were accepted there."""
         reached = zip(self.accepted_at, self.proposed_at, strict=False)
         return [round(accepted / count, 4) for accepted, count in reached if count]
+
+    @property
+    def kept_by_context(self) -> dict[str, float]:
+        """By length of context, the share of the main proposer's guesses that was accepted."""
+        behind = zip(CONTEXTS, self.accepted_behind, self.proposed_behind, strict=False)
+        return {name: round(accepted / count, 4) for name, accepted, count in behind if count}
 
 
 @dataclass(slots=True)
@@ -86,6 +96,7 @@ class Figures:
     host: float | None = None
     chance: float = 0.0
     acceptance: list[float] = field(default_factory=list)
+    kept_by_context: dict[str, float] = field(default_factory=dict)
 
 
 def under_load(run: Run, lanes: int) -> int:
@@ -128,6 +139,7 @@ def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
         host=1 - steps.forward_seconds / steps.seconds if steps.seconds else None,
         chance=chance_of(steps.proposed_at, steps.accepted_at),
         acceptance=steps.acceptance,
+        kept_by_context=steps.kept_by_context,
     )
 
 

@@ -70,8 +70,10 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
         for title, base in BASES.items()
         if any(base(cell) in cell.rounds and len(cell.rounds) > 1 for cell in comparison.cells)
     }
+    every = (run for cell in comparison.cells for runs in cell.rounds.values() for run in runs)
+    contexts = ["by context"] if any(len(run.kept_by_context) > 1 for run in every) else []
     yield ["", "arm", "tokens/s", "first token", "between", "K", "tokens/round", "host",
-           "accepted", *bases]  # fmt: skip
+           "accepted", *contexts, *bases]  # fmt: skip
     for cell in comparison.cells:
         for arm, runs in cell.rounds.items():
             yield [
@@ -84,8 +86,13 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
                 _median([run.tokens_per_round for run in runs], 2),
                 _median([run.host for run in runs], 2),
                 " ".join(f"{share:.2f}" for share in runs[0].acceptance[:4]) or "-",
+                *(_by_context(runs[0]) for _ in contexts),
                 *(_interval(cell.ratio(arm, base(cell))) for base in bases.values()),
             ]
+
+
+def _by_context(run: Figures) -> str:
+    return " ".join(f"{name} {kept:.2f}" for name, kept in run.kept_by_context.items()) or "-"
 
 
 def _median(values: Sequence[float | None], digits: int) -> str:

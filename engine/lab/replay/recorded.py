@@ -24,7 +24,7 @@ Bit = tuple[bool, float]  # was a guess right, and its confidence
 
 _SHORTEST_PHASE = 16  # steps; shorter ones belong to the phase before
 _SEED = 20241120  # of the draws for positions that nobody guessed
-_SCORABLE = "draft_model"
+_SCORABLE = "draft_model", "self"
 
 
 @dataclass(slots=True)
@@ -112,10 +112,10 @@ class _Story:
 def recorded(trace: Trace, name: str = "") -> Recorded:
     """What a trace says. Raises TraceError where there is nothing to replay."""
     proposer = trace.header.proposer
-    if proposer != _SCORABLE:
+    if proposer not in _SCORABLE:
         raise TraceError(
-            f"this trace is of the proposer {proposer!r}; only {_SCORABLE!r} can be replayed, whose"
-            " guess for a position does not depend on where a round began"
+            f"this trace is of the proposer {proposer!r}; only {' and '.join(_SCORABLE)} can be"
+            " replayed, whose guess for a position does not depend on where a round began"
         )
     stories, tokens = _stories(trace.steps)
     told = [story for story in stories if story.length]

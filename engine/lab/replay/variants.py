@@ -67,8 +67,10 @@ class _NoHindsight(AdaptiveK):
 class _OnlyProbes(Exploration):
     """Asks a few while K is 0, but plays no K that is not believed to pay."""
 
-    def while_off(self, seconds: float, *, alone: bool, promise: float = 1.0) -> Round:
-        found = super().while_off(seconds, alone=alone, promise=promise)
+    def while_off(
+        self, seconds: float, *, alone: bool, promise: float = 1.0, hope: float = 1.0
+    ) -> Round:
+        found = super().while_off(seconds, alone=alone, promise=promise, hope=hope)
         self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round

@@ -78,33 +78,33 @@ class HeadOptimizer:
         self._adam.load_state_dict(state[0])
 
 
-def examples(target: Any, rows: Rows, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """States `[n, width]`, and for each head the token that it should say `[heads, n]` and whether
-    it counts; of all positions at which the last head has something to say."""
-    length = rows.ids.shape[1]
-    if length < heads + 2:
-        none = torch.zeros(heads, 0, dtype=torch.long, device=rows.ids.device)
-        return none[0].float().view(0, 1), none, none.bool()
-    last = length - heads - 1
-    hidden = states(target, rows.ids, (LAST,))[0][:, :last].flatten(0, 1)
-    ahead = range(heads)
-    labels = torch.stack([rows.ids[:, 2 + k : 2 + k + last].flatten() for k in ahead])
-    counted = torch.stack([rows.counted[:, 1 + k : 1 + k + last].flatten() for k in ahead])
-    return hidden, labels, counted
+def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """States `[n, width]` of all positions at which the last head has something to say; for each
+    head `[heads, n]` the position in the flattened `ids` `[rows, length]` behind which its token
+    comes; and what the target says behind each `[rows * length, vocabulary]`."""
+    last = max(ids.shape[1] - heads - 1, 0)
+    at = torch.arange(ids.numel(), device=ids.device).view(ids.shape)[:, :last].flatten()
+    hidden, said = states(target, ids, (LAST,))
+    ahead = torch.arange(1, heads + 1, device=ids.device)
+    return hidden.flatten(0, 1)[at], at + ahead[:, None], said.flatten(0, 1)
 
 
 def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> float:
     """Add the gradients of the loss of Medusa-1: each head's cross-entropy, a later one's by DECAY
-    less. The loss."""
+    less; half with the text, and half with what the target says there, which tells more of each
+    position. The loss."""
     count = len(heads.vocabulary)
-    hidden, labels, counts = examples(target, Rows(ids, counted), count)
-    shares = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None] * counts
+    hidden, places, said = examples(target, ids, count)
+    decay = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None]
+    shares, labels = decay * counted.flatten()[places], ids.flatten()[places + 1, None]
     shares, total = shares / shares.sum().clamp(min=1e-9), 0.0
     for at in range(0, len(hidden), TOGETHER):
         some = slice(at, at + TOGETHER)
-        said = heads(hidden[some]).transpose(1, 2)
-        each = F.cross_entropy(said, labels[:, some], reduction="none")
-        loss = (each * shares[:, some]).sum()
+        wanted = said[places[:, some]].float().softmax(-1)
+        wanted.scatter_add_(-1, labels[:, some], wanted.new_ones(labels[:, some].shape))
+        found = heads(hidden[some]).flatten(0, 1)
+        each = F.cross_entropy(found, wanted.flatten(0, 1) / 2, reduction="none")
+        loss = (each * shares[:, some].flatten()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
@@ -116,8 +116,9 @@ def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Shares:
     count = len(heads.vocabulary)
     hits, seen = torch.zeros(count, 2), torch.zeros(count, 1)
     for ids, counted in zip(*held, strict=True):
-        hidden, labels, counts = examples(target, Rows(ids[None], counted[None]), count)
+        hidden, places, _ = examples(target, ids[None], count)
         if len(hidden):
+            labels, counts = ids[places + 1], counted[places]
             right = (heads(hidden).topk(TOP).indices == labels[..., None]) & counts[..., None]
             both = torch.stack([right[..., 0].sum(1), right.any(-1).sum(1)], dim=1)
             hits, seen = hits + both.cpu(), seen + counts.sum(1, keepdim=True).cpu()

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 from engine.errors import ConfigError, EngineError, one_line
 
 _SAMPLE = re.compile(
-    r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k|part)="(\w+)"[^}]*\} (\S+)$'
+    r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k|part|context)="(\w+)"[^}]*\} (\S+)$'
 )
-Counters = dict[tuple[str, int | str], float]  # by name, and position, K, or part of a step
+Counters = dict[tuple[str, int | str], float]  # by name, and position, K, part of a step or context
 Pieces = list[tuple[float, bytes]]  # of a body, and when they came
 
 

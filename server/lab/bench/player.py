@@ -17,6 +17,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run, StepSums
 from engine.lab.comparison.workload import AUTO, Arm, Lane, Request
+from engine.messages import CONTEXTS
 from server.lab.bench.client import Client, Counters, Refused
 
 # Beyond OpenAI's: what a server has to take is tried, one by one.
@@ -213,11 +214,17 @@ def grown(before: Counters, after: Counters) -> StepSums:
         indices = [i for counter, i in more if counter == name and isinstance(i, int)]
         return [more.get((name, index), 0.0) for index in range(max(indices, default=-1) + 1)]
 
+    def behind(what: str) -> list[float]:
+        name = f"spec_decode_num_{what}_tokens_per_context_total"
+        return [more.get((name, context), 0.0) for context in CONTEXTS]
+
     seconds = {part: s for (name, part), s in more.items() if name == "spec_decode_seconds_total"}
     return StepSums(
         of("spec_decode_num_draft_tokens_per_pos_total"),
         of("spec_decode_num_accepted_tokens_per_pos_total"),
         of("spec_decode_chosen_k_total"),
+        behind("draft"),
+        behind("accepted"),
         sum(seconds.values()),
         sum(seconds.values()) - seconds.get("host", 0.0),
     )

@@ -42,8 +42,8 @@ def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm
     found = {OFF: Setting(said.model_copy(update={"proposer": NoProposerConfig()}))}
     if said.proposer.kind in ("draft_model", "self"):
         both = said.model_copy(update={"companions": (*free, "ngram")})
-        found |= _family(alone, draft, KS, (*free, "draft_model"))
-        found |= _family(both, f"ngram + {draft}", (), (*free, "ngram", "draft_model"))
+        found |= _family(alone, draft, KS, (*free, said.proposer.kind))
+        found |= _family(both, f"ngram + {draft}", (), (*free, "ngram", said.proposer.kind))
         if ngram:
             lookup = alone.model_copy(update={"proposer": NgramConfig()})
             found |= _family(lookup, "ngram", NGRAM_KS, (*free, "ngram"))

@@ -1,0 +1,40 @@
+"""`python -m engine.demo.text FILE`: writes text such as the built-in pair was trained on, held-out
+files and conversations left out, for `foredraft train` to learn from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from engine.arguments import Parser, exit_code, show, whole
+from engine.demo.tokens import Rows
+from engine.lab.files import writable, write_text
+
+ROW = 512  # tokens of documents of one kind before another kind has its turn
+
+
+def write(options: argparse.Namespace) -> int:
+    """The exit code. Raises ConfigError for a file that cannot be written."""
+    writable({"FILE": options.file})
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).with_name("target"))
+    rows = Rows(tokenizer, options.seed).batch(-(-options.tokens // ROW), ROW)
+    write_text(options.file, tokenizer.eos_token.join(tokenizer.batch_decode(rows[:, :-1])))
+    return show(f"about {rows[:, :-1].numel()} tokens are in {options.file}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = Parser("python -m engine.demo.text", __doc__)
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE")
+    add("--tokens", type=whole(ROW, 10**8), default=10**6, metavar="N", help="about (1000000)")
+    add("--seed", type=whole(0, 2**31), default=0, metavar="N", help="of the choice (0)")
+    options = parser.parse_args(arguments)
+    return exit_code(parser.prog, lambda: write(options))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
