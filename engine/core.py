@@ -261,6 +261,9 @@ class Engine:
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
+        for seq in plan.admitted:
+            if seq.queued is None:  # arrival is by this clock, and another process's
+                seq.queued = max(time.time() - seq.arrival, 0.0)
         seconds.schedule += lap()
         return plan
 

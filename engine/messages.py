@@ -158,6 +158,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None  # a sentence, when finish is `error`
     bad_request: bool = False  # the error is of the request's own making, such as its grammar
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; first Output only
+    queued: float | None = None  # seconds from arrival to its first step; first Output only
     rounds: int = 0  # sampling steps of this sequence so far
     proposed: int = 0  # draft tokens verified for it so far
     accepted: int = 0  # of those, kept

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.completions import completions_router
+from server.api.exchanges import Exchanges
 from server.api.info import OPEN_PATHS, health_router, info_router
 from server.api.origins import SameOrigin
 from server.api.responses import responses_router
@@ -70,4 +71,8 @@ def create_app(services: Services) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["*"],
         )
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
+    # Around what Starlette puts around all middleware, which answers for our own faults.
+    whole = Exchanges(app.build_middleware_stack(), paths=paths, tell=services.tell)
+    app.middleware_stack = whole
     return app

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, Part, with_kind
 from engine.errors import ConfigError
+from engine.logs import LogFormat
 
 ENV_PREFIX = "FOREDRAFT__"
 BUILTIN_NAME = "foredraft-demo"
@@ -146,7 +147,18 @@ class ServerConfig(Part):
         300.0, gt=0, description="serving for that long forgives earlier restarts"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is logged on stderr; never prompts, never keys"
+        "info",
+        description="what is logged on stderr; never prompts, replies or keys. A request is a line"
+        " of `info`, a probe or scrape that went well one of `debug`",
+    )
+    log_format: LogFormat = Field(
+        "text", description="lines for people, or one JSON object a line, of the engine too"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="collector for traces, `http://host:4318`, over OTLP/HTTP; without it that of"
+        " `OTEL_EXPORTER_OTLP_ENDPOINT`, without both none. `pip install 'foredraft[otel]'`",
     )
 
 

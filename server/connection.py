@@ -18,6 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.api.errors import ApiError
+from server.observe.exchange import Exchange, request_id
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
@@ -83,7 +84,9 @@ class Connection(H11Protocol):
 
     def _write_error(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()
+        exchange = Exchange(id=request_id(), status=error.status, error=error.code)
         headers = [
+            (b"x-request-id", exchange.id.encode()),
             (b"content-type", b"application/json"),
             (b"connection", b"close"),
             (b"content-length", b"%d" % len(body)),
@@ -92,6 +95,7 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
+        exchange.end()
 
     def _watch_head(self) -> None:
         if self._refused or self.transport.is_closing():

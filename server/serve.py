@@ -29,6 +29,7 @@ import uvloop
 
 from engine.config import check_folders, model_folder
 from engine.errors import ConfigError, EngineError
+from engine.logs import LogFormat, configure_logging
 from engine.messages import StepMetrics
 from server.api.services import Services
 from server.app import create_app
@@ -39,6 +40,8 @@ from server.engine.lifecycle import EngineState
 from server.generation.structured import GrammarChecker
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
+from server.observe.throughput import EVERY_SECONDS, ThroughputLog
+from server.observe.tracing import make_traces
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
@@ -72,7 +75,10 @@ class Service:
         self._config = config
         self._listeners = listeners
         self._announce = announce
-        self._metrics = Metrics()
+        name = config.model_names[0]
+        self._metrics = Metrics(model_name=name, engine=lambda: self._supervisor.pid)
+        self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
+        self._throughput = ThroughputLog(self._metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)
         self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
         self._client = EngineClient(on_metrics=self._on_metrics)
@@ -120,18 +126,26 @@ class Service:
             client=self._client,
             metrics=self._metrics,
             grammars=self._grammars,
+            tell=self._tell,
         )
         self._http = http = _http_server(create_app(services), self._config.server)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
+        telling = asyncio.create_task(self._tell_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(self._config.server.grace_seconds)
         finally:
+            telling.cancel()
             http.should_exit = True
             await serving
             await self._grammars.close()
+
+    async def _tell_throughput(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self._throughput.tell()
 
     def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
@@ -237,13 +251,9 @@ def load_for(config: Config) -> Tokenizer:
     return tokenizer
 
 
-def configure_logging(level: str) -> None:
-    """One line per event on stderr; libraries speak only when something is wrong."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def begin_to_log(level: str, form: LogFormat) -> None:
+    """Libraries speak only when something is wrong."""
+    configure_logging(level, form)
     if level != "debug":
         for library in ("uvicorn", "httpx", "transformers", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)
@@ -286,7 +296,7 @@ def serve(
     """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is
     a process of `command`."""
     check_folders(config.engine)
-    configure_logging(config.server.log_level)
+    begin_to_log(config.server.log_level, config.server.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:

@@ -72,6 +72,7 @@ def report(item: Sampled) -> Output:
         error=item.error,
         bad_request=item.bad_request,
         cached_tokens=seq.cached_tokens if first else None,
+        queued=seq.queued if first else None,
         rounds=seq.rounds,
         proposed=seq.proposed,
         accepted=seq.accepted,

@@ -63,4 +63,4 @@ def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str
     """`extra`: what stands beside the choices of this request."""
     usage = usage_body(call.generation.usage)
     reply = {**call.head(kind), "choices": choices, "usage": usage, "seed": call.seed, **extra}
-    return JSONResponse(reply, headers={"x-request-id": call.id})
+    return JSONResponse(reply)

@@ -16,6 +16,7 @@ from starlette.routing import Match
 
 from engine.errors import EngineError, EngineLost
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused, QueueFull
+from server.observe.exchange import EXCHANGE
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
 
@@ -111,6 +112,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def respond(error: ApiError) -> JSONResponse:
+    if (exchange := EXCHANGE.get()) is not None:
+        exchange.error = error.code
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 

@@ -53,7 +53,7 @@ def responses_router(services: Services) -> APIRouter:
             [whole] = await gather(http, call.generation)
         fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
         events = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
-        return JSONResponse(events[-1]["response"], headers={"x-request-id": call.id})
+        return JSONResponse(events[-1]["response"])
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS

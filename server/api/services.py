@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from server.config import Config
 from server.engine.client import Admission, EngineClient
 from server.engine.lifecycle import NOT_READY
 from server.generation.structured import GrammarChecker
+from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -28,6 +30,7 @@ class Services:
     client: EngineClient
     metrics: Metrics
     grammars: GrammarChecker
+    tell: Callable[[Exchange], None] | None = None  # of each request that has ended
 
     @cached_property
     def admission(self) -> Admission:

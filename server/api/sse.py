@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        super().__init__(events, headers={"x-request-id": call.id, **HEADERS})
+        super().__init__(events, headers=HEADERS)
         self._generation = call.generation
         self._events = events
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds

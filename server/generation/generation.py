@@ -11,12 +11,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from engine.messages import TokenLogprobs
+from engine.messages import Output, TokenLogprobs
 from server.engine.client import EngineClient
 from server.errors import GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, total
+from server.observe.exchange import EXCHANGE, Ended
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Finish
 from server.text.tokenizer import Tokenizer
@@ -40,6 +41,8 @@ class Generation:
         self._metrics = metrics
         self._began = time.monotonic()
         self._first_token: float | None = None  # when the first token of any choice came
+        self._queued: float | None = None  # seconds until the first step that ran any choice
+        self._exchange = EXCHANGE.get()
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None  # raised when what came before it was taken
@@ -93,7 +96,7 @@ class Generation:
                     continue
                 output = choice.stream.take()
                 if output.tokens:
-                    self._observe(choice.index, len(output.tokens))
+                    self._observe(choice.index, output)
                 if (delta := choice.feed(output)) is not None:
                     deltas.append(delta)
                 if choice.finish is not None and output.finish is None:
@@ -114,13 +117,23 @@ class Generation:
         if self._ended:
             return
         self._ended = True
-        first = None if self._first_token is None else self._first_token - self._began
-        self._metrics.observe_request(
-            self._finish(),
-            self.spec.prompt_tokens,
-            first_token=first,
+        usage = self.usage
+        ended = Ended(
+            id=self.spec.id,
+            finish=self._finish(),
+            began=self._began,
             total=time.monotonic() - self._began,
+            prompt_tokens=usage.prompt_tokens,
+            reply_tokens=usage.completion_tokens,
+            rounds=usage.rounds,
+            proposed=usage.proposed,
+            accepted=usage.accepted,
+            queued=self._queued,
+            first_token=None if self._first_token is None else self._first_token - self._began,
         )
+        self._metrics.observe_request(ended)
+        if self._exchange is not None:
+            self._exchange.ended = ended
 
     def _finish(self) -> Finish:
         if self._failure is not None:
@@ -129,14 +142,17 @@ class Generation:
             return "abort"
         return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
-    def _observe(self, index: int, count: int) -> None:
-        """`count` tokens of a choice came."""
+    def _observe(self, index: int, output: Output) -> None:
+        """Tokens of a choice came."""
         now = time.monotonic()
         before = self._arrivals.get(index)
         if before is not None:
-            self._metrics.observe_tokens(count, gap_seconds=now - before)
-        elif self._first_token is None:
-            self._first_token = now
+            self._metrics.observe_tokens(len(output.tokens), gap_seconds=now - before)
+        else:
+            if output.queued is not None:
+                self._metrics.observe_queue(output.queued)
+            if self._first_token is None:
+                self._first_token, self._queued = now, output.queued
         self._arrivals[index] = now
 
     @property

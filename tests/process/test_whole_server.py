@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from tests.process.harness import is_gone, until
-from tests.process.served import ROOT, SCRIPTED, Server, completion, serving, text_of
+from tests.process.served import ROOT, SCRIPTED, completion, serving, text_of
 from tests.support.scripted import Script, expected_tokens
 
 ASCII = Script(vocab_size=128, step_seconds=0.02)  # every token is a character
@@ -20,10 +20,6 @@ PROMPT = list(b"ab")
 
 def expected_text(count: int) -> str:
     return bytes(expected_tokens(PROMPT, count, ASCII.vocab_size)).decode()
-
-
-async def metrics(server: Server) -> list[str]:
-    return (await server.http.get("/metrics")).text.splitlines()
 
 
 def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
@@ -148,10 +144,10 @@ def test_a_departed_client_frees_the_engine() -> None:
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
                 async with asyncio.timeout(30):
-                    while "foredraft_requests_running 1.0" not in await metrics(server):
+                    while "foredraft_requests_running 1.0" not in await server.metrics():
                         await asyncio.sleep(0.05)
             async with asyncio.timeout(30):
-                while "foredraft_requests_running 0.0" not in await metrics(server):
+                while "foredraft_requests_running 0.0" not in await server.metrics():
                     await asyncio.sleep(0.05)
 
     asyncio.run(scenario())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from engine.__main__ import build_parser, read_config
 from engine.child import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import Running, make_ready
+from engine.logs import configure_logging
 from engine.messages import Estimates, Mode, Outputs, Ready, Reason, StepMetrics
 from engine.process import EngineProcess
 
@@ -124,7 +124,7 @@ def load_script() -> Script:
 
 def main() -> int:
     follow_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    configure_logging("info")
     parsed = build_parser("python -m tests.support.scripted", __doc__).parse_args()
     read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
