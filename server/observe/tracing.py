@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 NAME = "foredraft"
+EXPORT_SECONDS = 3.0  # with a collector that is not there, so much later the server has exited
 
 
 def make_traces(
@@ -46,7 +47,9 @@ def make_traces(
     resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
     provider = TracerProvider(resource=resource)  # which sends what is left when Python exits
     url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    bounded = any(name.startswith("OTEL_EXPORTER") and "TIMEOUT" in name for name in environment)
+    exporter = OTLPSpanExporter(endpoint=url, timeout=None if bounded else EXPORT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Traces(provider, model=model)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.observe.exchange import Exchange
 from tests.support.fake_client import FakeClient, listed_script
 from tests.support.serving import MODEL, Served, serve
 
@@ -166,6 +167,27 @@ def test_a_client_that_left_is_a_line(lines: Lines) -> None:
     assert message.startswith("POST /v1/completions 200 ")
     assert fields["finish"] == "abort"
     assert 1 <= fields["reply_tokens"] <= 2
+
+
+def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
+    """Law: with the caller's context and with all that is known, and the line has the trace."""
+    told: list[Exchange] = []
+
+    def tell(exchange: Exchange) -> None:
+        told.append(exchange)
+        exchange.trace = "0af7"
+
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with asking(tell=tell) as (served, http):
+        http.post("/v1/completions", json=BODY, headers={**parent, "tracestate": "a=b"})
+        [(_, fields)] = lines.take(served)
+    [exchange] = told
+    assert fields["trace"] == "0af7"
+    assert exchange.parent == {**parent, "tracestate": "a=b"}
+    assert (exchange.route, exchange.status, exchange.key) == ("/v1/completions", 200, "")
+    assert exchange.ended is not None
+    assert exchange.ended.began >= exchange.began
+    assert exchange.total >= exchange.ended.total
 
 
 def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
