@@ -27,6 +27,7 @@ from server.api.errors import ApiError, as_api_error
 from server.api.gather import until_gone
 from server.api.intake import Call
 from server.api.replies import usage_body
+from server.errors import GenerationFailed
 from server.generation.choice import Delta
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,9 @@ async def chunks(
 def as_logged_error(call: Call, error: Exception) -> ApiError:
     """The end of a stream that was cut off."""
     if isinstance(error, EngineError):
-        logger.warning("%s ended with an error: %s", call.id, error)
+        # What the request itself is to blame for may be said in its own words.
+        own = isinstance(error, GenerationFailed) and error.bad_request
+        logger.warning("%s ended with an error: %s", call.id, "of its own" if own else error)
     else:
         logger.exception("%s ended with an internal error", call.id)
     return as_api_error(error)

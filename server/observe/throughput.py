@@ -12,12 +12,9 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 _SUMS = (
-    "generation_tokens_total",
-    "prefill_tokens_total",
-    "spec_decode_num_drafts_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens_total",
-)
+    "generation_tokens_total", "prefill_tokens_total", "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total",
+)  # fmt: skip
 
 
 class ThroughputLog:

@@ -203,6 +203,21 @@ def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixtur
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("own", "count"), [(True, 0), (False, 1)])
+def test_a_refusal_by_the_engine_is_not_quoted(
+    caplog: pytest.LogCaptureFixture, own: bool, count: int
+) -> None:
+    """Bug to avoid: the engine's sentence about a grammar may have a part of it. What is wrong with
+    the engine is in the log."""
+    caplog.set_level("DEBUG", logger="server")
+    with asking(FakeClient(refusal="no canary here", bad_request=own)) as (served, http):
+        reply = http.post("/v1/completions", json={**BODY, "stream": True})
+        assert "no canary here" in reply.text
+        served.until(lambda: "finish=error" in caplog.text)
+    assert caplog.text.count("canary") == count
+    assert "ended with an error" in caplog.text
+
+
 REPLY = b"the reply is a canary, too"
 
 
