@@ -91,13 +91,26 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 1  # of `token` among all, 1 is the most likely
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request had come to where it is gone on with: an engine was lost, or another replica
+    began the reply. `tokens` count as generated wherever that matters (max_tokens, positions,
+    penalties, grammar); they are neither sent again nor scored. The rest as in Output."""
+
+    tokens: list[int] = []
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    predicted: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Run one sequence. `id` is unique for the life of the front end."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     arrival: float  # time.time() in the front end
+    begun: Begun = Begun()
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

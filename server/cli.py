@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from engine.arguments import Once, Parser, exit_code, whole
-from server.config import load_config, overrides_of
+from server.config import Config, load_config, overrides_of
 
 # Offline commands are programs of their own, so that the front end's modules need not import them.
 PROGRAMS = {
@@ -103,10 +103,14 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
 
 def run_serve(parsed: argparse.Namespace) -> int:
     """Load the configuration and serve. Raises EngineError."""
-    config = load_config(parsed.config, overrides(parsed), os.environ)
+
+    def load() -> Config:
+        return load_config(parsed.config, overrides(parsed), os.environ)
+
+    config = load()
     from server.serve import serve
 
-    return serve(config)
+    return serve(config, reload=load)
 
 
 def run_program(module: str, arguments: Sequence[str]) -> NoReturn:

@@ -146,6 +146,13 @@ class ServerConfig(Part):
     restart_window_seconds: float = Field(
         300.0, gt=0, description="serving for that long forgives earlier restarts"
     )
+    resume_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="how long a request that runs is held when the engine is lost, for the next"
+        " one to go on with; 0: it ends with an error at once",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
         description="what is logged on stderr; never prompts, replies or keys. A request is a line"

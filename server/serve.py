@@ -3,7 +3,7 @@
 Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
 tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
 SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
-at once.
+at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs.
 Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from engine.config import check_folders, model_folder
+from engine.config import EngineConfig, check_folders, model_folder
 from engine.errors import ConfigError, EngineError
 from engine.logs import LogFormat, configure_logging
 from engine.messages import StepMetrics
@@ -71,8 +71,10 @@ class Service:
         *,
         command: Sequence[str],
         announce: Callable[[Config, int], str],
+        reload: Callable[[], Config],
     ) -> None:
         self._config = config
+        self._reload = reload
         self._listeners = listeners
         self._announce = announce
         name = config.model_names[0]
@@ -81,7 +83,11 @@ class Service:
         self._throughput = ThroughputLog(self._metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)
         self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
-        self._client = EngineClient(on_metrics=self._on_metrics)
+        self._client = EngineClient(
+            on_metrics=self._on_metrics,
+            resume_seconds=config.server.resume_seconds,
+            on_held=self._metrics.observe_held,
+        )
         self._supervisor = EngineSupervisor(
             config, self._client, command=command, on_state=self._on_state
         )
@@ -96,6 +102,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_reload)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
         loading = _in_thread(lambda: load_for(self._config))
@@ -165,6 +172,17 @@ class Service:
         self._grammars.retire()
         self._over.set_result(None)
 
+    def _on_reload(self) -> None:
+        try:
+            config = self._reload().engine
+            check_folders(config)
+            check_same_text(self._config.engine, config)
+        except EngineError as error:
+            logger.error("SIGUSR2: the engine stays as it is: %s", error)
+        else:
+            logger.info("SIGUSR2: the engine is replaced; what runs goes on with the next one")
+            self._supervisor.replace(config)
+
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
         if state == "ready" and not self._ready.done():
@@ -175,6 +193,19 @@ class Service:
     def _on_metrics(self, metrics: StepMetrics) -> None:
         self._metrics.observe_step(metrics)
         self._speculation_log.observe(metrics.estimates)
+
+
+def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
+    """Raises ConfigError where replies that one engine began would not be the same of the other."""
+    both = zip(_text_of(before).items(), _text_of(after).values(), strict=True)
+    for name in [name for (name, was), is_now in both if was != is_now]:
+        raise ConfigError(f"{name} makes the text of the replies that run; restart the server")
+
+
+def _text_of(config: EngineConfig) -> dict[str, object]:
+    """What may change a reply."""
+    names = ("target", "attention", "device", "threads")
+    return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
 
 
 def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
@@ -292,15 +323,17 @@ def serve(
     *,
     command: Sequence[str] = ENGINE_COMMAND,
     announce: Callable[[Config, int], str] = welcome,
+    reload: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is
-    a process of `command`."""
+    a process of `command`; `reload` reads the configuration anew."""
     check_folders(config.engine)
     begin_to_log(config.server.log_level, config.server.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
-        service = Service(config, listeners, command=command, announce=announce)
+        again = reload or (lambda: config)
+        service = Service(config, listeners, command=command, announce=announce, reload=again)
         return await service.run()
 
     listeners = listen(config.server.host, config.server.port)

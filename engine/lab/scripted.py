@@ -66,7 +66,9 @@ class ScriptedEngine:
         return bool(self.running or self.ended)
 
     def add(self, submit: Submit) -> None:
-        self.running[submit.id] = Running(submit, list(submit.prompt))
+        begun = submit.begun
+        tokens = submit.prompt + begun.tokens
+        self.running[submit.id] = Running(submit, tokens, begun.rounds, begun.proposed)
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -127,8 +129,8 @@ class ScriptedEngine:
             tokens=tokens,
             finish=finish,
             stop_token=tokens[-1] if finish == "stop" else None,
-            cached_tokens=0 if running.rounds == 1 else None,
-            queued=0.0 if running.rounds == 1 else None,
+            cached_tokens=0 if num_before == 0 else None,
+            queued=0.0 if num_before == 0 else None,
             rounds=running.rounds,
             proposed=running.proposed,
             accepted=num_before + len(tokens) - running.rounds,

@@ -184,7 +184,7 @@ class Scheduler:
             ready += 1
         seq.num_draft_computed = ready * size
         if seq.cached_tokens is None:
-            seq.cached_tokens = seq.num_computed
+            seq.cached_tokens = min(seq.num_computed, seq.num_prompt)
         seq.status = "running"
         self.waiting.popleft()
         insort_right(self.running, seq, key=_priority)

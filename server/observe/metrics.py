@@ -25,6 +25,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
+from server.engine.open_requests import Held
 from server.observe.exchange import Ended
 from server.observe.metrics_table import METRICS, PARTS, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
@@ -173,9 +174,15 @@ class Metrics(Collector):
         self._add("grammar_checks_total", 1, outcome)
         self._histograms["grammar_check_seconds"].observe(seconds)
 
+    def observe_held(self, outcome: Held, seconds: float) -> None:
+        """What became of a sequence whose engine was lost, so many seconds after that."""
+        self._add("held_requests_total", 1, outcome)
+        if outcome == "resumed":
+            self._histograms["resume_gap_seconds"].observe(seconds)
+
     def set_engine_state(self, state: EngineState) -> None:
-        """The engine's state changed; `starting` after `lost` is a restart."""
-        if self._state == "lost" and state == "starting":
+        """The engine's state changed; to `starting` only by a restart."""
+        if self._state is not None and state == "starting":
             self._add("engine_restarts_total", 1)
         self._state = state
         for name in get_args(EngineState):

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from engine.config import MAX_K, PROPOSERS
 from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason, SwapOutcome
 from server.engine.lifecycle import EngineState
+from server.engine.open_requests import Held
 
 Finish = Literal["stop", "length", "abort", "error"]
 Rejection = Literal[
@@ -235,6 +236,19 @@ METRICS: tuple[Metric, ...] = (
         {"state": get_args(EngineState)},
     ),
     counter("engine_restarts_total", "times the engine process was started again"),
+    counter(
+        "held_requests_total",
+        "sequences that were held when their engine was lost or replaced, by what became of them:"
+        " `resumed`, `too_late` (`server.resume_seconds` were over) or `given_up` (they were alone"
+        " with an engine that was lost, and not for the first time)",
+        {"outcome": get_args(Held)},
+    ),
+    histogram(
+        "resume_gap_seconds",
+        "from the loss of an engine, as it was noticed, to the next output of each of those that"
+        " were resumed",
+        buckets=LATENCY,
+    ),
     gauge("build_info", "always 1, for its label", {"version": (version("foredraft"),)}),
 )
 

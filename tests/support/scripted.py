@@ -125,9 +125,13 @@ def load_script() -> Script:
 def main() -> int:
     follow_parent()
     configure_logging("info")
-    parsed = build_parser("python -m tests.support.scripted", __doc__).parse_args()
-    read_config(parsed.config)  # what the supervisor wrote must be readable
+    parser = build_parser("python -m tests.support.scripted", __doc__)
+    parser.add_argument("--refuse-threads", type=int)  # a configuration that cannot start
+    parsed = parser.parse_args()
+    config = read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
+    if config.threads is not None and config.threads == parsed.refuse_threads:
+        script = dataclasses.replace(script, refuse_to_start=f"no {config.threads} threads here")
     code = EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()
     time.sleep(script.exit_seconds)
     return code
