@@ -173,6 +173,8 @@ class Engine:
             num_prompt=len(submit.prompt),
             number=self._num_added,
             arrival=submit.arrival,
+            tenant=submit.tenant,
+            weight=submit.weight,
             sources=self._sources(submit.params),
             follows_grammar=GRAMMAR in proposers_of(submit.params, self.ready),
         )

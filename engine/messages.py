@@ -98,6 +98,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     prompt: list[int]
     params: SamplingParams
     arrival: float  # time.time() in the front end
+    tenant: str = ""  # whose it is; where tenants compete, each gets tokens by its weight
+    weight: float = 1.0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
