@@ -26,7 +26,7 @@ def completions_router(services: Services) -> APIRouter:
 
     @router.post("/v1/completions", response_model=replies.Completion, responses=STREAMED)
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
-        call = await start(services, request, prefix="cmpl-")
+        call = await start(services, http, request, prefix="cmpl-")
         prompts = call.generation.spec.prompts if request.return_token_ids else None
         shape = CompletionShape(prompts, request.n)
         if request.stream:
@@ -42,7 +42,7 @@ def completions_router(services: Services) -> APIRouter:
 
     @router.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=STREAMED)
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
-        call = await start(services, request, prefix="chatcmpl-")
+        call = await start(services, http, request, prefix="chatcmpl-")
         generation, shape = call.generation, ChatShape(call.id, call.use)
         extra: dict[str, Any] = {}
         if request.return_token_ids:

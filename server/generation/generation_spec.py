@@ -75,6 +75,9 @@ class GenerationSpec:
     show_tokens: bool = False
     guessing: Guessing = Guessing()  # what `params` come to in this engine
     grammar_param: str | None = None  # the field that the grammar came of
+    tenant: str = ""  # whose request it is, and its share where tenants compete
+    weight: float = 1.0
+    seconds: float | None = None  # that it may take
 
     @property
     def fan_out(self) -> int:
@@ -97,7 +100,8 @@ class GenerationSpec:
             min_tokens=min(self.params.min_tokens, max_tokens),
             prompt_logprobs=self.params.prompt_logprobs if i == 0 or self.echoes else None,
         )
-        return Submit(f"{self.id}-{index}", prompt, params, arrival)
+        id = f"{self.id}-{index}"
+        return Submit(id, prompt, params, arrival, tenant=self.tenant, weight=self.weight)
 
 
 def choice_seed(seed: int, i: int) -> int:

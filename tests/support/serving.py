@@ -19,6 +19,7 @@ from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.serve import listen
 from server.text.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ def serve(
         client=client,
         metrics=metrics,
         grammars=grammars,
+        keyring=Keyring(config.server),
     )
     app = create_app(services)
     app.router.lifespan_context = lifespan
