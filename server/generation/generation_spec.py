@@ -32,12 +32,13 @@ class Guessing:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as the begin of a completion: its text, the ids for its logprobs, and how many
-    alternatives each shows (None: no logprobs)."""
+    """A prompt as the begin of a completion: its text, the ids for its logprobs, how many
+    alternatives each shows (None: no logprobs), and the `positions`, if they are known."""
 
     text: str
     tokens: Sequence[int]
     alternatives: int | None = None
+    places: Sequence[int] = ()
 
     def positions(self, tokenizer: Tokenizer) -> Iterator[int]:
         """Where each token's text begins, in characters."""
