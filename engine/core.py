@@ -180,6 +180,8 @@ class Engine:
             proposed=begun.proposed,
             accepted=begun.accepted,
             predicted=begun.predicted,
+            tenant=submit.tenant,
+            weight=submit.weight,
             sources=self._sources(submit.params),
             follows_grammar=GRAMMAR in proposers_of(submit.params, self.ready),
         )

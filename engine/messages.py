@@ -111,6 +111,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     params: SamplingParams
     arrival: float  # time.time() in the front end
     begun: Begun = Begun()
+    tenant: str = ""  # whose it is; where tenants compete, each gets tokens by its weight
+    weight: float = 1.0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -58,9 +58,8 @@ def create_app(services: Services) -> FastAPI:
     for router in ROUTERS:  # as they are: a router within a router is a detour for each request
         app.router.routes += with_head(router(services)).routes
     errors.install(app, metrics)
-    if server.api_key is not None:
-        keys = [server.api_key, *filter(None, [server.admin_key])]
-        app.add_middleware(ApiKey, keys=keys, open_paths=OPEN_PATHS, metrics=metrics)
+    if not services.keyring.is_open:
+        app.add_middleware(ApiKey, keyring=services.keyring, open_paths=OPEN_PATHS, metrics=metrics)
     else:
         app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
     if server.cors_origins:

@@ -3,7 +3,8 @@
 Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
 tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
 SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
-at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs.
+at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where
+there is a file of keys or a certificate, SIGHUP reads these again instead.
 Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
 """
 
@@ -16,6 +17,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ from server.connection import Connection
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
 from server.observe.throughput import EVERY_SECONDS, ThroughputLog
@@ -50,7 +53,7 @@ logger = logging.getLogger(__name__)
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-CLOSE_SECONDS = 5  # for connections to end after their requests have
+CLOSE_SECONDS = 1.0  # for connections to end after their requests have, beyond what grace is left
 BACKLOG = 2048
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of a machine without IPv6, say
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
@@ -82,6 +85,8 @@ class Service:
         self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
         self._throughput = ThroughputLog(self._metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)
+        self._keyring = Keyring(config.server)
+        self._tls = tls_context(config.server)
         self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
         self._client = EngineClient(
             on_metrics=self._on_metrics,
@@ -103,6 +108,8 @@ class Service:
         for number in ENDING:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGUSR2, self._on_reload)
+        if self._tls is not None or self._config.server.api_keys_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload_secrets)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
         loading = _in_thread(lambda: load_for(self._config))
@@ -134,18 +141,25 @@ class Service:
             metrics=self._metrics,
             grammars=self._grammars,
             tell=self._tell,
+            keyring=self._keyring,
         )
-        self._http = http = _http_server(create_app(services), self._config.server)
+        server = self._config.server
+        self._http = http = _http_server(create_app(services), server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         telling = asyncio.create_task(self._tell_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
+            ends = asyncio.get_running_loop().time() + server.grace_seconds
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
-            await self._supervisor.stop(self._config.server.grace_seconds)
+            await self._supervisor.stop(server.grace_seconds)
+            http.should_exit = True
+            left = max(ends - asyncio.get_running_loop().time(), CLOSE_SECONDS)
+            await asyncio.wait([serving], timeout=0.0 if http.force_exit else left)
         finally:
             telling.cancel()
             http.should_exit = True
+            _cut_connections(http)
             await serving
             await self._grammars.close()
 
@@ -153,6 +167,17 @@ class Service:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             self._throughput.tell()
+
+    def _reload_secrets(self) -> None:
+        """Keys and certificate, each whole or as it was."""
+        try:
+            if self._config.server.api_keys_file is not None:
+                logger.info("SIGHUP: %d keys", self._keyring.reload())
+            if self._tls is not None:
+                load_certificate(self._tls, self._config.server)
+                logger.info("SIGHUP: new connections get the certificate as it is now")
+        except ConfigError as error:
+            logger.error("SIGHUP: nothing changed: %s", error)
 
     def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
@@ -166,6 +191,7 @@ class Service:
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
                 self._http.force_exit = True
+                _cut_connections(self._http)
             return
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
@@ -208,7 +234,36 @@ def _text_of(config: EngineConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
 
 
-def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
+def _cut_connections(http: uvicorn.Server) -> None:
+    """Of clients that do not read; their tasks end as when a client leaves."""
+    for connection in list(http.server_state.connections):
+        assert isinstance(connection, Connection)
+        connection.cut()
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """None: plain HTTP. Raises ConfigError."""
+    if config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load_certificate(context, config)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
+    """For new connections. Raises ConfigError, and then those before stay."""
+    assert config.tls_certificate is not None
+    paths = f"{config.tls_certificate} and {config.tls_key}"
+    for into in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # tried on another one first
+        try:
+            # A key with a password would have asked the terminal for it.
+            into.load_cert_chain(config.tls_certificate, config.tls_key, password=lambda: b"")
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or "they are no certificate with its key, or it has a password"
+            raise ConfigError(f"cannot use the certificate {paths}: {reason}") from None
+
+
+def _http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -217,12 +272,14 @@ def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # nothing here asks who the client is
+            proxy_headers=bool(config.trusted_proxies),
+            forwarded_allow_ips=config.trusted_proxies,
+            ssl_context_factory=None if tls is None else lambda config, default: tls,
             server_header=False,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=config.keep_alive_seconds,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_graceful_shutdown=None,  # the Service cuts who does not end
         )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
@@ -309,8 +366,10 @@ def welcome(config: Config, port: int) -> str:
     """The address, and a command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url, name = f"http://{host}:{port}/v1", config.model_names[0]
-    key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
+    scheme = "http" if config.server.tls_certificate is None else "https"
+    url, name = f"{scheme}://{host}:{port}/v1", config.model_names[0]
+    keyed = config.server.api_key or config.server.api_keys_file
+    key = " -H 'Authorization: Bearer '$KEY" if keyed else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
     return (
         f"Foredraft serves {name} at {url}\n"

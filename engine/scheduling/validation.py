@@ -27,6 +27,8 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     outside = _outside(prompt, facts.vocab_size)
     if outside is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
+    if not 0 < submit.weight < math.inf:
+        return f"weight is {submit.weight}; allowed is above 0"
     params = submit.params
     return (
         _ids_refusal(params, facts)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -37,7 +35,6 @@ from engine.messages import (
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
 from server.engine.open_requests import Held, OpenRequests
-from server.errors import QueueFull
 
 logger = logging.getLogger(__name__)
 
@@ -218,27 +215,3 @@ class _Link:
     def _stop_reading(self) -> None:
         if not self._events.closed:
             self._loop.remove_reader(self._events.FD)
-
-
-@dataclass
-class Admission:
-    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
-
-    client: EngineClient
-    max_inflight: int
-    reserved: int = 0
-
-    @contextmanager
-    def reserve(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences until they are submitted. Raises QueueFull."""
-        inflight = self.client.inflight + self.reserved
-        if inflight + count > self.max_inflight:
-            raise QueueFull(
-                f"{inflight} sequences are in flight and this request has {count}; at most"
-                f" {self.max_inflight} are admitted; try again in a moment"
-            )
-        self.reserved += count
-        try:
-            yield
-        finally:
-            self.reserved -= count

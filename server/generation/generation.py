@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 
+from engine.errors import EngineError
 from engine.messages import Output, TokenLogprobs
+from server.engine.admission import Charge
 from server.engine.client import EngineClient
-from server.errors import GenerationFailed
+from server.errors import DeadlineExceeded, GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, total
@@ -33,12 +36,16 @@ class Generation:
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
+        charge: Charge | None = None,
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._charge = charge
+        self._deadline: asyncio.TimerHandle | None = None
+        self._held = list[Delta]()  # taken at the deadline
         self._began = time.monotonic()
         self._first_token: float | None = None  # when the first token of any choice came
         self._queued: float | None = None  # seconds until the first step that ran any choice
@@ -59,6 +66,9 @@ class Generation:
                     index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
                 )
                 self.choices.append(choice)
+            if (seconds := self.spec.seconds) is not None:
+                loop = asyncio.get_running_loop()
+                self._deadline = loop.call_later(seconds, self._expire, seconds)
         except BaseException as error:
             self._failure = error
             self.close()
@@ -87,7 +97,7 @@ class Generation:
         """What came since the last time; the caller closes. Raises as `deltas`, but only once what
         came before the failure has been taken."""
         self._wake.clear()
-        deltas = list[Delta]()
+        deltas, self._held = self._held, []
         try:
             if self._failure is not None:
                 raise self._failure
@@ -110,6 +120,16 @@ class Generation:
             self._wake.set()
         return deltas
 
+    def _expire(self, seconds: float) -> None:
+        """What came in time is still handed out."""
+        with suppress(EngineError):  # as it ended meanwhile
+            self._held = self.take()
+        if not self.finished and self._failure is None:
+            sentence = f"the request was not finished within the {seconds:g} s that it may take"
+            self._failure = DeadlineExceeded(sentence)
+            self._client.abort([choice.stream.id for choice in self.choices])
+        self._wake.set()
+
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
         and while being cancelled."""
@@ -117,6 +137,10 @@ class Generation:
         if self._ended:
             return
         self._ended = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._charge is not None:
+            self._charge.end()
         usage = self.usage
         ended = Ended(
             id=self.spec.id,
@@ -144,6 +168,8 @@ class Generation:
 
     def _observe(self, index: int, output: Output) -> None:
         """Tokens of a choice came."""
+        if self._charge is not None:
+            self._charge.tokens(len(output.tokens))
         now = time.monotonic()
         before = self._arrivals.get(index)
         if before is not None:

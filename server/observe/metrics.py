@@ -27,7 +27,7 @@ from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
 from server.engine.open_requests import Held
 from server.observe.exchange import Ended
-from server.observe.metrics_table import METRICS, PARTS, Rejection
+from server.observe.metrics_table import METRICS, PARTS, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -190,6 +190,13 @@ class Metrics(Collector):
         if state != "ready":
             for gauge in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
                 self._set(gauge, 0)
+
+    def pace(self) -> tuple[float, float, float]:
+        """Tokens computed, requests ended, seconds that the engine worked, since the start."""
+        values = self._values
+        tokens = values["prefill_tokens_total", ""] + values["generation_tokens_total", ""]
+        ended = sum(values["requests_total", reason] for reason in get_args(Finish))
+        return tokens, ended, sum(values["step_seconds_total", part] for part in PARTS)
 
     def _add(self, name: str, amount: float, label: str = "") -> None:
         self._values[name, label] += amount

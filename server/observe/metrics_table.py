@@ -18,7 +18,7 @@ from server.engine.open_requests import Held
 Finish = Literal["stop", "length", "abort", "error"]
 Rejection = Literal[
     "invalid", "context_length", "unauthorized", "foreign_origin", "unknown_model", "too_large",
-    "queue_full", "not_ready",
+    "queue_full", "not_ready", "rate_limited",
 ]  # fmt: skip
 PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "around")  # of StepSeconds
 

@@ -20,7 +20,8 @@ from tests.golden.requests import RESPONSES, Request
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TEXTS = CHECKOUT / "tests/golden/texts.json"  # the record: a reply a line
-COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error")
+COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error",
+          "server.allow_priority=true")  # fmt: skip
 CONFIGURATIONS = {
     "adaptive": "speculation.controller.k_max=8",
     "fixed": "speculation.controller.k=4",

@@ -19,6 +19,7 @@ from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
 from server.serve import listen
@@ -81,6 +82,7 @@ def serve(
         metrics=metrics,
         grammars=grammars,
         tell=tell,
+        keyring=Keyring(config.server),
     )
     app = create_app(services)
     app.router.lifespan_context = lifespan

@@ -33,7 +33,7 @@ CONTRACT = {
 SERVER_LEVELS = {
     "server": 0,  # the package itself is empty
     "server.config": 0, "server.errors": 0,
-    "server.engine": 1, "server.text": 1,
+    "server.engine": 1, "server.keys": 1, "server.text": 1,
     "server.observe": 2, "server.supervise": 2,
     "server.generation": 3,
     "server.api": 4,
