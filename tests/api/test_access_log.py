@@ -75,8 +75,8 @@ def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
     assert 0 <= times["ttft_seconds"] <= times["seconds"] < 60
     assert re.fullmatch("cmpl-[0-9a-f]{32}", fields.pop("reply"))
     assert fields == {
-        "request": "mine:1", "prompt_tokens": 4, "reply_tokens": 4, "kept_guesses": 2,
-        "finish": "length",
+        "request": "mine:1", "key": "default", "prompt_tokens": 4, "reply_tokens": 4,
+        "kept_guesses": 2, "finish": "length",
     }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
     [exchange] = told
     assert fields["trace"] == "0af7"
     assert exchange.parent == {**parent, "tracestate": "a=b"}
-    assert (exchange.route, exchange.status, exchange.key) == ("/v1/completions", 200, "")
+    assert (exchange.route, exchange.status, exchange.key) == ("/v1/completions", 200, "default")
     assert exchange.ended is not None
     assert exchange.ended.began >= exchange.began
     assert exchange.total >= exchange.ended.total
