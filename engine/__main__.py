@@ -7,9 +7,7 @@ environment.
 from __future__ import annotations
 
 import gc
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,17 +17,14 @@ from engine.arguments import Parser
 from engine.child import follow_parent, leave, limit_threads
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.logs import configure_logging
 from engine.process import EngineProcess, StepEngine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one engine until a command ends it; returns the exit code (see engine.process)."""
     followed = follow_parent()
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logging("info")
     parsed = build_parser("python -m engine", __doc__).parse_args(arguments)
     return EngineProcess(
         lambda: _make_engine(parsed.config), parsed.commands, parsed.events, alone=not followed

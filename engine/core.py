@@ -51,7 +51,7 @@ from engine.step.draft_swap import DraftSwap
 from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
-from engine.step.report import ending, introduction, report
+from engine.step.report import begun_ending, ending, introduction, report
 from engine.step.rounds import Rounds
 from engine.step.trace import open_trace
 
@@ -100,8 +100,10 @@ class Engine:
             self._controller, main.name, free, branches=config.speculation.branches
         )
         self._proposer = Cascade(main, free, limits=self._allowance.limits)
-        acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
-        self._rounds = Rounds(self._proposer, main, self._allowance, self._runner, acceptor, draws)
+        self._acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
+        self._rounds = Rounds(
+            self._proposer, main, self._allowance, self._runner, self._acceptor, draws
+        )
         measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
         self._controller.profile(measured)
         self._compiling = Compiling(
@@ -166,21 +168,38 @@ class Engine:
             self._pending.append(Output(id=submit.id, finish="error", error=reason))
             return
         self._ids.add(submit.id)
+        begun = submit.begun
         seq = Sequence(
             id=submit.id,
             params=submit.params,
-            tokens=list(submit.prompt),
+            tokens=submit.prompt + begun.tokens,
             num_prompt=len(submit.prompt),
             number=self._num_added,
             arrival=submit.arrival,
+            rounds=begun.rounds,
+            proposed=begun.proposed,
+            accepted=begun.accepted,
+            predicted=begun.predicted,
+            tenant=submit.tenant,
+            weight=submit.weight,
             sources=self._sources(submit.params),
             follows_grammar=GRAMMAR in proposers_of(submit.params, self.ready),
         )
         self._num_added += 1
         if submit.params.grammar is None:
-            self._scheduler.add(seq)
+            self._queue(seq)
         else:
             self._compiling.add(seq)
+
+    def _queue(self, seq: Sequence) -> None:
+        """A reply that is gone on with may have come to its end before."""
+        room = self._scheduler.room(seq)
+        end = begun_ending(seq, self._acceptor, room) if seq.num_output else None
+        if end is None:
+            self._scheduler.add(seq)
+        else:
+            self._leave(seq)
+            self._pending.append(end)
 
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
         """Who guesses for it, unless that is the main proposer alone and without a bound."""
@@ -247,7 +266,7 @@ class Engine:
         if self._compiling:
             ready, ends = self._compiling.take()
             for seq in ready:
-                self._scheduler.add(seq)
+                self._queue(seq)
             for output in ends:
                 self._ids.discard(output.id)
             self._pending += ends
@@ -261,6 +280,9 @@ class Engine:
         plan = self._scheduler.schedule(self._allowance.want)
         for seq in plan.preempted:
             self._proposer.forget(seq)
+        for seq in plan.admitted:
+            if seq.queued is None:  # arrival is by this clock, and another process's
+                seq.queued = max(time.time() - seq.arrival, 0.0)
         seconds.schedule += lap()
         return plan
 

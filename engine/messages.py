@@ -91,13 +91,28 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 1  # of `token` among all, 1 is the most likely
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request had come to where it is gone on with: an engine was lost, or another replica
+    began the reply. `tokens` count as generated wherever that matters (max_tokens, positions,
+    penalties, grammar); they are neither sent again nor scored. The rest as in Output."""
+
+    tokens: list[int] = []
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    predicted: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Run one sequence. `id` is unique for the life of the front end."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     arrival: float  # time.time() in the front end
+    begun: Begun = Begun()
+    tenant: str = ""  # whose it is; where tenants compete, each gets tokens by its weight
+    weight: float = 1.0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -158,6 +173,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None  # a sentence, when finish is `error`
     bad_request: bool = False  # the error is of the request's own making, such as its grammar
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; first Output only
+    queued: float | None = None  # seconds from arrival to its first step; first Output only
     rounds: int = 0  # sampling steps of this sequence so far
     proposed: int = 0  # draft tokens verified for it so far
     accepted: int = 0  # of those, kept

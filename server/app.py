@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from server.api import errors
 from server.api.auth import ApiKey
 from server.api.completions import completions_router
+from server.api.exchanges import Exchanges
 from server.api.info import OPEN_PATHS, health_router, info_router
 from server.api.origins import SameOrigin
 from server.api.responses import responses_router
@@ -57,9 +58,8 @@ def create_app(services: Services) -> FastAPI:
     for router in ROUTERS:  # as they are: a router within a router is a detour for each request
         app.router.routes += with_head(router(services)).routes
     errors.install(app, metrics)
-    if server.api_key is not None:
-        keys = [server.api_key, *filter(None, [server.admin_key])]
-        app.add_middleware(ApiKey, keys=keys, open_paths=OPEN_PATHS, metrics=metrics)
+    if not services.keyring.is_open:
+        app.add_middleware(ApiKey, keyring=services.keyring, open_paths=OPEN_PATHS, metrics=metrics)
     else:
         app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
     if server.cors_origins:
@@ -70,4 +70,8 @@ def create_app(services: Services) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["*"],
         )
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
+    # Around what Starlette puts around all middleware, which answers for our own faults.
+    whole = Exchanges(app.build_middleware_stack(), paths=paths, tell=services.tell)
+    app.middleware_stack = whole
     return app

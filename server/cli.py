@@ -1,4 +1,4 @@
-"""The `foredraft` command: serve | bench | evaluate | plan | replay | train.
+"""The `foredraft` command: serve | key | bench | evaluate | plan | replay | train.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from engine.arguments import Once, Parser, exit_code, whole
-from server.config import load_config, overrides_of
+from server.config import Config, load_config, overrides_of
 
 # Offline commands are programs of their own, so that the front end's modules need not import them.
 PROGRAMS = {
@@ -41,6 +41,13 @@ users of the machine can see. --set wins over the other options, these over the 
 over CONFIG.toml. The table of all keys is in docs/operations.md.
 """
 
+KEY = """\
+Makes a key and prints it once, on stderr, and on stdout its lines for the file that
+`server.api_keys_file` names: foredraft key NAME >> keys.toml. The file has its digest only. Limits
+that may stand below: requests_per_minute, tokens_per_minute, concurrency, weight, priority,
+own_cache.
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
@@ -49,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if tuple(given[: len(words)]) == words:
             run_program(program_of(module, given), given[len(words) :])
     parsed = build_parser().parse_args(given)
-    return exit_code("foredraft", lambda: run_serve(parsed))
+    run = run_key if "name" in parsed else run_serve
+    return exit_code("foredraft", lambda: run(parsed))
 
 
 def program_of(module: str, given: Sequence[str]) -> str:
@@ -65,6 +73,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"foredraft {version('foredraft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
+    key = commands.add_parser(
+        "key", help="a new API key for `server.api_keys_file`", description=KEY
+    )
+    key.add_argument("name", metavar="NAME", help="what the log calls whoever has it")
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
     commands.add_parser("evaluate", help="does it pay for your own prompts (evaluate --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
@@ -103,10 +115,24 @@ def overrides(parsed: argparse.Namespace) -> list[str]:
 
 def run_serve(parsed: argparse.Namespace) -> int:
     """Load the configuration and serve. Raises EngineError."""
-    config = load_config(parsed.config, overrides(parsed), os.environ)
+
+    def load() -> Config:
+        return load_config(parsed.config, overrides(parsed), os.environ)
+
+    config = load()
     from server.serve import serve
 
-    return serve(config)
+    return serve(config, reload=load)
+
+
+def run_key(parsed: argparse.Namespace) -> int:
+    """Raises ConfigError."""
+    from server.keys import new_key
+
+    key, lines = new_key(parsed.name)
+    sys.stderr.write(f"The key, which is not shown again: {key}\nFor the file of keys:\n")
+    sys.stdout.write(lines)
+    return 0
 
 
 def run_program(module: str, arguments: Sequence[str]) -> NoReturn:

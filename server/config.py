@@ -8,6 +8,7 @@ given, what is allowed. Keys are never repeated.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import tomllib
@@ -16,12 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, Part, with_kind
 from engine.errors import ConfigError
+from engine.logs import LogFormat
 
 ENV_PREFIX = "FOREDRAFT__"
 BUILTIN_NAME = "foredraft-demo"
@@ -58,6 +67,14 @@ def _sendable(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        return value if value == "*" else str(ipaddress.ip_network(value))
+    except ValueError:
+        said = f"a proxy is an address like 10.0.0.7, a network like 10.0.0.0/8, or *, not {value}"
+        raise ValueError(said) from None
+
+
 Key = Annotated[str, AfterValidator(_sendable)]
 
 
@@ -89,6 +106,28 @@ class ServerConfig(Part):
         description="`POST /speculation` asks for it, and is closed without one; it opens"
         " everything that `api_key` opens, too",
     )
+    api_keys_file: str | None = Field(
+        None,
+        min_length=1,
+        description="TOML file of keys with names and limits, as `foredraft key NAME` writes them;"
+        " read again on SIGHUP",
+    )
+    allow_priority: bool = Field(
+        False,
+        description="requests may say `priority`; else those of keys with `priority = true` alone",
+    )
+    tls_certificate: str | None = Field(
+        None, min_length=1, description="PEM file of the certificate and its chain; read on SIGHUP"
+    )
+    tls_key: str | None = Field(
+        None, min_length=1, description="PEM file of its key, without a password"
+    )
+    trusted_proxies: list[Annotated[str, AfterValidator(_network)]] = Field(
+        [],
+        max_length=64,
+        description="addresses or networks of proxies whose `X-Forwarded-For` and"
+        ' `X-Forwarded-Proto` are believed, `["*"]` for all',
+    )
     tool_parser: Literal["auto", "hermes", "llama3_json", "none"] = Field(
         "auto",
         description="form of the model's tool calls; `auto`: as its chat template writes them,"
@@ -105,6 +144,20 @@ class ServerConfig(Part):
         ge=1,
         description="sequences admitted at a time, beyond them 429; default:"
         " `schedule.max_sequences` + `schedule.max_waiting`",
+    )
+    max_waiting_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="prompt tokens that may wait for their first token, beyond them 429; one"
+        " request is taken whatever its length",
+    )
+    request_timeout_seconds: float | None = Field(
+        None, gt=0, description="a request that takes longer is ended with an error"
+    )
+    max_logprobs: int = Field(
+        2**19,
+        ge=1024,
+        description="log-probabilities in one reply, alternatives included, beyond them a 400",
     )
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="largest request body, beyond it 413"
@@ -145,9 +198,33 @@ class ServerConfig(Part):
     restart_window_seconds: float = Field(
         300.0, gt=0, description="serving for that long forgives earlier restarts"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is logged on stderr; never prompts, never keys"
+    resume_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=3600,
+        description="how long a request that runs is held when the engine is lost, for the next"
+        " one to go on with; 0: it ends with an error at once",
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        description="what is logged on stderr; never prompts, replies or keys. A request is a line"
+        " of `info`, a probe or scrape that went well one of `debug`",
+    )
+    log_format: LogFormat = Field(
+        "text", description="lines for people, or one JSON object a line, of the engine too"
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="collector for traces, `http://host:4318`, over OTLP/HTTP; without it that of"
+        " `OTEL_EXPORTER_OTLP_ENDPOINT`, without both none. `pip install 'foredraft[otel]'`",
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("`tls_certificate` and `tls_key` are only used together")
+        return self
 
 
 @dataclass(frozen=True)
@@ -196,7 +273,8 @@ def load_config(
     given = [
         (name.removeprefix(ENV_PREFIX).lower().replace("__", "."), text, f"the variable {name}")
         for name, text in sorted((env or {}).items())
-        if name.startswith(ENV_PREFIX) and text != ""
+        # An empty key may be a secret that was not mounted, and would let everybody in.
+        if name.startswith(ENV_PREFIX) and (text != "" or name.endswith(("API_KEY", "ADMIN_KEY")))
     ]
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -285,7 +363,7 @@ def _fit_proposer(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
     return {**data, "speculation": {**speculation, "proposer": {"kind": "ngram"}}}, (note,)
 
 
-SECRETS = frozenset({"api_key", "admin_key"})
+SECRETS = frozenset({"api_key", "admin_key", "sha256"})
 LONGEST_SHOWN = 80
 
 

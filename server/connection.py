@@ -2,8 +2,8 @@
 envelope for what is not HTTP.
 
 h11 reads one request at a time, so answers come in the order of the requests. It has no deadline:
-a client that sends nothing, or half a head, would hold its file descriptor for ever. Bodies have
-their own bounds (`api.body`).
+a client that sends nothing, or half a head, would hold its file descriptor for ever, and so would
+one that does not read the end of its reply. Bodies have their own bounds (`api.body`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.api.errors import ApiError
+from server.observe.exchange import Exchange, request_id
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
@@ -27,16 +28,19 @@ class Connection(H11Protocol):
     """Closed when a head is not complete `HEAD_SECONDS` after its first byte, or after the
     connection was made; bytes that trickle in do not extend that. Between requests it waits for
     uvicorn's `timeout_keep_alive`. A head of more than `HEAD_BYTES` is a 431, and so are trailers
-    behind a body that are longer."""
+    behind a body that are longer. Of a reply that is complete, or was given up, something must be
+    read every `UNREAD_SECONDS`."""
 
     HEAD_SECONDS = 20.0
+    UNREAD_SECONDS = 60.0
     HEAD_BYTES = 64 * 1024
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = _BoundedParser(self.HEAD_BYTES, self._refuse)
         app = self.app
-        self.app = lambda scope, receive, send: app(scope, receive, _Sender(self.cycle))
+        self.app = lambda scope, receive, send: self._run(app, scope, receive)
+        self._unread: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._refused = False  # nothing more is read
 
@@ -49,14 +53,40 @@ class Connection(H11Protocol):
             super().data_received(data)
             self._watch_head()
 
+    async def _run(self, app: Any, scope: Any, receive: Any) -> None:
+        cycle: Any = self.cycle
+        await app(scope, receive, _Sender(cycle))
+        if cycle.response_started and not cycle.response_complete:
+            self.cut()  # its client took nothing for too long
+
+    def cut(self) -> None:
+        """Close at once, whatever was not read yet; a request that runs sees its client gone."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # so that nobody complains of half a response
+        self.transport.abort()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._watch_reader(0)
         if self.conn.trailing_data[0]:  # of the next request
             self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._disarm()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def _watch_reader(self, before: int) -> None:
+        """`before`: bytes that were unread at the last look; 0 at the first."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread == before:
+            self.cut()
+        elif unread:
+            self._unread = self.loop.call_later(self.UNREAD_SECONDS, self._watch_reader, unread)
 
     def _get_upgrade(self) -> None:
         """Java's client offers HTTP/2 with each request. That may be ignored, without a warning."""
@@ -78,12 +108,15 @@ class Connection(H11Protocol):
         # never read why.
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _write_error(self, error: ApiError) -> None:
         body = json.dumps(error.body).encode()
+        exchange = Exchange(id=request_id(), status=error.status, error=error.code)
         headers = [
+            (b"x-request-id", exchange.id.encode()),
             (b"content-type", b"application/json"),
             (b"connection", b"close"),
             (b"content-length", b"%d" % len(body)),
@@ -92,6 +125,7 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
+        exchange.end()
 
     def _watch_head(self) -> None:
         if self._refused or self.transport.is_closing():

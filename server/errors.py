@@ -6,8 +6,16 @@ from engine.errors import EngineError
 
 
 class QueueFull(EngineError):
-    """There is no room for the request now: too many sequences are in flight, or too many grammars
-    are being compiled."""
+    """There is no room for the request now: too much is in flight, or too many grammars are being
+    compiled. `retry_seconds`: when there may be, if that is known."""
+
+    def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class DeadlineExceeded(EngineError):
+    """The request took longer than it may."""
 
 
 class GrammarRefused(EngineError):

@@ -3,7 +3,8 @@
 Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
 tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
 SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
-at once.
+at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where
+there is a file of keys or a certificate, SIGHUP reads these again instead.
 Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
 """
 
@@ -16,6 +17,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -27,8 +29,9 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from engine.config import check_folders, model_folder
+from engine.config import EngineConfig, check_folders, model_folder
 from engine.errors import ConfigError, EngineError
+from engine.logs import LogFormat, configure_logging
 from engine.messages import StepMetrics
 from server.api.services import Services
 from server.app import create_app
@@ -37,8 +40,11 @@ from server.connection import Connection
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
+from server.observe.throughput import EVERY_SECONDS, ThroughputLog
+from server.observe.tracing import make_traces
 from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
 from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
@@ -47,7 +53,7 @@ logger = logging.getLogger(__name__)
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-CLOSE_SECONDS = 5  # for connections to end after their requests have
+CLOSE_SECONDS = 1.0  # for connections to end after their requests have, beyond what grace is left
 BACKLOG = 2048
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of a machine without IPv6, say
 SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
@@ -68,14 +74,25 @@ class Service:
         *,
         command: Sequence[str],
         announce: Callable[[Config, int], str],
+        reload: Callable[[], Config],
     ) -> None:
         self._config = config
+        self._reload = reload
         self._listeners = listeners
         self._announce = announce
-        self._metrics = Metrics()
+        name = config.model_names[0]
+        self._metrics = Metrics(model_name=name, engine=lambda: self._supervisor.pid)
+        self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
+        self._throughput = ThroughputLog(self._metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)
+        self._keyring = Keyring(config.server)
+        self._tls = tls_context(config.server)
         self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
-        self._client = EngineClient(on_metrics=self._on_metrics)
+        self._client = EngineClient(
+            on_metrics=self._on_metrics,
+            resume_seconds=config.server.resume_seconds,
+            on_held=self._metrics.observe_held,
+        )
         self._supervisor = EngineSupervisor(
             config, self._client, command=command, on_state=self._on_state
         )
@@ -90,6 +107,9 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGUSR2, self._on_reload)
+        if self._tls is not None or self._config.server.api_keys_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload_secrets)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
         loading = _in_thread(lambda: load_for(self._config))
@@ -120,18 +140,44 @@ class Service:
             client=self._client,
             metrics=self._metrics,
             grammars=self._grammars,
+            tell=self._tell,
+            keyring=self._keyring,
         )
-        self._http = http = _http_server(create_app(services), self._config.server)
+        server = self._config.server
+        self._http = http = _http_server(create_app(services), server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
+        telling = asyncio.create_task(self._tell_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
+            ends = asyncio.get_running_loop().time() + server.grace_seconds
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
-            await self._supervisor.stop(self._config.server.grace_seconds)
-        finally:
+            await self._supervisor.stop(server.grace_seconds)
             http.should_exit = True
+            left = max(ends - asyncio.get_running_loop().time(), CLOSE_SECONDS)
+            await asyncio.wait([serving], timeout=0.0 if http.force_exit else left)
+        finally:
+            telling.cancel()
+            http.should_exit = True
+            _cut_connections(http)
             await serving
             await self._grammars.close()
+
+    async def _tell_throughput(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self._throughput.tell()
+
+    def _reload_secrets(self) -> None:
+        """Keys and certificate, each whole or as it was."""
+        try:
+            if self._config.server.api_keys_file is not None:
+                logger.info("SIGHUP: %d keys", self._keyring.reload())
+            if self._tls is not None:
+                load_certificate(self._tls, self._config.server)
+                logger.info("SIGHUP: new connections get the certificate as it is now")
+        except ConfigError as error:
+            logger.error("SIGHUP: nothing changed: %s", error)
 
     def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.
@@ -145,11 +191,23 @@ class Service:
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
                 self._http.force_exit = True
+                _cut_connections(self._http)
             return
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
         self._grammars.retire()
         self._over.set_result(None)
+
+    def _on_reload(self) -> None:
+        try:
+            config = self._reload().engine
+            check_folders(config)
+            check_same_text(self._config.engine, config)
+        except EngineError as error:
+            logger.error("SIGUSR2: the engine stays as it is: %s", error)
+        else:
+            logger.info("SIGUSR2: the engine is replaced; what runs goes on with the next one")
+            self._supervisor.replace(config)
 
     def _on_state(self, state: EngineState) -> None:
         self._metrics.set_engine_state(state)
@@ -163,7 +221,49 @@ class Service:
         self._speculation_log.observe(metrics.estimates)
 
 
-def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
+def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
+    """Raises ConfigError where replies that one engine began would not be the same of the other."""
+    both = zip(_text_of(before).items(), _text_of(after).values(), strict=True)
+    for name in [name for (name, was), is_now in both if was != is_now]:
+        raise ConfigError(f"{name} makes the text of the replies that run; restart the server")
+
+
+def _text_of(config: EngineConfig) -> dict[str, object]:
+    """What may change a reply."""
+    names = ("target", "attention", "device", "threads")
+    return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
+
+
+def _cut_connections(http: uvicorn.Server) -> None:
+    """Of clients that do not read; their tasks end as when a client leaves."""
+    for connection in list(http.server_state.connections):
+        assert isinstance(connection, Connection)
+        connection.cut()
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """None: plain HTTP. Raises ConfigError."""
+    if config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    load_certificate(context, config)
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
+    """For new connections. Raises ConfigError, and then those before stay."""
+    assert config.tls_certificate is not None
+    paths = f"{config.tls_certificate} and {config.tls_key}"
+    for into in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # tried on another one first
+        try:
+            # A key with a password would have asked the terminal for it.
+            into.load_cert_chain(config.tls_certificate, config.tls_key, password=lambda: b"")
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or "they are no certificate with its key, or it has a password"
+            raise ConfigError(f"cannot use the certificate {paths}: {reason}") from None
+
+
+def _http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
     server = uvicorn.Server(
         uvicorn.Config(
@@ -172,12 +272,14 @@ def _http_server(app: Any, config: ServerConfig) -> uvicorn.Server:
             lifespan="off",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # nothing here asks who the client is
+            proxy_headers=bool(config.trusted_proxies),
+            forwarded_allow_ips=config.trusted_proxies,
+            ssl_context_factory=None if tls is None else lambda config, default: tls,
             server_header=False,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=config.keep_alive_seconds,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_graceful_shutdown=None,  # the Service cuts who does not end
         )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
@@ -237,13 +339,9 @@ def load_for(config: Config) -> Tokenizer:
     return tokenizer
 
 
-def configure_logging(level: str) -> None:
-    """One line per event on stderr; libraries speak only when something is wrong."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+def begin_to_log(level: str, form: LogFormat) -> None:
+    """Libraries speak only when something is wrong."""
+    configure_logging(level, form)
     if level != "debug":
         for library in ("uvicorn", "httpx", "transformers", "asyncio"):
             logging.getLogger(library).setLevel(logging.WARNING)
@@ -268,8 +366,10 @@ def welcome(config: Config, port: int) -> str:
     """The address, and a command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url, name = f"http://{host}:{port}/v1", config.model_names[0]
-    key = " -H 'Authorization: Bearer '$KEY" if config.server.api_key else ""
+    scheme = "http" if config.server.tls_certificate is None else "https"
+    url, name = f"{scheme}://{host}:{port}/v1", config.model_names[0]
+    keyed = config.server.api_key or config.server.api_keys_file
+    key = " -H 'Authorization: Bearer '$KEY" if keyed else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
     return (
         f"Foredraft serves {name} at {url}\n"
@@ -282,15 +382,17 @@ def serve(
     *,
     command: Sequence[str] = ENGINE_COMMAND,
     announce: Callable[[Config, int], str] = welcome,
+    reload: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is
-    a process of `command`."""
+    a process of `command`; `reload` reads the configuration anew."""
     check_folders(config.engine)
-    configure_logging(config.server.log_level)
+    begin_to_log(config.server.log_level, config.server.log_format)
     sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
-        service = Service(config, listeners, command=command, announce=announce)
+        again = reload or (lambda: config)
+        service = Service(config, listeners, command=command, announce=announce, reload=again)
         return await service.run()
 
     listeners = listen(config.server.host, config.server.port)

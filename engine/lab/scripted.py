@@ -7,7 +7,6 @@ Speculation is played: each step commits `tokens_per_step`, all but one "accepte
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from engine.__main__ import build_parser, read_config
 from engine.arguments import number, whole
 from engine.child import follow_parent
+from engine.logs import configure_logging
 from engine.messages import (
     Estimates,
     FinishReason,
@@ -66,7 +66,9 @@ class ScriptedEngine:
         return bool(self.running or self.ended)
 
     def add(self, submit: Submit) -> None:
-        self.running[submit.id] = Running(submit, list(submit.prompt))
+        begun = submit.begun
+        tokens = submit.prompt + begun.tokens
+        self.running[submit.id] = Running(submit, tokens, begun.rounds, begun.proposed)
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -127,7 +129,8 @@ class ScriptedEngine:
             tokens=tokens,
             finish=finish,
             stop_token=tokens[-1] if finish == "stop" else None,
-            cached_tokens=0 if running.rounds == 1 else None,
+            cached_tokens=0 if num_before == 0 else None,
+            queued=0.0 if num_before == 0 else None,
             rounds=running.rounds,
             proposed=running.proposed,
             accepted=num_before + len(tokens) - running.rounds,
@@ -157,7 +160,7 @@ def make_ready(*, vocab_size: int, k_max: int, max_model_len: int = 4096) -> Rea
 
 def main(arguments: Sequence[str] | None = None) -> int:
     follow_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    configure_logging("info")
     parser = build_parser("python -m engine.lab.scripted", __doc__)
     parser.add_argument("--step-seconds", type=number(0), default=0.0)
     parser.add_argument("--tokens-per-step", type=whole(1, 10**6), default=1)

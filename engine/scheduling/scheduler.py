@@ -2,33 +2,42 @@
 
 One rule: computed chases total. Owns every Sequence (queue, status, counts, blocks) and is the only
 place where their state moves: `schedule` plans, `commit` takes a step's result, `finish` and
-`abort` end. Promises that decoding never starves, that the budget holds, and that every sequence
-can end, however small the pool. Answers what fits, not what pays: K is the controller's.
+`abort` end. Promises that decoding never starves, that the budget holds, that tenants share what
+there is, and that every sequence can end, however small the pool. Answers what fits, not what pays:
+K is the controller's.
 """
 
 from __future__ import annotations
 
 from bisect import insort_left, insort_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 from engine.config import ScheduleConfig
 from engine.messages import FinishReason
 from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.fair_share import FairShare
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 
 _DRAFT_HOLD = 4  # one row in this many is withheld from guesses while prompts wait
+_OLDEST_TURN = 4  # one admission in this many is the oldest request's, whatever its priority
 
 
 class Scheduler:
     """`waiting` is by priority, then first come, first served; `running` by priority, then in order
-    of admission. So whoever gives way is the least important, and of those the youngest."""
+    of admission. So whoever gives way is the least important, and of those the youngest. Of the
+    most important that wait, the tenant that was served least is next (`fair_share`)."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._shares = FairShare()
+        self._tenants: Counter[str] = Counter()  # of all sequences
+        self._num_passed = 0  # admissions in a row that passed the oldest over
+        self._unfit: Sequence | None = None  # next, but there were no blocks for it
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
         self._max_running = min(config.max_sequences, config.max_step_tokens)
@@ -47,6 +56,8 @@ class Scheduler:
         assert self.room(seq) >= min(seq.params.max_tokens, 1)
         seq.status = "waiting"
         insort_right(self.waiting, seq, key=_priority)
+        self._tenants[seq.tenant] += 1
+        self._shares.arrive(seq)
 
     def mean_length(self) -> float:
         """Tokens of a running sequence; 0 if there is none."""
@@ -65,7 +76,11 @@ class Scheduler:
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence and give its blocks back."""
         assert seq.status != "finished"
-        (self.running if seq.status == "running" else self.waiting).remove(seq)
+        if seq.status == "running":
+            self.running.remove(seq)
+        else:
+            self._unqueue(seq)
+        self._tenants -= Counter((seq.tenant,))
         self.pool.release(seq)
         seq.status = "finished"
         seq.finish = reason
@@ -86,6 +101,8 @@ class Scheduler:
         Preempted sequences are queued again, at the head.
         """
         plan = StepPlan()
+        if len(self._tenants) > 1:
+            self._make_way(plan)
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for seq in self.running:
@@ -95,12 +112,42 @@ class Scheduler:
             if left and seq.status == "running":
                 left -= self._extend(plan, seq, left, want)
         while left and self.waiting and not plan.preempted:
-            seq = self.waiting[0]
+            seq = self._next()
             if not self._admit(seq):
                 break
             plan.admitted.append(seq)
             left -= self._extend(plan, seq, left, want)
         return plan
+
+    def _next(self) -> Sequence:
+        """Who is to be admitted next, of those that wait."""
+        head, last = self.waiting[0], self.waiting[-1]
+        if self._num_passed >= _OLDEST_TURN - 1 and _priority(head) != _priority(last):
+            return min(self.waiting, key=_number)
+        if len(self._tenants) == 1:
+            return head
+        most_important = _priority(head)
+        return self._shares.first(
+            takewhile(lambda seq: _priority(seq) == most_important, self.waiting)
+        )
+
+    def _make_way(self, plan: StepPlan) -> None:
+        """Where there is no room for who is next, the youngest of those tenants that have more
+        running than its own give way until there is; then it is admitted ahead of all growth."""
+        unfit, self._unfit = self._unfit, None
+        is_full = len(self.running) >= self._max_running
+        if not self.waiting or not (is_full or unfit is not None):
+            return
+        head = self._next()
+        if not is_full and head is not unfit:
+            return
+        while not (fits := self._admit(head)):
+            loser = self._shares.gives_way(head, self.running)
+            if loser is None:
+                break
+            self._preempt(plan, loser)
+        if fits:
+            plan.admitted.append(head)
 
     def _decode(
         self,
@@ -162,11 +209,12 @@ class Scheduler:
         seq.num_computed = seq.num_draft_computed = 0
         seq.status = "waiting"
         insort_left(self.waiting, seq, key=_priority)
+        self._shares.arrive(seq)
         plan.preempted.append(seq)
 
     def _admit(self, seq: Sequence) -> bool:
-        """Let the head of the queue run if all of its tokens fit now, with a block to spare for
-        each running sequence, so that admission does not bring about the next preemption."""
+        """Let a waiting sequence run if all of its tokens fit now, with a block to spare for each
+        running sequence, so that admission does not bring about the next preemption."""
         if len(self.running) >= self._max_running:
             return False
         pool, size = self.pool, self.pool.block_size
@@ -174,6 +222,7 @@ class Scheduler:
         found = pool.match(seq) if seq.params.prompt_logprobs is None else []
         need = -(-len(seq.tokens) // size) - len(found) + pool.num_idle(found)
         if need + len(self.running) > pool.num_free:
+            self._unfit = seq
             return False
         pool.adopt(seq, found)
         fits = pool.reserve(seq, len(seq.tokens))
@@ -184,11 +233,18 @@ class Scheduler:
             ready += 1
         seq.num_draft_computed = ready * size
         if seq.cached_tokens is None:
-            seq.cached_tokens = seq.num_computed
+            seq.cached_tokens = min(seq.num_computed, seq.num_prompt)
+            self._shares.charge(seq, len(seq.tokens) - seq.num_computed)
+        if _priority(self.waiting[0]) != _priority(self.waiting[-1]):
+            self._num_passed = 0 if seq is min(self.waiting, key=_number) else self._num_passed + 1
         seq.status = "running"
-        self.waiting.popleft()
+        self._unqueue(seq)
         insort_right(self.running, seq, key=_priority)
         return True
+
+    def _unqueue(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._shares.leave(seq)
 
     # -- results -----------------------------------------------------------------------------
 
@@ -219,6 +275,8 @@ class Scheduler:
             seq.proposed += num_proposed
             seq.accepted += num_accepted
             seq.predicted += num_predicted
+            if seq.tenant:
+                self._shares.charge(seq, len(tokens))
         total, computed = len(seq.tokens), start + length + num_accepted
         seq.num_computed = computed = computed if computed < total else total - 1
         if seq.num_draft_computed > computed:
@@ -234,3 +292,7 @@ class Scheduler:
 
 def _priority(seq: Sequence) -> int:
     return seq.params.priority
+
+
+def _number(seq: Sequence) -> int:
+    return seq.number

@@ -27,6 +27,8 @@ class Sequence:
     num_prompt: int
     number: int = 0  # in order of arrival
     arrival: float = 0.0
+    tenant: str = ""  # whose request it is, and its share where tenants compete
+    weight: float = 1.0
     num_computed: int = 0  # positions whose target KV is valid
     num_draft_computed: int = 0  # the same for the drafter's plane
     blocks: array[int] = field(
@@ -38,6 +40,7 @@ class Sequence:
     status: Status = "waiting"
     finish: FinishReason | None = None
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission
+    queued: float | None = None  # seconds from arrival to the first step that it was in
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0

@@ -27,10 +27,25 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
     outside = _outside(prompt, facts.vocab_size)
     if outside is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
+    if not 0 < submit.weight < math.inf:
+        return f"weight is {submit.weight}; allowed is above 0"
     params = submit.params
     return (
-        _ids_refusal(params, facts) or _range_refusal(params) or _speculation_refusal(params, facts)
+        _ids_refusal(params, facts)
+        or _range_refusal(params)
+        or _speculation_refusal(params, facts)
+        or _begun_refusal(submit, facts)
     )
+
+
+def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
+    """Why the request cannot have come to the tokens that it is said to have begun with."""
+    begun, most = submit.begun.tokens, submit.params.max_tokens
+    room = min(most, facts.max_model_len - len(submit.prompt))
+    if len(begun) > room:
+        return f"the reply had {len(begun)} tokens before; there is room for {room}"
+    outside = _outside(begun, facts.vocab_size)
+    return None if outside is None else f"the reply had the token id {outside}, which is none"
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:

@@ -168,25 +168,28 @@ class Acceptor:
         """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
         sequence may grow no further."""
         seq = item.chunk.seq
-        params, room = seq.params, self._room(seq)
+        room = self._room(seq)
         item.drawn, item.path = result.drawn, result.path
-        item.tokens = tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
-        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        if seq.constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
-            tokens = []  # none of them ends anything
-        for i, token in enumerate(tokens):
-            if token in eos_ids or token in params.stop_token_ids:
-                item.tokens = tokens[: i + 1]
-                item.finish, item.stop_token = "stop", token
-                return
-            if seq.constraint is not None and _ends(seq.constraint, token):
-                item.tokens = tokens[: i + 1]
-                if seq.constraint.error is None:
-                    item.finish = "stop"
-                    return
-                break  # the next step tells, as it would without guesses
-        if len(item.tokens) == room:
+        tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
+        size, item.finish, item.stop_token = self.cut(seq, tokens)
+        item.tokens = tokens[:size]
+        if item.finish is None and size == room:
             item.finish = "length"
+
+    def cut(self, seq: Sequence, tokens: list[int]) -> tuple[int, FinishReason | None, int | None]:
+        """How many of the tokens that come next belong to the text, what ended it with them, and
+        the stop token, if that was one. The grammar is led through them."""
+        params, constraint = seq.params, seq.constraint
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        if constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
+            return len(tokens), None, None
+        for i, token in enumerate(tokens, 1):
+            if token in eos_ids or token in params.stop_token_ids:
+                return i, "stop", token
+            if constraint is not None and _ends(constraint, token):
+                # Of an error the next step tells, as it would without guesses.
+                return i, None if constraint.error else "stop", None
+        return len(tokens), None, None
 
 
 def _ends(constraint: Constraint, token: int) -> bool:

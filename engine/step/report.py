@@ -11,7 +11,7 @@ from engine.messages import TARGET, FinishReason, Output, Ready
 from engine.model.loaded import LoadedModel
 from engine.scheduling.memory import MemoryPlan
 from engine.scheduling.sequence import Sequence
-from engine.step.acceptance import Sampled
+from engine.step.acceptance import Acceptor, Sampled
 
 
 def introduction(
@@ -72,6 +72,7 @@ def report(item: Sampled) -> Output:
         error=item.error,
         bad_request=item.bad_request,
         cached_tokens=seq.cached_tokens if first else None,
+        queued=seq.queued if first else None,
         rounds=seq.rounds,
         proposed=seq.proposed,
         accepted=seq.accepted,
@@ -90,12 +91,25 @@ def _sources(item: Sampled) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in groupby(names)]
 
 
-def ending(seq: Sequence, finish: FinishReason) -> Output:
+def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -> Output:
     return Output(
         id=seq.id,
         finish=finish,
+        stop_token=stop_token,
         rounds=seq.rounds,
         proposed=seq.proposed,
         accepted=seq.accepted,
         predicted=seq.predicted,
     )
+
+
+def begun_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
+    """The end of a sequence that came with tokens of its reply, where no other follows them."""
+    begun = seq.tokens[seq.num_prompt :]
+    size, finish, stop_token = acceptor.cut(seq, begun)
+    if size < len(begun):
+        said = f"the reply ends with its token {size}, but {len(begun)} were given of it"
+        return Output(id=seq.id, finish="error", error=said, bad_request=True)
+    if finish is None and room > 0:
+        return None
+    return ending(seq, finish or "length", stop_token)

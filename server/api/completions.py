@@ -3,20 +3,23 @@ in, one assistant's message per choice out."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from server.api import replies
 from server.api.gather import gather
 from server.api.intake import Call, start
-from server.api.replies import prompt_logprobs, usage_body
+from server.api.replies import MANY, encode, many, prompt_logprobs, usage_body
 from server.api.routes import STREAMED, BodyRouter
 from server.api.schema import ChatRequest, CompletionRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import EventStream, chunks
+from server.generation.choice import Delta
 
 TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # objects
 
@@ -26,23 +29,25 @@ def completions_router(services: Services) -> APIRouter:
 
     @router.post("/v1/completions", response_model=replies.Completion, responses=STREAMED)
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
-        call = await start(services, request, prefix="cmpl-")
+        call = await start(services, http, request, prefix="cmpl-")
         prompts = call.generation.spec.prompts if request.return_token_ids else None
         shape = CompletionShape(prompts, request.n)
         if request.stream:
             return EventStream(call, chunks(call, TEXT, shape.choices))
-        choices = [c for whole in await gather(http, call.generation) for c in shape.choices(whole)]
-        if (count := request.prompt_logprobs) is not None:
-            for choice in choices:
-                number = choice["index"] // request.n
-                choice["prompt_logprobs"] = prompt_logprobs(
-                    call.generation, number, count, services.tokenizer
-                )
-        return _whole(call, TEXT, choices, {})
+        deltas, count = await gather(http, call.generation), request.prompt_logprobs
+
+        def reply() -> bytes:
+            choices = [choice for delta in deltas for choice in shape.choices(delta)]
+            if count is not None:
+                for choice in choices:
+                    choice["prompt_logprobs"] = scores(call, choice["index"] // request.n, count)
+            return _whole(call, TEXT, choices, {})
+
+        return await _written(call, deltas, reply, scored=count is not None)
 
     @router.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=STREAMED)
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
-        call = await start(services, request, prefix="chatcmpl-")
+        call = await start(services, http, request, prefix="chatcmpl-")
         generation, shape = call.generation, ChatShape(call.id, call.use)
         extra: dict[str, Any] = {}
         if request.return_token_ids:
@@ -51,16 +56,32 @@ def completions_router(services: Services) -> APIRouter:
             opening = [shape.opening(choice.index) for choice in generation.choices]
             events = chunks(call, CHUNK, shape.choices, opening=opening, first=extra)
             return EventStream(call, events)
-        choices = [shape.whole(delta) for delta in await gather(http, generation)]
-        if (count := request.prompt_logprobs) is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(generation, 0, count, services.tokenizer)
-        return _whole(call, CHAT, choices, extra)
+        deltas, count = await gather(http, generation), request.prompt_logprobs
+
+        def reply() -> bytes:
+            if count is not None:
+                extra["prompt_logprobs"] = scores(call, 0, count)
+            return _whole(call, CHAT, [shape.whole(delta) for delta in deltas], extra)
+
+        return await _written(call, deltas, reply, scored=count is not None)
+
+    def scores(call: Call, number: int, count: int) -> Any:
+        return prompt_logprobs(call.generation, number, count, services.tokenizer)
 
     return router
 
 
-def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> Response:
+def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
     """`extra`: what stands beside the choices of this request."""
     usage = usage_body(call.generation.usage)
     reply = {**call.head(kind), "choices": choices, "usage": usage, "seed": call.seed, **extra}
-    return JSONResponse(reply, headers={"x-request-id": call.id})
+    return encode(reply)
+
+
+async def _written(
+    call: Call, deltas: Sequence[Delta], reply: Callable[[], bytes], *, scored: bool
+) -> Response:
+    """`scored`: it has log-probabilities of prompts."""
+    is_long = many(deltas) or (scored and call.generation.spec.prompt_tokens > MANY)
+    body = await asyncio.to_thread(reply) if is_long else reply()
+    return Response(body, media_type="application/json")

@@ -7,6 +7,7 @@ never a 5xx or a traceback, and no message repeats a prompt, a key or other long
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,14 +16,23 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from engine.errors import EngineError, EngineLost
-from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused, QueueFull
+from server.errors import (
+    ChatTemplateError,
+    DeadlineExceeded,
+    GenerationFailed,
+    GrammarRefused,
+    QueueFull,
+)
+from server.observe.exchange import EXCHANGE
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
 
 RETRY_SECONDS = {429: 1, 503: 2}
+LONGEST_RETRY = 3600
 REASONS: Mapping[str, Rejection] = {  # of the metric, by code
     "body_too_large": "too_large",
     "queue_full": "queue_full",
+    "rate_limit_exceeded": "rate_limited",
     "context_length_exceeded": "context_length",
     "model_not_found": "unknown_model",
 }
@@ -32,18 +42,26 @@ class ApiError(Exception):
     """An answer that is an error. `message` is a sentence; `param` the field's path."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_seconds = retry_seconds
 
     @property
     def headers(self) -> dict[str, str]:
         if self.status in RETRY_SECONDS:
-            return {"Retry-After": str(RETRY_SECONDS[self.status])}
+            seconds = self.retry_seconds or RETRY_SECONDS[self.status]
+            return {"Retry-After": str(ceil(min(seconds, LONGEST_RETRY)))}
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         # After a bug the ASGI server closes the connection; without the word for it a client would
@@ -99,7 +117,9 @@ def as_api_error(error: Exception) -> ApiError:
         case GrammarRefused():
             return ApiError(400, str(error), param=error.param, code="invalid_value")
         case QueueFull():
-            return ApiError(429, str(error), code="queue_full")
+            return ApiError(429, str(error), code="queue_full", retry_seconds=error.retry_seconds)
+        case DeadlineExceeded():
+            return ApiError(504, str(error), code="deadline_exceeded")
         case EngineLost():
             return ApiError(503, f"{error}", code="engine_unavailable")
         case GenerationFailed(bad_request=True):
@@ -111,6 +131,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def respond(error: ApiError) -> JSONResponse:
+    if (exchange := EXCHANGE.get()) is not None:
+        exchange.error = error.code
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 

@@ -123,6 +123,10 @@ no_effort = _unless(
     lambda services: any(map(services.tokenizer.template_reads, EFFORT_READ_AS)),
     "this model's chat template reads neither reasoning_effort nor enable_thinking",
 )
+no_priority = _unless(
+    lambda services: services.keyring.may_prioritise,
+    "the operator lets no request say it (`server.allow_priority`, or `priority` of a key)",
+)
 
 
 def no_variables(services: Services) -> str | None:

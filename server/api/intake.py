@@ -2,8 +2,8 @@
 
 Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
 (400, `request`), model name (404), engine ready (503), what the engine has and has not (400), room
-(429), tokenizing (`prompts`), context (400), the grammar in a child process (400). Leaves response
-shapes to the endpoints.
+(429), tokenizing (`prompts`), context and log-probabilities (400), room for the tokens (429), the
+grammar in a child process (400). Leaves response shapes to the endpoints.
 """
 
 from __future__ import annotations
@@ -11,18 +11,24 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+
 from engine.messages import Ready, SamplingParams, Speculation, proposers_of
-from server.api.errors import invalid, too_long
+from server.api.auth import tenant_of
+from server.api.errors import invalid, too_long, unsupported
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
 from server.api.request import wrong
 from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
 from server.api.tool_use import ToolUse
+from server.engine.admission import Charge
 from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
+from server.keys import Tenant
 
 GREEDY_BELOW = 1e-4  # of temperatures
 SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
@@ -55,10 +61,11 @@ class Call:
 
 
 async def start(
-    services: Services, request: ChatRequest | CompletionRequest, *, prefix: str
+    services: Services, http: Request, request: ChatRequest | CompletionRequest, *, prefix: str
 ) -> Call:
     """A started generation of every choice of every prompt. `prefix`: of its id."""
-    ready = _check(services, request)
+    tenant = tenant_of(http, services.keyring)
+    ready = _check(services, request, tenant)
     with services.admission.reserve(request.num_sequences):
         if isinstance(request, ChatRequest):
             prompts = await of_chat(services, request, ready)
@@ -66,16 +73,20 @@ async def start(
             prompts = await of_completion(services, request, ready)
         for ids, param in zip(prompts.ids, prompts.params, strict=True):
             _check_length(len(ids), request, ready, param=param)
+        num_tokens = sum(map(len, prompts.ids))
+        _check_logprobs(num_tokens, request, most=services.config.server.max_logprobs)
+        services.admission.check_tokens(num_tokens)
         if (asked := request.constraint) is not None:
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
         id = prefix + uuid.uuid4().hex
         generation = Generation(
-            _spec(request, prompts, ready, id=id, seed=seed),
+            _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
             client=services.client,
             tokenizer=services.tokenizer,
             metrics=services.metrics,
+            charge=Charge(services.admission, tenant, num_tokens),
         )
         now = time.time()
         generation.start(arrival=now)
@@ -92,11 +103,13 @@ async def start(
     )
 
 
-def _check(services: Services, request: CommonRequest) -> Ready:
+def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
     ready = services.require_ready()
     request.check_settings(services)
+    if request.priority and not tenant.may_prioritise:
+        raise unsupported("priority", "is not among what this key may ask for; it must be 0")
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)
@@ -126,6 +139,20 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
         )
 
 
+def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
+    """What is certain to be in the reply, and a length that the client named."""
+    per_token = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
+    count, name = num_tokens * per_token, "prompt_logprobs"
+    if request.alternatives is not None:
+        each = request.alternatives + 1
+        named = (request.length or 0) * request.num_sequences if request.names_length else 0
+        echoed = num_tokens * request.fan_out if request.echoes else 0
+        count, name = count + (named + echoed) * each, name if per_token else request.LOGPROBS
+    if count > most:
+        said = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
+        raise invalid(name, f"{said} at most {most} are given (`server.max_logprobs`)")
+
+
 def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
     """The options as the engine takes them. Raises ApiError for what this engine has not."""
     if asked is None:
@@ -144,9 +171,17 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
 
 
 def _spec(
-    request: CommonRequest, prompts: Prompts, ready: Ready, *, id: str, seed: int
+    services: Services,
+    tenant: Tenant,
+    request: CommonRequest,
+    prompts: Prompts,
+    ready: Ready,
+    *,
+    id: str,
+    seed: int,
 ) -> GenerationSpec:
-    params = _sampling_params(request, prompts, ready, seed=seed)
+    params = _sampling_params(request, prompts, ready, seed=seed, salt=tenant.salt)
+    bounds = (services.config.server.request_timeout_seconds, request.timeout)
     guessing, proposers = Guessing(), proposers_of(params, ready)
     if proposers:
         bound = None if params.speculation is None else params.speculation.max_draft
@@ -168,11 +203,19 @@ def _spec(
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
         grammar_param=grammar_param if prompts.grammar is None else "tools",
+        tenant=tenant.name,
+        weight=tenant.row.weight,
+        seconds=min((bound for bound in bounds if bound is not None), default=None),
     )
 
 
 def _sampling_params(
-    request: CommonRequest, prompts: Prompts, ready: Ready, *, seed: int
+    request: CommonRequest,
+    prompts: Prompts,
+    ready: Ready,
+    *,
+    seed: int,
+    salt: Callable[[str], str],
 ) -> SamplingParams:
     """A field that both have under one name is handed on, unless it is changed here."""
     counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
@@ -191,6 +234,7 @@ def _sampling_params(
         "prediction": prompts.prediction,
         "speculation": _speculation(request.speculation, ready),
         "grammar": prompts.grammar or request.grammar,
+        "cache_salt": salt(request.cache_salt),
     }
     same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)
     return SamplingParams(**{name: getattr(request, name) for name in same} | changed)

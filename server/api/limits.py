@@ -15,6 +15,7 @@ MAX_TEMPLATE_KWARGS = 16
 MAX_METADATA_KEY = 64
 MAX_LENGTH_FIELD = 2**31 - 1
 MAX_PRIORITY = 2**31 - 1
+MAX_SECONDS = 86_400  # of `timeout`
 MAX_VALUES = 2**18  # JSON values in one body, say 128 prompts of 2048 token ids
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 64 * 1024

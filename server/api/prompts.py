@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.messages import Grammar, Ready
@@ -117,6 +118,10 @@ async def of_completion(services: Services, request: CompletionRequest, ready: R
         for prompt in request.prompt
     ]
     echoes = [Echo(text, ids, request.logprobs) for text, ids in zip(texts, all_ids, strict=True)]
+    if request.logprobs is not None:
+        for i, echo in enumerate(echoes):
+            work = partial(list[int], echo.positions(services.tokenizer))
+            echoes[i] = replace(echo, places=await _off_loop(work, size=len(echo.text)))
     return Prompts(all_ids, params, echoes)
 
 

@@ -1,22 +1,30 @@
 """Replies: the members that every client may count on (more may stand beside them), and how usage,
 provenance and log-probabilities (natural logarithms) are written.
+
+A reply may have hundreds of thousands of log-probabilities. Those of more than MANY positions are
+written row by row, so that they never exist as objects all together, and where there are `many`,
+in a thread, which gives the loop its turns between rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
+import msgspec
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from engine.messages import Mode, Reason, SwapOutcome
+from engine.messages import Mode, Reason, SwapOutcome, TokenLogprobs
 from server.generation.annotations import Alternative, Origin, TextLogprobs, token_text
+from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.usage import Usage
 from server.text.tokenizer import Tokenizer
 
+MANY = 256  # positions
 FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
+encode = msgspec.json.Encoder().encode
 CLOSED = ConfigDict(extra="forbid")
 
 Count = Annotated[int, Field(ge=0)]
@@ -319,55 +327,67 @@ def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
     return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
 
 
+def many(deltas: Iterable[Delta]) -> bool:
+    """Whether to write these takes longer than the loop may wait."""
+    return any(delta.logprobs is not None and len(delta.logprobs) > MANY for delta in deltas)
+
+
+def _listed(rows: Iterable[Any], count: int) -> Any:
+    """As JSON already where there are MANY."""
+    if count <= MANY:
+        return list(rows)
+    return msgspec.Raw(b"[%b]" % b",".join([encode(row) for row in rows]))
+
+
 def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> CompletionLogprobs | None:
     """tokens, token_logprobs, top_logprobs, text_offset; nulls for the first token of an echoed
     prompt. `top_logprobs` holds the chosen token too, so it may have one entry more than asked."""
     if entries is None:
         return None
+    count = len(entries)
     return {
-        "tokens": [entry.chosen.token for entry in entries],
-        "token_logprobs": [_value(entry.chosen) for entry in entries],
-        "top_logprobs": [_top(entry) for entry in entries],
+        "tokens": _listed((entry.chosen.token for entry in entries), count),
+        "token_logprobs": _listed((_value(entry.chosen) for entry in entries), count),
+        "top_logprobs": _listed((_top(entry) for entry in entries), count),
         "text_offset": [entry.offset for entry in entries],
     }
 
 
-def chat_logprobs(entries: Sequence[TextLogprobs] | None) -> ChatLogprobs | None:
-    """content: one entry per token, with its bytes and alternatives."""
+def chat_logprobs(
+    entries: Sequence[TextLogprobs] | None, *, whole: bool = False
+) -> ChatLogprobs | None:
+    """content: one entry per token, with its bytes and alternatives. `whole`: nobody reads them but
+    the client."""
     if entries is None:
         return None
-    content: list[ChosenToken] = [
+    content = (
         {**_chat(entry.chosen), "top_logprobs": [_chat(other) for other in entry.top]}
         for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    )
+    return {"content": _listed(content, len(entries) if whole else 0), "refusal": None}
 
 
-def prompt_logprobs(
-    generation: Generation, number: int, count: int, tokenizer: Tokenizer
-) -> PromptLogprobs:
+def prompt_logprobs(generation: Generation, number: int, count: int, tokenizer: Tokenizer) -> Any:
     """Of prompt `number`, in vLLM's shape: per token an object from token id to log-probability,
     rank among all tokens and text, of the token itself and of the `count` likeliest; null for the
     first one."""
-    rows: PromptLogprobs = []
-    tokens, entries = generation.spec.prompts[number], generation.prompt_logprobs(number)
-    for token, entry in zip(tokens, entries, strict=True):
+
+    def row(token: int, entry: TokenLogprobs | None) -> dict[str, PromptToken] | None:
         if entry is None:
-            rows.append(None)
-            continue
+            return None
         ranked = [(token, entry.logprob, entry.rank)]
         ranked += [(i, logprob, n) for n, (i, logprob) in enumerate(entry.top[:count], 1)]
-        rows.append(
-            {
-                str(i): {
-                    "logprob": max(logprob, FLOOR),
-                    "rank": rank,
-                    "decoded_token": token_text(tokenizer.token_bytes(i)),
-                }
-                for i, logprob, rank in ranked
+        return {
+            str(i): {
+                "logprob": max(logprob, FLOOR),
+                "rank": rank,
+                "decoded_token": token_text(tokenizer.token_bytes(i)),
             }
-        )
-    return rows
+            for i, logprob, rank in ranked
+        }
+
+    tokens, entries = generation.spec.prompts[number], generation.prompt_logprobs(number)
+    return _listed(map(row, tokens, entries), len(tokens))
 
 
 def _value(alternative: Alternative) -> float | None:

@@ -44,7 +44,7 @@ def responses_router(services: Services) -> APIRouter:
     @router.post("/v1/responses", response_model=replies.Response, responses=STREAMED)
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
-            call = await start(services, request.chat, prefix="resp_")
+            call = await start(services, http, request.chat, prefix="resp_")
         writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
         shape = ChatShape(call.id, call.use)
         if request.stream:
@@ -53,7 +53,7 @@ def responses_router(services: Services) -> APIRouter:
             [whole] = await gather(http, call.generation)
         fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
         events = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
-        return JSONResponse(events[-1]["response"], headers={"x-request-id": call.id})
+        return JSONResponse(events[-1]["response"])
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS

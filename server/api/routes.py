@@ -49,9 +49,11 @@ REFUSALS = refusals(
         408: "the body came too slowly",
         413: "the body is too large",
         415: "the body is compressed",
-        429: "too many sequences are in flight; try again after Retry-After seconds",
+        429: "too much is in flight, or the key's limit is used up; try again after Retry-After"
+        " seconds",
         500: "the engine or the server failed",
         503: "the engine takes no requests; try again after Retry-After seconds",
+        504: "the request took longer than it may",
     }
 )
 STREAMED: Responses = {
@@ -115,7 +117,7 @@ def openapi_router(services: Services) -> APIRouter:
 def document(app: FastAPI, services: Services) -> dict[str, Any]:
     """What FastAPI says of the routes, with what it cannot know: the names of the model, the keys,
     and the bounds of the engine, once it was ready."""
-    ready, keyed = services.client.ready, services.config.server.api_key is not None
+    ready, keyed = services.client.ready, not services.keyring.is_open
     found = get_openapi(
         title=app.title, version=VERSION, openapi_version="3.1.0", routes=app.routes
     )

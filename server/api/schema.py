@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -24,6 +24,7 @@ from server.api.fields import (
     no_chat_template,
     no_effort,
     no_fill_in,
+    no_priority,
     no_tools,
     no_variables,
     refused,
@@ -202,7 +203,11 @@ class Generating(RequestBody):
         " `suffix` remembers.")
     priority: int = described(0,
         "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
-        " full.", ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
+        " full. For keys that may say it.", neutral=(0,), unless=no_priority,
+        ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
+    timeout: float | None = described(None,
+        "Extension. Seconds that the request may take, waiting included; then it ends with an"
+        " error (504).", ge=1, le=limits.MAX_SECONDS)
     return_token_ids: bool = described(False,
         "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
         " beside the choices (chat), in streams on the first chunk.")
@@ -239,6 +244,8 @@ class Generating(RequestBody):
 
 class CommonRequest(Generating, ABC):
     """Fields of chat and completions."""
+
+    LOGPROBS: ClassVar[str]  # the field that asks for alternatives
 
     max_tokens: int | None = None
     n: int = described(1,
@@ -280,6 +287,16 @@ class CommonRequest(Generating, ABC):
     @abstractmethod
     def alternatives(self) -> int | None:
         """Alternatives per generated token; None: no logprobs."""
+
+    @property
+    def names_length(self) -> bool:
+        """Whether the client said how many tokens to generate."""
+        return not {"max_tokens", "max_completion_tokens"}.isdisjoint(self.model_fields_set)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the text begins with the prompt."""
+        return False
 
     @property
     def fan_out(self) -> int:
@@ -390,6 +407,8 @@ class ChatPrompt(RequestBody):
 
 
 class ChatRequest(CommonRequest, ChatPrompt):
+    LOGPROBS = "top_logprobs"
+
     # fmt: off
     max_tokens: int | None = described(None,
         "Default: until the context is full. Prompt plus `max_tokens` must fit the context.",
@@ -452,6 +471,8 @@ def as_prompts(value: Any) -> tuple[Prompt, ...]:
 
 
 class CompletionRequest(CommonRequest):
+    LOGPROBS = "logprobs"
+
     # fmt: off
     prompt: Annotated[
         tuple[Prompt, ...],
@@ -485,6 +506,10 @@ class CompletionRequest(CommonRequest):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
 
     @property
     def fan_out(self) -> int:

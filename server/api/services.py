@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -10,9 +11,12 @@ from importlib.metadata import version
 from engine.messages import Ready
 from server.api.errors import ApiError, NotReady
 from server.config import Config
-from server.engine.client import Admission, EngineClient
+from server.engine.admission import Admission
+from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
+from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
@@ -28,10 +32,17 @@ class Services:
     client: EngineClient
     metrics: Metrics
     grammars: GrammarChecker
+    keyring: Keyring
+    tell: Callable[[Exchange], None] | None = None  # of each request that has ended
 
     @cached_property
     def admission(self) -> Admission:
-        return Admission(self.client, self.config.max_inflight)
+        return Admission(
+            self.client,
+            self.config.max_inflight,
+            max_waiting_tokens=self.config.server.max_waiting_tokens,
+            pace=self.metrics.pace,
+        )
 
     def require_ready(self) -> Ready:
         """The engine's facts. Raises NotReady (503) when it takes no requests."""

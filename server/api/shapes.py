@@ -78,7 +78,7 @@ class ChatShape:
             "index": delta.index,
             "message": message_of(deltas),
             "finish_reason": finish,
-            **_beside(delta),
+            **_beside(delta, whole=True),
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
@@ -92,10 +92,10 @@ class ChatShape:
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
 
 
-def _beside(delta: Delta) -> dict[str, Any]:
+def _beside(delta: Delta, *, whole: bool = False) -> dict[str, Any]:
     """What a chat's choice says of its tokens."""
     ids = {"token_ids": list(delta.tokens)} if delta.tokens else {}
-    logprobs = chat_logprobs(delta.logprobs)
+    logprobs = chat_logprobs(delta.logprobs, whole=whole)
     return {"logprobs": logprobs, **ids, **provenance_body(delta.provenance)}
 
 

@@ -99,7 +99,7 @@ def speculation_router(services: Services) -> APIRouter:
     server = services.config.server
 
     def guard(http: Request) -> None:
-        check_admin(http.headers, key=server.admin_key, api_key=server.api_key)
+        check_admin(http.headers, keyring=services.keyring, key=server.admin_key)
 
     router = BodyRouter(services, guard=guard)
     page = PAGE.read_text(encoding="utf-8")

@@ -18,7 +18,6 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -26,7 +25,8 @@ from engine.errors import EngineError
 from server.api.errors import ApiError, as_api_error
 from server.api.gather import until_gone
 from server.api.intake import Call
-from server.api.replies import usage_body
+from server.api.replies import encode, many, usage_body
+from server.errors import GenerationFailed
 from server.generation.choice import Delta
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
 DONE = b"data: [DONE]\n\n"
-_encode = msgspec.json.Encoder().encode
 
 
 class EventStream(StreamingResponse):
@@ -53,7 +52,7 @@ class EventStream(StreamingResponse):
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        super().__init__(events, headers={"x-request-id": call.id, **HEADERS})
+        super().__init__(events, headers=HEADERS)
         self._generation = call.generation
         self._events = events
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
@@ -133,17 +132,26 @@ async def chunks(
     def ending() -> dict[str, Any]:
         return {"seed": call.seed, "usage": usage_body(generation.usage)}
 
+    def events(deltas: list[Delta]) -> bytes:
+        found = [choice for delta in deltas for choice in choices(delta)]
+        ends = generation.finished and not call.include_usage
+        events = [chunk([choice]) for choice in found[:-1]]
+        events += [chunk([choice], ending() if ends else None) for choice in found[-1:]]
+        return b"".join(events)
+
+    scored = generation.spec.show_logprobs
     try:
         if opening:
             yield b"".join([chunk([choice]) for choice in opening])
         while not generation.finished:
             await generation.news()
-            found = [choice for delta in generation.take() for choice in choices(delta)]
-            ends = generation.finished and not call.include_usage
-            events = [chunk([choice]) for choice in found[:-1]]
-            events += [chunk([choice], ending() if ends else None) for choice in found[-1:]]
-            if events:
-                yield b"".join(events)
+            deltas = generation.take()
+            if scored and many(deltas):
+                told = await asyncio.to_thread(events, deltas)
+            else:
+                told = events(deltas)
+            if told:
+                yield told
         if call.include_usage:
             yield chunk([], ending())
         yield DONE
@@ -156,7 +164,9 @@ async def chunks(
 def as_logged_error(call: Call, error: Exception) -> ApiError:
     """The end of a stream that was cut off."""
     if isinstance(error, EngineError):
-        logger.warning("%s ended with an error: %s", call.id, error)
+        # What the request itself is to blame for may be said in its own words.
+        own = isinstance(error, GenerationFailed) and error.bad_request
+        logger.warning("%s ended with an error: %s", call.id, "of its own" if own else error)
     else:
         logger.exception("%s ended with an internal error", call.id)
     return as_api_error(error)
@@ -164,4 +174,4 @@ def as_logged_error(call: Call, error: Exception) -> ApiError:
 
 def as_event(data: dict[str, Any], name: str | None = None) -> bytes:
     head = b"" if name is None else b"event: %b\n" % name.encode()
-    return b"%bdata: %b\n\n" % (head, _encode(data))
+    return b"%bdata: %b\n\n" % (head, encode(data))

@@ -1,7 +1,8 @@
-"""EngineClient: the front end's only door to the engine. Owns the sockets and the mailboxes.
+"""EngineClient: the front end's only door to the engine. Owns the sockets and the open requests.
 
 Promises: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
 an Output with `finish` or by EngineLost; a slow reader costs one merged Output, never a queue.
+What `hold` was called for, the next incarnation goes on with (open_requests).
 Leaves to others: which incarnation to talk to, and what its state means (supervise.supervisor).
 """
 
@@ -9,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -20,12 +19,11 @@ import zmq.asyncio
 
 from engine.errors import EngineLost
 from engine.messages import (
-    Abort,
     Command,
+    Drain,
     Estimates,
     Event,
     Fatal,
-    Output,
     Outputs,
     Ready,
     SetSpeculation,
@@ -36,7 +34,7 @@ from engine.messages import (
 )
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
-from server.errors import QueueFull
+from server.engine.open_requests import Held, OpenRequests
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +44,16 @@ EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
 
 class EngineClient:
     """Speaks to one engine incarnation after the other; the supervisor says which, and sets
-    `state`. `on_metrics` is called with every step's metrics, heartbeats included."""
+    `state`. `on_metrics` is called with every step's metrics, heartbeats included. For
+    `resume_seconds` and `on_held` see OpenRequests."""
 
-    def __init__(self, *, on_metrics: Callable[[StepMetrics], None] = lambda metrics: None) -> None:
+    def __init__(
+        self,
+        *,
+        on_metrics: Callable[[StepMetrics], None] = lambda metrics: None,
+        resume_seconds: float = 0.0,
+        on_held: Callable[[Held, float], None] = lambda outcome, seconds: None,
+    ) -> None:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None  # of the present incarnation, or the last one's
         self.on_metrics = on_metrics
@@ -57,31 +62,24 @@ class EngineClient:
         self.swap: Swap | None = None  # the last that the present incarnation told of
         self.loading = ""  # the draft that is to take the running one's place
         self._swapped: asyncio.Future[Swap] | None = None
-        self._streams: dict[str, Stream] = {}
+        self._requests = OpenRequests(self.send, seconds=resume_seconds, on_held=on_held)
         self._link: _Link | None = None
 
     @property
     def inflight(self) -> int:
         """Requests that have not ended."""
-        return len(self._streams)
+        return len(self._requests)
 
     def submit(self, submit: Submit) -> Stream:
         """Hand a request to the engine. Never blocks. Raises EngineLost when it is not ready."""
         if self.state != "ready" or self._link is None:
             raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
-        assert submit.id not in self._streams, f"request id {submit.id} is used twice"
-        stream = self._streams[submit.id] = Stream(submit.id)
-        self._link.send(submit)
-        return stream
+        return self._requests.add(submit)
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these requests at once on this side, and abort them in the engine. Never blocks; ids
         that have ended are passed over. What the engine still sends of them is dropped."""
-        open_ids = [id for id in ids if id in self._streams]
-        for id in open_ids:
-            self._streams.pop(id).put(Output(id=id, finish="abort"))
-        if open_ids and self._link is not None:
-            self._link.send(Abort(open_ids))
+        self._requests.abort(ids)
 
     def set_speculation(self, said: SetSpeculation) -> None:
         """For this incarnation and all later ones. What is submitted after this call is served in
@@ -119,11 +117,18 @@ class EngineClient:
         if self._link is not None:
             self._link.send(command)
 
+    def drain(self) -> None:
+        """Have this incarnation finish what there is, and exit."""
+        self._requests.hurry()
+        self.send(Drain())
+
+    def hold(self, sentence: str, *, planned: bool = False) -> int:
+        """This incarnation is gone, and there will be another; see OpenRequests."""
+        return self._requests.hold(sentence, planned=planned)
+
     def fail_all(self, sentence: str) -> None:
         """Every open stream raises EngineLost(sentence), after what had already arrived."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(sentence)
+        self._requests.fail(sentence)
         self._end_swap(EngineLost(sentence))
 
     def _on_event(self, event: Event, on_event: Callable[[Event], None]) -> None:
@@ -132,13 +137,15 @@ class EngineClient:
                 self.ready, self.swap = event, None
                 if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
                     self.send(self.speculation)
+                self._requests.come_back(event)
             case Outputs():
                 self.estimates = event.metrics.estimates
                 if event.metrics.swap is not None:
                     self._end_swap(event.metrics.swap)
                 self.on_metrics(event.metrics)
                 # First tokens first: they count for the time to first token.
-                self._deliver(sorted(event.items, key=lambda output: output.cached_tokens is None))
+                items = sorted(event.items, key=lambda output: output.cached_tokens is None)
+                self._requests.deliver(items)
         on_event(event)
 
     def _end_swap(self, end: Swap | EngineLost) -> None:
@@ -153,16 +160,6 @@ class EngineClient:
             waiting.set_exception(end)
             waiting.exception()  # nobody may wait for it any more
         self.loading, self._swapped = "", None
-
-    def _deliver(self, items: list[Output]) -> None:
-        streams = self._streams
-        for output in items:
-            stream = streams.get(output.id)
-            if stream is None:
-                continue  # aborted on this side while it was on its way
-            if output.finish is not None:
-                del streams[output.id]
-            stream.put(output)
 
 
 class _Link:
@@ -218,27 +215,3 @@ class _Link:
     def _stop_reading(self) -> None:
         if not self._events.closed:
             self._loop.remove_reader(self._events.FD)
-
-
-@dataclass
-class Admission:
-    """The bound on sequences in flight, counting those whose prompts are still being tokenised."""
-
-    client: EngineClient
-    max_inflight: int
-    reserved: int = 0
-
-    @contextmanager
-    def reserve(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences until they are submitted. Raises QueueFull."""
-        inflight = self.client.inflight + self.reserved
-        if inflight + count > self.max_inflight:
-            raise QueueFull(
-                f"{inflight} sequences are in flight and this request has {count}; at most"
-                f" {self.max_inflight} are admitted; try again in a moment"
-            )
-        self.reserved += count
-        try:
-            yield
-        finally:
-            self.reserved -= count

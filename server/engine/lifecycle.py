@@ -2,6 +2,7 @@
 
     starting -> ready -> draining -> stopped
     starting, ready -> lost -> starting again after a back-off, or failed for good
+    ready -> starting when it is replaced as the operator wants
     starting -> failed when the engine reports that its configuration cannot run
 
 Promises: no clocks, no processes, no sleeping (time is passed in, waiting is returned); one log
@@ -19,7 +20,7 @@ from server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_SECONDS = 1.0  # before the first restart in a row; each wait is twice the one before
+BACKOFF_SECONDS = 1.0  # before the second restart in a row; each wait is twice the one before
 LONGEST_BACKOFF_SECONDS = 30.0
 
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
@@ -33,7 +34,7 @@ NOT_READY: dict[EngineState, str] = {
 }
 ALLOWED: dict[EngineState, frozenset[EngineState]] = {
     "starting": frozenset({"ready", "lost", "failed", "stopped"}),
-    "ready": frozenset({"draining", "lost", "failed"}),
+    "ready": frozenset({"starting", "draining", "lost", "failed"}),
     "draining": frozenset({"stopped", "failed"}),
     "lost": frozenset({"starting", "failed", "stopped"}),
     "failed": frozenset(),
@@ -73,8 +74,9 @@ class Lifecycle:
     def stop(self) -> None:
         self._go("stopped", "in order")
 
-    def lose(self, loss: Loss, now: float) -> float | None:
-        """The engine is gone. Returns the seconds to wait before `restart`, or None: failed."""
+    def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
+        """The engine is gone. Returns the seconds to wait before `restart`, or None: failed.
+        `explained`: losses before this one that were one and the same request's doing."""
         # Once it has served, the configuration is good: what does not fit now may fit later.
         if loss.useless_to_retry and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
@@ -83,15 +85,26 @@ class Lifecycle:
         if self._ready_since is not None and now - self._ready_since >= self._window:
             self._losses = 0
         self._ready_since = None
-        self._losses += 1
+        self._losses = max(self._losses - explained, 0) + 1
         if self._losses > self._max_restarts:
             times = f"lost {self._losses} times in a row"
             self.fail(f"{loss.sentence} ({times})", why=times)
             return None
-        return float(min(BACKOFF_SECONDS * 2 ** (self._losses - 1), LONGEST_BACKOFF_SECONDS))
+        if self._losses == 1:
+            return 0.0
+        return float(min(BACKOFF_SECONDS * 2 ** (self._losses - 2), LONGEST_BACKOFF_SECONDS))
+
+    @property
+    def has_last_try(self) -> bool:
+        """Whether the next loss, unless there is none for long, will be the end."""
+        return self._losses >= self._max_restarts
 
     def restart(self) -> None:
         self._go("starting", f"restart {self._losses} of at most {self._max_restarts}")
+
+    def replace(self) -> None:
+        self._ready_since = None
+        self._go("starting", "replaced, with the configuration read anew")
 
     def fail(self, sentence: str, *, why: str) -> None:
         """Give up for good. `sentence` is for the operator, `why` for the log's line."""

@@ -72,5 +72,6 @@ def _merged(steps: list[Output]) -> Output:
         logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
         sources=list(chain.from_iterable(sources)) if sources else None,
         cached_tokens=first.cached_tokens,
+        queued=first.queued,
         prompt_logprobs=first.prompt_logprobs,
     )

@@ -24,29 +24,31 @@ class Alternative:
     logprob: float | None  # None: the first token of a prompt, which nothing precedes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextLogprobs:
-    """One position: the token taken, the likeliest ones, and where its text begins (characters
-    from the begin of the choice's text, echo included)."""
+    """One position: the token taken, the likeliest ones (`count` of them at most), and where its
+    text begins (characters from the begin of the choice's text, echo included). Texts are looked up
+    when it is written, which may be in another thread: there may be very many. `entry` None:
+    nothing precedes the token."""
 
-    chosen: Alternative
-    top: list[Alternative]
+    tokenizer: Tokenizer
+    token: int
+    entry: TokenLogprobs | None
     offset: int
+    count: int | None = None
 
+    @property
+    def chosen(self) -> Alternative:
+        return self._alternative(self.token, None if self.entry is None else self.entry.logprob)
 
-def text_logprobs(
-    tokenizer: Tokenizer, token: int, entry: TokenLogprobs | None, *, offset: int
-) -> TextLogprobs:
-    """None: nothing precedes the token."""
+    @property
+    def top(self) -> list[Alternative]:
+        top = [] if self.entry is None else self.entry.top[: self.count]
+        return [self._alternative(token, logprob) for token, logprob in top]
 
-    def alternative(token: int, logprob: float | None) -> Alternative:
-        raw = tokenizer.token_bytes(token)
+    def _alternative(self, token: int, logprob: float | None) -> Alternative:
+        raw = self.tokenizer.token_bytes(token)
         return Alternative(token_text(raw), raw, logprob)
-
-    if entry is None:
-        return TextLogprobs(alternative(token, None), [], offset)
-    top = [alternative(other, logprob) for other, logprob in entry.top]
-    return TextLogprobs(alternative(token, entry.logprob), top, offset)
 
 
 def token_text(raw: bytes) -> str:

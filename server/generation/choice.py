@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
 
-import msgspec
-
 from engine.errors import EngineLost
 from engine.messages import Output, SamplingParams, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
-from server.generation.annotations import Origin, Provenance, TextLogprobs, text_logprobs
+from server.generation.annotations import Origin, Provenance, TextLogprobs
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
@@ -120,12 +118,10 @@ class Choice:
         self._position = len(echo.text)
         entries = output.prompt_logprobs if echo.alternatives is not None else None
         if entries is not None:
-            places = zip(echo.tokens, entries, echo.positions(self._tokenizer), strict=True)
-            for token, entry, offset in places:
-                if entry is not None:
-                    top = entry.top[: echo.alternatives]
-                    entry = msgspec.structs.replace(entry, token=token, top=top)
-                self._logprobs.append(text_logprobs(self._tokenizer, token, entry, offset=offset))
+            offsets = echo.places or echo.positions(self._tokenizer)
+            for token, entry, offset in zip(echo.tokens, entries, offsets, strict=True):
+                one = TextLogprobs(self._tokenizer, token, entry, offset, echo.alternatives)
+                self._logprobs.append(one)
         return echo.text
 
     def _take(self, output: Output) -> str:
@@ -143,7 +139,7 @@ class Choice:
         for i, token in enumerate(visible):
             at = self._position
             if logprobs is not None:
-                self._logprobs.append(text_logprobs(self._tokenizer, token, logprobs[i], offset=at))
+                self._logprobs.append(TextLogprobs(self._tokenizer, token, logprobs[i], at))
             piece = self._detokenizer.push([token])
             if self._provenance is not None:
                 self._provenance.add(sources[i], piece, position=at)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 
-from engine.messages import TokenLogprobs
+from engine.errors import EngineError
+from engine.messages import Output, TokenLogprobs
+from server.engine.admission import Charge
 from server.engine.client import EngineClient
-from server.errors import GenerationFailed
+from server.errors import DeadlineExceeded, GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage, total
+from server.observe.exchange import EXCHANGE, Ended
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Finish
 from server.text.tokenizer import Tokenizer
@@ -32,14 +36,20 @@ class Generation:
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,
+        charge: Charge | None = None,
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._charge = charge
+        self._deadline: asyncio.TimerHandle | None = None
+        self._held = list[Delta]()  # taken at the deadline
         self._began = time.monotonic()
         self._first_token: float | None = None  # when the first token of any choice came
+        self._queued: float | None = None  # seconds until the first step that ran any choice
+        self._exchange = EXCHANGE.get()
         self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
         self._wake = asyncio.Event()
         self._failure: BaseException | None = None  # raised when what came before it was taken
@@ -56,6 +66,9 @@ class Generation:
                     index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
                 )
                 self.choices.append(choice)
+            if (seconds := self.spec.seconds) is not None:
+                loop = asyncio.get_running_loop()
+                self._deadline = loop.call_later(seconds, self._expire, seconds)
         except BaseException as error:
             self._failure = error
             self.close()
@@ -84,7 +97,7 @@ class Generation:
         """What came since the last time; the caller closes. Raises as `deltas`, but only once what
         came before the failure has been taken."""
         self._wake.clear()
-        deltas = list[Delta]()
+        deltas, self._held = self._held, []
         try:
             if self._failure is not None:
                 raise self._failure
@@ -93,7 +106,7 @@ class Generation:
                     continue
                 output = choice.stream.take()
                 if output.tokens:
-                    self._observe(choice.index, len(output.tokens))
+                    self._observe(choice.index, output)
                 if (delta := choice.feed(output)) is not None:
                     deltas.append(delta)
                 if choice.finish is not None and output.finish is None:
@@ -107,6 +120,16 @@ class Generation:
             self._wake.set()
         return deltas
 
+    def _expire(self, seconds: float) -> None:
+        """What came in time is still handed out."""
+        with suppress(EngineError):  # as it ended meanwhile
+            self._held = self.take()
+        if not self.finished and self._failure is None:
+            sentence = f"the request was not finished within the {seconds:g} s that it may take"
+            self._failure = DeadlineExceeded(sentence)
+            self._client.abort([choice.stream.id for choice in self.choices])
+        self._wake.set()
+
     def close(self) -> None:
         """Abort every choice that is still open in the engine. May be called any number of times,
         and while being cancelled."""
@@ -114,13 +137,27 @@ class Generation:
         if self._ended:
             return
         self._ended = True
-        first = None if self._first_token is None else self._first_token - self._began
-        self._metrics.observe_request(
-            self._finish(),
-            self.spec.prompt_tokens,
-            first_token=first,
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._charge is not None:
+            self._charge.end()
+        usage = self.usage
+        ended = Ended(
+            id=self.spec.id,
+            finish=self._finish(),
+            began=self._began,
             total=time.monotonic() - self._began,
+            prompt_tokens=usage.prompt_tokens,
+            reply_tokens=usage.completion_tokens,
+            rounds=usage.rounds,
+            proposed=usage.proposed,
+            accepted=usage.accepted,
+            queued=self._queued,
+            first_token=None if self._first_token is None else self._first_token - self._began,
         )
+        self._metrics.observe_request(ended)
+        if self._exchange is not None:
+            self._exchange.ended = ended
 
     def _finish(self) -> Finish:
         if self._failure is not None:
@@ -129,14 +166,19 @@ class Generation:
             return "abort"
         return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
-    def _observe(self, index: int, count: int) -> None:
-        """`count` tokens of a choice came."""
+    def _observe(self, index: int, output: Output) -> None:
+        """Tokens of a choice came."""
+        if self._charge is not None:
+            self._charge.tokens(len(output.tokens))
         now = time.monotonic()
         before = self._arrivals.get(index)
         if before is not None:
-            self._metrics.observe_tokens(count, gap_seconds=now - before)
-        elif self._first_token is None:
-            self._first_token = now
+            self._metrics.observe_tokens(len(output.tokens), gap_seconds=now - before)
+        else:
+            if output.queued is not None:
+                self._metrics.observe_queue(output.queued)
+            if self._first_token is None:
+                self._first_token, self._queued = now, output.queued
         self._arrivals[index] = now
 
     @property

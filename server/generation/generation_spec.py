@@ -32,12 +32,13 @@ class Guessing:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as the begin of a completion: its text, the ids for its logprobs, and how many
-    alternatives each shows (None: no logprobs)."""
+    """A prompt as the begin of a completion: its text, the ids for its logprobs, how many
+    alternatives each shows (None: no logprobs), and the `positions`, if they are known."""
 
     text: str
     tokens: Sequence[int]
     alternatives: int | None = None
+    places: Sequence[int] = ()
 
     def positions(self, tokenizer: Tokenizer) -> Iterator[int]:
         """Where each token's text begins, in characters."""
@@ -75,6 +76,9 @@ class GenerationSpec:
     show_tokens: bool = False
     guessing: Guessing = Guessing()  # what `params` come to in this engine
     grammar_param: str | None = None  # the field that the grammar came of
+    tenant: str = ""  # whose request it is, and its share where tenants compete
+    weight: float = 1.0
+    seconds: float | None = None  # that it may take
 
     @property
     def fan_out(self) -> int:
@@ -97,7 +101,8 @@ class GenerationSpec:
             min_tokens=min(self.params.min_tokens, max_tokens),
             prompt_logprobs=self.params.prompt_logprobs if i == 0 or self.echoes else None,
         )
-        return Submit(f"{self.id}-{index}", prompt, params, arrival)
+        id = f"{self.id}-{index}"
+        return Submit(id, prompt, params, arrival, tenant=self.tenant, weight=self.weight)
 
 
 def choice_seed(seed: int, i: int) -> int:

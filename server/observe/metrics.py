@@ -8,11 +8,12 @@ is, is declared in `metrics_table`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,11 +25,14 @@ from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
+from server.engine.open_requests import Held
+from server.observe.exchange import Ended
 from server.observe.metrics_table import METRICS, PARTS, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "foredraft_"
+NO_LABELS: Mapping[str, str] = {}
 # Where the fields of a step go, by key and field: every step does this, so it looks nothing up.
 _OF_STEPS = [metric for metric in METRICS if metric.of]
 _SUMS = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "counter" and not m.label]
@@ -50,10 +54,14 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
-    def family(self, name: str, meaning: str) -> HistogramMetricFamily:
+    def family(
+        self, name: str, meaning: str, labels: Mapping[str, str] = NO_LABELS
+    ) -> HistogramMetricFamily:
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(name, meaning, buckets, self._sum)
+        family = HistogramMetricFamily(name, meaning, labels=[*labels])
+        family.add_metric([*labels.values()], buckets, self._sum)
+        return family
 
 
 class Metrics(Collector):
@@ -61,9 +69,15 @@ class Metrics(Collector):
 
     Plain numbers, which `render` hands to prometheus_client: the locks and checks of its counters
     took as long as the rest of a step's way through the front end.
+
+    `model_name`: a label of every series, where it is given. `engine`: the pid of its process, if
+    there is one; what it takes of the machine is told beside what this process takes.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, model_name: str = "", engine: Callable[[], int | None] = lambda: None
+    ) -> None:
+        self._labels = {"model_name": model_name} if model_name else NO_LABELS
         # By name and label value ("": no label), all of them from the start, at zero, so that
         # rates see the first event.
         self._values: dict[tuple[str, str], float] = {
@@ -72,8 +86,11 @@ class Metrics(Collector):
         self._histograms = {m.name: Histogram(m.buckets) for m in METRICS if m.type == "histogram"}
         self._state: EngineState | None = None
         self.regret, self.gain = Regret(), Gain()
+        self._set("build_info", 1, version("foredraft"))
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        ProcessCollector(PREFIX + "engine", lambda: engine() or "none", registry=self._registry)
 
     def render(self) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
@@ -81,16 +98,23 @@ class Metrics(Collector):
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
         return generate_latest(self._registry)
 
+    def total(self, name: str) -> float:
+        """A gauge, or a counter summed over its label."""
+        return sum(value for (known, _), value in self._values.items() if known == name)
+
     def collect(self) -> Iterator[Metric]:
         for metric in METRICS:
             name = PREFIX + metric.name
             if metric.type == "histogram":
-                yield self._histograms[metric.name].family(name, metric.meaning)
+                yield self._histograms[metric.name].family(name, metric.meaning, self._labels)
                 continue
             kind = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
-            family = kind(name, metric.meaning, labels=[metric.label] if metric.label else [])
+            names = [metric.label] if metric.label else []
+            family = kind(name, metric.meaning, labels=[*names, *self._labels])
             for value in metric.label_values:
-                family.add_metric([value] if metric.label else [], self._values[metric.name, value])
+                values = [value] if metric.label else []
+                count = self._values[metric.name, value]
+                family.add_metric([*values, *self._labels.values()], count)
             yield family
 
     def observe_step(self, step: StepMetrics) -> None:
@@ -127,15 +151,19 @@ class Metrics(Collector):
         first delivery, which has no predecessor."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
-    def observe_request(
-        self, finish: Finish, prompt_tokens: int, *, first_token: float | None, total: float
-    ) -> None:
-        """One request ended, n choices and all. Seconds since its arrival; None: no token came."""
-        self._add("requests_total", 1, finish)
-        self._add("prompt_tokens_total", prompt_tokens)
-        if first_token is not None:
-            self._histograms["time_to_first_token_seconds"].observe(first_token)
-        self._histograms["e2e_request_latency_seconds"].observe(total)
+    def observe_queue(self, seconds: float) -> None:
+        """A sequence waited so long for its first step."""
+        self._histograms["request_queue_time_seconds"].observe(seconds)
+
+    def observe_request(self, ended: Ended) -> None:
+        """One request ended."""
+        self._add("requests_total", 1, ended.finish)
+        self._add("prompt_tokens_total", ended.prompt_tokens)
+        if ended.first_token is not None:
+            self._histograms["time_to_first_token_seconds"].observe(ended.first_token)
+        self._histograms["e2e_request_latency_seconds"].observe(ended.total)
+        self._histograms["request_prompt_tokens"].observe(ended.prompt_tokens)
+        self._histograms["request_generation_tokens"].observe(ended.reply_tokens)
 
     def count_rejection(self, reason: Rejection) -> None:
         """One request was refused before it reached the engine."""
@@ -146,9 +174,15 @@ class Metrics(Collector):
         self._add("grammar_checks_total", 1, outcome)
         self._histograms["grammar_check_seconds"].observe(seconds)
 
+    def observe_held(self, outcome: Held, seconds: float) -> None:
+        """What became of a sequence whose engine was lost, so many seconds after that."""
+        self._add("held_requests_total", 1, outcome)
+        if outcome == "resumed":
+            self._histograms["resume_gap_seconds"].observe(seconds)
+
     def set_engine_state(self, state: EngineState) -> None:
-        """The engine's state changed; `starting` after `lost` is a restart."""
-        if self._state == "lost" and state == "starting":
+        """The engine's state changed; to `starting` only by a restart."""
+        if self._state is not None and state == "starting":
             self._add("engine_restarts_total", 1)
         self._state = state
         for name in get_args(EngineState):
@@ -156,6 +190,13 @@ class Metrics(Collector):
         if state != "ready":
             for gauge in ("requests_running", "requests_waiting", "kv_cache_usage_ratio"):
                 self._set(gauge, 0)
+
+    def pace(self) -> tuple[float, float, float]:
+        """Tokens computed, requests ended, seconds that the engine worked, since the start."""
+        values = self._values
+        tokens = values["prefill_tokens_total", ""] + values["generation_tokens_total", ""]
+        ended = sum(values["requests_total", reason] for reason in get_args(Finish))
+        return tokens, ended, sum(values["step_seconds_total", part] for part in PARTS)
 
     def _add(self, name: str, amount: float, label: str = "") -> None:
         self._values[name, label] += amount

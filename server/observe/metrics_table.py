@@ -7,16 +7,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from typing import Literal, get_args
 
 from engine.config import MAX_K, PROPOSERS
 from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason, SwapOutcome
 from server.engine.lifecycle import EngineState
+from server.engine.open_requests import Held
 
 Finish = Literal["stop", "length", "abort", "error"]
 Rejection = Literal[
     "invalid", "context_length", "unauthorized", "foreign_origin", "unknown_model", "too_large",
-    "queue_full", "not_ready",
+    "queue_full", "not_ready", "rate_limited",
 ]  # fmt: skip
 PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "around")  # of StepSeconds
 
@@ -25,6 +27,7 @@ LATENCY = (
 )  # fmt: skip
 BETWEEN = (0.0001, 0.00025, 0.0005, *LATENCY[:-3])
 DURATION = (*LATENCY[3:], 120.0, 300.0, 600.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     histogram(
         "e2e_request_latency_seconds", "from the arrival of a request to its end", buckets=DURATION
+    ),
+    histogram(
+        "request_queue_time_seconds",
+        "from the arrival of a sequence to the first step that ran it; those that end in the queue"
+        " are not in it",
+        buckets=LATENCY,
+    ),
+    histogram(
+        "request_prompt_tokens", "prompt tokens of an ended request, of all prompts", buckets=TOKENS
+    ),
+    histogram(
+        "request_generation_tokens",
+        "tokens of the replies of an ended request, of all choices",
+        buckets=TOKENS,
     ),
     counter("prompt_tokens_total", "prompt tokens of ended requests, cached ones too"),
     counter(
@@ -219,6 +236,20 @@ METRICS: tuple[Metric, ...] = (
         {"state": get_args(EngineState)},
     ),
     counter("engine_restarts_total", "times the engine process was started again"),
+    counter(
+        "held_requests_total",
+        "sequences that were held when their engine was lost or replaced, by what became of them:"
+        " `resumed`, `too_late` (`server.resume_seconds` were over) or `given_up` (they were alone"
+        " with an engine that was lost, and not for the first time)",
+        {"outcome": get_args(Held)},
+    ),
+    histogram(
+        "resume_gap_seconds",
+        "from the loss of an engine, as it was noticed, to the next output of each of those that"
+        " were resumed",
+        buckets=LATENCY,
+    ),
+    gauge("build_info", "always 1, for its label", {"version": (version("foredraft"),)}),
 )
 
 

@@ -16,7 +16,7 @@ from server.observe.metrics_table import PARTS
 logger = logging.getLogger(__name__)
 
 MEMORY_STEPS = 512
-QUIET_SECONDS = 10.0  # between two log lines of on and off; the switch of a mode is always logged
+QUIET_SECONDS = 60.0  # between two log lines of on and off; the switch of a mode is always logged
 NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
 FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
 _parts = attrgetter(*PARTS)
@@ -169,13 +169,13 @@ class Gain:
 
 class SpeculationLog:
     """One log line when speculation goes on, goes off, or is switched by its operator; not for each
-    K, and not for experiments, which last a round or two. `observe` what each step, or beat of an
-    idle engine, says."""
+    K, and not for experiments, which last a round or two. Where it goes on and off, one line a
+    minute says how often, and what it is now. `observe` what each step, or beat of an idle engine,
+    says."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._mode: Mode = "auto"
-        self._on: bool | None = None  # as last logged
         self._was: bool | None = None  # in the last step that was no experiment
         self._changes = 0  # since the last line
         self._logged_at = float("-inf")
@@ -184,27 +184,28 @@ class SpeculationLog:
         on = estimates.k > 0
         if estimates.mode != self._mode:
             logger.info("speculation mode %s -> %s: %s", self._mode, estimates.mode, _k(estimates))
-            self._mode, self._on, self._was, self._changes = estimates.mode, on, on, 0
+            self._mode, self._was, self._changes = estimates.mode, on, 0
             return
         if not estimates.num_sequences or estimates.reason not in NO_EXPERIMENTS:
             return
         self._changes += on != self._was
         self._was = on
-        now = self._clock()
-        if on == self._on or now - self._logged_at < QUIET_SECONDS:
+        if not self._changes:
             return
-        before = {None: "", True: "on -> ", False: "off -> "}[self._on]
-        more = f", {self._changes} changes since the last line" if self._changes > 1 else ""
-        logger.info("speculation %s%s: %s%s", before, "on" if on else "off", _k(estimates), more)
-        self._on, self._changes, self._logged_at = on, 0, now
+        quiet = self._clock() - self._logged_at
+        if quiet < QUIET_SECONDS:
+            return
+        often = f" after {self._changes} changes in {quiet:.0f} s" if self._changes > 1 else ""
+        logger.info("speculation is %s%s: %s", "on" if on else "off", often, _k(estimates))
+        self._changes, self._logged_at = 0, self._clock()
 
 
 def _k(estimates: Estimates) -> str:
-    """The K, and the evidence for it where there is any."""
+    """The K, and the evidence for it where there is any. The expected gain is of the main proposer
+    alone, so it may say nothing for a K that pays."""
     if not estimates.rates:
         return f"K = {estimates.k}"
     plural = "s" if estimates.num_sequences != 1 else ""
-    return (
-        f"K = {estimates.k} for {estimates.num_sequences} sequence{plural}, acceptance"
-        f" {estimates.acceptance:.2f}, expected speed-up {estimates.speedup:.2f}"
-    )
+    gain = f", expected speed-up {estimates.speedup:.2f}" if estimates.speedup > 1 else ""
+    said = f"K = {estimates.k} for {estimates.num_sequences} sequence{plural}"
+    return f"{said}, acceptance {estimates.acceptance:.2f}{gain}"

@@ -1,9 +1,11 @@
 """EngineSupervisor: keeps one engine process alive behind an EngineClient.
 
 Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
-Promises: a dead, failing or silent engine ends every open stream with a sentence and is started
-again after a back-off; `stop` leaves neither a process nor a file. Leaves to others: requests
-(server.engine.client), and what to do when it has failed (exit non-zero: the cli).
+Promises: a dead, failing or silent engine is started again after a back-off, and open streams go on
+with the new one or end with a sentence; `replace` puts an engine of another configuration in the
+present one's place, or that one again where it cannot start; `stop` leaves neither a process nor a
+file. Leaves to others: requests (server.engine.client), and what to do when it has failed (exit
+non-zero: the cli).
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Drain, Event, Ready, Stop
+from engine.messages import Event, Ready, Stop
 from server.config import Config
 from server.engine.client import EngineClient
-from server.engine.lifecycle import EngineState, Lifecycle, Loss
+from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
 from server.supervise.incarnation import Incarnation, how_it_ended
 
 logger = logging.getLogger(__name__)
@@ -41,13 +44,19 @@ class EngineSupervisor:
         command: Sequence[str] = ENGINE_COMMAND,
         on_state: Callable[[EngineState], None],
     ) -> None:
-        self._config = config
+        self._settings = config.server
+        self._engine = config.engine
+        self._before: EngineConfig | None = None  # where the present one has yet to prove itself
+        self._wanted: EngineConfig | None = None  # by `replace`
+        self._replace = asyncio.Event()
+        self._serving = asyncio.Event()
         self._client = client
         self._command = tuple(command)
         self._on_state = on_state
         self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopping = False
         self._hurry = asyncio.Event()
         # Set, never cancelled: a cancelled clean-up would leave a process or a folder behind.
         self._end = asyncio.Event()
@@ -73,22 +82,37 @@ class EngineSupervisor:
         self._changed(self.state)
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
+    def replace(self, config: EngineConfig) -> None:
+        """Have an engine of this configuration go on with the streams, as soon as one is ready that
+        could be replaced. The target must be the same."""
+        if not self._stopping:
+            self._wanted = config
+            self._replace.set()
+
     async def stop(self, grace: float) -> None:
         """No new requests; running ones have `grace` seconds, then each ends with a sentence.
         Returns when the process and its files are gone. A second call cuts the grace short."""
-        if self.state == "draining":
+        if self._stopping:
             self._hurry.set()
-        elif self.state == "ready":
-            self._lifecycle.drain()
-            self._client.send(Drain())
-            await self._finish(grace)
-            self._end.set()
         else:
+            self._stopping = True
+            self._replace.clear()
+            await self._drain(time.monotonic() + grace)
             self._end.set()
         if self._task is not None:
             await asyncio.wait({self._task})
+        self._client.fail_all(NOT_READY["stopped"])
         if self.state not in ("failed", "stopped"):
             self._lifecycle.stop()
+
+    async def _drain(self, deadline: float) -> None:
+        if self.state in ("starting", "lost") and self._client.inflight:  # what is held goes on
+            wait = deadline - time.monotonic()
+            await _within(wait, self._serving, self._finished, self._hurry)
+        if self.state == "ready":
+            self._lifecycle.drain()
+            self._client.drain()
+            await self._finish(max(deadline - time.monotonic(), 0.0))
 
     async def _finish(self, grace: float) -> None:
         """Wait for the drained engine to exit; after `grace` seconds cut what still runs."""
@@ -105,7 +129,8 @@ class EngineSupervisor:
             while (delay := await self._live()) is not None:
                 if await _within(delay, self._end):
                     return
-                self._lifecycle.restart()
+                if self.state == "lost":
+                    self._lifecycle.restart()
         except Exception as error:  # a bug of ours must not look like an engine that is starting
             logger.exception("the supervisor stops: unexpected error")
             sentence = f"the server failed: {type(error).__name__}: {error}"
@@ -117,18 +142,44 @@ class EngineSupervisor:
     async def _live(self) -> float | None:
         """The life of one incarnation. Returns seconds until the next, or None: no more."""
         self._incarnation = incarnation = Incarnation()
-        delay: float | None = None
         try:
-            if (loss := await self._run(incarnation)) is not None:
-                if self.state != "draining":
-                    delay = self._lifecycle.lose(loss, time.monotonic())
-                # Streams end first, before the process is killed and its folder removed.
-                self._client.fail_all(loss.sentence)
-            return delay
+            loss = await self._run(incarnation)
+            self._serving.clear()
+            if loss is None:
+                return await self._replaced(incarnation)
+            if self._before is not None:  # and this one never served
+                logger.error("the configuration before comes back: %s", loss.sentence)
+                self._engine, self._before = self._before, None
+                return 0.0
+            return self._lost(loss)
         finally:
             self._incarnation = None
             self._client.disconnect()
             await incarnation.close()
+
+    def _lost(self, loss: Loss) -> float | None:
+        """Streams are told or held first, before the process is killed and its folder removed."""
+        if self.state == "draining":
+            self._client.fail_all(loss.sentence)
+            return None
+        explained = self._client.hold(loss.sentence)
+        delay = self._lifecycle.lose(loss, time.monotonic(), explained)
+        # Whatever kills the engine again and again must not come along to its last try.
+        if delay is None or self._lifecycle.has_last_try:
+            self._client.fail_all(loss.sentence)
+        return delay
+
+    async def _replaced(self, incarnation: Incarnation) -> float | None:
+        """By an engine of the configuration that is wanted; None: it is the end."""
+        if self._wanted is None or self._end.is_set():
+            return None
+        self._replace.clear()
+        self._before, self._engine, self._wanted = self._engine, self._wanted, None
+        self._lifecycle.replace()
+        self._client.send(Stop())
+        await _within(STOP_SECONDS, incarnation.over)
+        self._client.hold("the engine was replaced", planned=True)
+        return 0.0
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
         """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
@@ -138,7 +189,7 @@ class EngineSupervisor:
                 incarnation.events,
                 on_event=lambda event: self._on_event(event, incarnation),
             )
-            await incarnation.spawn(self._command, self._config.engine)
+            await incarnation.spawn(self._command, self._engine)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)
@@ -150,19 +201,22 @@ class EngineSupervisor:
         if isinstance(event, Ready):
             if self._end.is_set():
                 return
+            self._before = None
             self._lifecycle.ready(time.monotonic())
+            self._serving.set()
         incarnation.receive(event)
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
-        """None when it is over, or when `stop` is called; a Loss when it sends nothing."""
-        settings, ready, over = self._config.server, incarnation.ready, incarnation.over
+        """None when it is over, or when `stop` or `replace` is called; a Loss when it sends
+        nothing."""
+        settings, ready, over = self._settings, incarnation.ready, incarnation.over
         await _within(settings.start_timeout_seconds, ready, over, self._end)
         if not (ready.is_set() or over.is_set() or self._end.is_set()):
             return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
         # Checks are counted, not seconds: when this loop is held up, it reads no events either. One
         # in which the engine waited for a CPU most of the time says nothing of the engine.
         silent, tick = 0, settings.watchdog_seconds / WATCH_TICKS
-        while not await _within(tick, over, self._end):
+        while not await _within(tick, over, self._end, self._replace):
             if incarnation.starved() < tick / 2:
                 silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False

@@ -36,6 +36,7 @@ GOOD: dict[str, Any] = {
     "best_of": 3,
     "suffix": "x",
     "priority": -3,
+    "timeout": 60,
     "prompt_logprobs": 2,
     "return_token_ids": True,
     "stream": True,
@@ -141,7 +142,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
-    with serve(FakeClient(), tokenizer=tokenizer) as served:
+    with serve(FakeClient(), tokenizer=tokenizer, allow_priority=True) as served:
         yield served
 
 

@@ -54,7 +54,7 @@ DOCUMENT = description()
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
-    with serve(FakeClient(tokens_per_step=8), tokenizer=tokenizer) as served:
+    with serve(FakeClient(tokens_per_step=8), tokenizer=tokenizer, allow_priority=True) as served:
         yield served
 
 

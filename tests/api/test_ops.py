@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -43,7 +44,7 @@ READS = (
 def test_whoever_asks_for_the_head_gets_it(http: httpx.Client, path: str) -> None:
     """Bug: HEAD of every route was a 405; load balancers probe with it. Law: the status and the
     headers of GET, the length of its body among them, and no body."""
-    key = {"Authorization": f"Bearer {KEY}"}
+    key = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "balancer"}
     http.get("/health", headers=key)  # what /metrics tells of is settled
     whole, head = http.get(path, headers=key), http.head(path, headers=key)
     assert head.status_code == whole.status_code
@@ -128,10 +129,12 @@ def test_no_cors(http: httpx.Client) -> None:
 
 
 def test_replies_carry_their_id(http: httpx.Client) -> None:
-    """The SDK's `_request_id` comes from this header."""
+    """The SDK's `_request_id` comes from this header; the log has it beside the reply's own id."""
     headers = {"Authorization": f"Bearer {KEY}"}
-    reply = http.post("/v1/completions", json=BODY, headers=headers)
-    assert reply.headers["x-request-id"] == reply.json()["id"]
+    replies = [http.post("/v1/completions", json=BODY, headers=headers) for _ in range(2)]
+    ids = {reply.headers["x-request-id"] for reply in replies}
+    assert len(ids) == 2
+    assert all(re.fullmatch("req-[0-9a-f]{32}", id) for id in ids)
 
 
 def test_metrics_count_requests(http: httpx.Client) -> None:

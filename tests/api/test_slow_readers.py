@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
@@ -19,6 +20,7 @@ from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream, chunks
+from server.connection import Connection
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -162,3 +164,24 @@ def test_a_stream_without_news_is_kept_alive() -> None:
     assert all(body.endswith(b"\n\n") for body in bodies[1:-1])
     assert bodies[-2].endswith(b"data: [DONE]\n\n")
     assert bodies[-1] == b""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_does_not_read_the_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a reply that was complete for the server, or given up, but not read, held its connection
+    and what was unsent for as long as the client liked. One that reads slowly gets it all."""
+    monkeypatch.setattr(Connection, "UNREAD_SECONDS", 0.5)
+    for name, seconds in (("ping_seconds", 0.25), ("send_seconds", 0.5)):
+        monkeypatch.setitem(EventStream.__init__.__kwdefaults__, name, seconds)  # type: ignore[arg-type]
+    client = patient()
+    fields = {"max_tokens": 250_000, "ignore_eos": True, "stream": stream}
+    with serve(client) as served, asked(served, **fields) as slow:
+        told = b""
+        with asked(served, **fields):
+            served.until(lambda: waiting(served) > 0, seconds=120)
+            while piece := slow.recv(4096):
+                told += piece
+                time.sleep(0.002)
+            served.until(lambda: not served.runner.server_state.connections)
+    assert len(told) > 250_000
+    assert told.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")

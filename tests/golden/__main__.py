@@ -1,6 +1,7 @@
 """`python -m tests.golden record` writes what servers reply to the requests, `check` compares.
 
-Both ask a server of each configuration, which must all reply the same.
+Both ask a server of each configuration, which must all reply the same. `kills` (see there) asks one
+whose engine is killed again and again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from tests.golden import kills
 from tests.golden.replay import CONFIGURATIONS, TEXTS, differences, replay
 from tests.golden.requests import requests
 
@@ -38,6 +40,8 @@ def main(command: str) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["kills"]:
+        sys.exit(kills.main(sys.argv[2:]))
     if sys.argv[1:] not in (["record"], ["check"]):
-        sys.exit("usage: python -m tests.golden record|check")
+        sys.exit("usage: python -m tests.golden record|check|kills ...")
     sys.exit(main(sys.argv[1]))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.golden.requests import RESPONSES, Request
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 TEXTS = CHECKOUT / "tests/golden/texts.json"  # the record: a reply a line
-COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error")
+COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error",
+          "server.allow_priority=true")  # fmt: skip
 CONFIGURATIONS = {
     "adaptive": "speculation.controller.k_max=8",
     "fixed": "speculation.controller.k=4",
@@ -28,6 +30,7 @@ CONFIGURATIONS = {
 }
 WITHOUT_DRAFT = {"ngram", "none"}  # these servers refuse what `speculation` asks for here
 CONCURRENCY = 8  # requests at a time
+MODEL = "foredraft-demo"
 TOLERANCE = 2e-3  # of log-probabilities, which are rounded to three digits
 
 # What differs from reply to reply, names the product, or tells of the proposers.
@@ -42,7 +45,17 @@ PIECES = ("text", "content", "arguments")  # strings of a stream that come in pa
 
 def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
     """What a server of this checkout says, request by request; RuntimeError where it says no."""
-    settings = (*COMMON, CONFIGURATIONS[configuration])
+    left_out = {"speculation"} if configuration in WITHOUT_DRAFT else set[str]()
+    with serving(configuration) as (_, http), ThreadPoolExecutor(CONCURRENCY) as pool:
+        return list(pool.map(lambda request: ask(http, request, left_out), asked))
+
+
+@contextmanager
+def serving(
+    configuration: str, *settings: str
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server of this checkout, ready, and a client of it."""
+    settings = (*COMMON, CONFIGURATIONS[configuration], *settings)
     options = [word for setting in settings for word in ("--set", setting)]
     command = (sys.executable, "-m", "server", "serve", "--port", "0", *options)
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
@@ -51,25 +64,26 @@ def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
             _, at, url = process.stdout.readline().partition(" at ")
             if not at:
                 raise RuntimeError(f"the server ({configuration}) did not start")
-            left_out = {"speculation"} if configuration in WITHOUT_DRAFT else set()
-            return _ask_all(url.strip().removesuffix("/v1"), asked, left_out)
+            with httpx.Client(base_url=url.strip().removesuffix("/v1"), timeout=300) as http:
+                yield process, http
         finally:
             process.terminate()
 
 
-def _ask_all(url: str, asked: Sequence[Request], left_out: set[str]) -> list[Any]:
-    with httpx.Client(base_url=url, timeout=300) as http, ThreadPoolExecutor(CONCURRENCY) as pool:
-        model = http.get("/v1/models").json()["data"][0]["id"]
+def ask(http: httpx.Client, request: Request, left_out: Collection[str] = ()) -> Any:
+    """What of the reply must never change. Raises Refused, or RuntimeError for a broken stream."""
+    route, fields = request
+    body = {name: said for name, said in fields.items() if name not in left_out}
+    reply = http.post(route, json={**body, "model": MODEL})
+    if reply.status_code != 200:
+        raise Refused(reply.status_code, f"{route} {body}: {reply.text}")
+    return _kept(_whole(route, reply.text) if "stream" in body else reply.json())
 
-        def ask(request: Request) -> Any:
-            route, fields = request
-            body = {name: said for name, said in fields.items() if name not in left_out}
-            reply = http.post(route, json={**body, "model": model})
-            if reply.status_code != 200:
-                raise RuntimeError(f"{route} {body}: {reply.text}")
-            return _kept(_whole(route, reply.text) if "stream" in body else reply.json())
 
-        return list(pool.map(ask, asked))
+class Refused(RuntimeError):
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 def _whole(route: str, stream: str) -> dict[str, Any]:

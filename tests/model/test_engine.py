@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ScheduleConfig
 from engine.control.controller import FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
@@ -168,6 +169,21 @@ def test_step_metrics_add_up(config: EngineConfig, pair: Pair) -> None:
     assert totals["num_proposed"] == sum(o.proposed for o in ends)
     assert totals["num_accepted"] == sum(o.accepted for o in ends)
     assert totals["cached_tokens"] == 32 == sum(o.cached_tokens or 0 for o in outputs)
+
+
+def test_an_output_tells_how_long_its_sequence_was_queued(config: EngineConfig, pair: Pair) -> None:
+    """Law: from arrival to the first step that it is in, on the first Output alone; a clock that
+    went back makes it 0, not less."""
+    one = config.model_copy(update={"schedule": ScheduleConfig(max_sequences=1)})
+    engine, now = Engine(one, pair=pair), time.time()
+    for name, arrival in (("runs", now - 5), ("waits", now - 5), ("late", now + 900)):
+        engine.add(Submit(name, [1, 2, 3], params(), arrival))
+    items, _ = drain(engine)
+    told = [(o.id, o.queued) for o in items if o.queued is not None]
+    assert [name for name, _ in told] == ["runs", "waits", "late"]
+    (_, runs), (_, waits), (_, late) = told
+    assert 5 <= runs < waits < 900
+    assert late == 0
 
 
 def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: Pair) -> None:

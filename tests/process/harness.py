@@ -25,7 +25,7 @@ from tests.support.scripted import COMMAND, Script
 from tests.support.streams import read
 
 PATIENCE = 120.0  # seconds; how long a loaded machine may take for what is normally instant
-AS_USUAL = ServerConfig()
+AS_USUAL = ServerConfig(resume_seconds=0.0)
 
 
 @dataclass
@@ -62,7 +62,7 @@ async def house(
         patch.object(lifecycle, "BACKOFF_SECONDS", backoff),
     ):
         states: list[EngineState] = []
-        client = EngineClient()
+        client = EngineClient(resume_seconds=settings.resume_seconds)
         supervisor = EngineSupervisor(
             Config(settings, EngineConfig()),
             client,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -44,6 +45,15 @@ class Server:
     async def status(self, path: str) -> int:
         return (await self.http.get(path)).status_code
 
+    async def metrics(self) -> list[str]:
+        """The lines of /metrics, without the name of the model, which all of them have."""
+        text = (await self.http.get("/metrics")).text
+        return (
+            re.sub(r',model_name="[^"]*"|model_name="[^"]*",?', "", text)
+            .replace("{}", "")
+            .splitlines()
+        )
+
     async def until_status(self, path: str, status: int) -> None:
         async with asyncio.timeout(PATIENCE):
             while await self.status(path) != status:
@@ -51,10 +61,13 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(command: Sequence[str], environment: Mapping[str, str]) -> AsyncIterator[Server]:
-    """Ready to serve. At the end it must be dead already, or it is killed; so is its engine."""
+async def serving(
+    command: Sequence[str], environment: Mapping[str, str], *, log: IO[bytes] | None = None
+) -> AsyncIterator[Server]:
+    """Ready to serve. At the end it must be dead already, or it is killed; so is its engine. `log`:
+    where its stderr goes, if not to the tests' own."""
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE
+        *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE, stderr=log
     )
     engine: int | None = None
     try:

@@ -17,7 +17,8 @@ from tests.process.served import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
+COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0",
+           "--set", "server.allow_priority=true")  # fmt: skip
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 CODE = "import os\n\ndef read_file(path):\n"

@@ -58,7 +58,7 @@ def front(script: Script, *settings: str) -> Iterator[Front]:
     drain = threading.Thread(target=_discard, args=(stderr,), daemon=True)
     drain.start()
     try:
-        found = re.search(r"http://\S+(?=/v1$)", stdout.readline().strip())
+        found = re.search(r"https?://\S+(?=/v1$)", stdout.readline().strip())
         assert found, "the front end did not say that it is ready"
         yield Front(process, found[0])
     finally:

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import EngineLost
 from server.config import ServerConfig
 from server.engine.mailbox import Stream
 from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
-from tests.support.scripted import Script, expected_tokens
+from tests.support.scripted import COMMAND, Script, expected_tokens
 from tests.support.streams import read
 
 SLOW = Script(step_seconds=0.02)
 ENDLESS = 10**6
+REFUSED_THREADS = 7  # a configuration that the picky one cannot start with
+PICKY = (*COMMAND, "--refuse-threads", f"{REFUSED_THREADS}")
 
 
 async def ends_as_lost(stream: Stream) -> str:
@@ -140,7 +143,7 @@ def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> Non
     """A process that lives but gives no sign of life is as good as dead."""
     hang_after = 5 if how == "step hangs" else None
     script = Script(step_seconds=0.02, hang_after=hang_after, only_once=str(tmp_path / "once"))
-    settings = ServerConfig(watchdog_seconds=3.0)
+    settings = ServerConfig(watchdog_seconds=3.0, resume_seconds=0)
 
     async def scenario() -> None:
         async with house(script, settings=settings) as home:
@@ -250,6 +253,147 @@ def test_a_command_that_does_not_exist_is_a_sentence() -> None:
             await home.reach("failed")
             assert "could not be started" in (home.supervisor.failure or "")
             assert "/no/such/program" in (home.supervisor.failure or "")
+
+    asyncio.run(scenario())
+
+
+# -- streams that survive ------------------------------------------------------------------------
+
+SURVIVING = ServerConfig(watchdog_seconds=3.0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
+    """Law: an engine that is killed or hangs costs time; every stream has the tokens of an
+    undisturbed one, once each, and ends once."""
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=SURVIVING) as home:
+            await home.reach("ready")
+            prompts = [(n, n + 1) for n in range(4)]
+            streams = [home.submit(f"r{n}", 60 + n, prompt) for n, prompt in enumerate(prompts)]
+            begun = [await read(stream) for stream in streams]
+            first = home.supervisor.pid
+            assert first is not None
+            os.kill(first, how)
+            rest = await asyncio.gather(*(read_all(stream) for stream in streams))
+            for n, prompt in enumerate(prompts):
+                assert tokens_of([begun[n], *rest[n]]) == expected_tokens(prompt, 60 + n)
+                assert rest[n][-1].rounds == 60 + n
+            assert home.states == ["starting", "ready", "lost", "starting", "ready"]
+            assert home.client.inflight == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
+    """Law: the same where the engine itself says that it cannot go on."""
+    script = Script(step_seconds=0.01, raise_after=10, only_once=str(tmp_path / "once"))
+
+    async def scenario() -> None:
+        async with house(script, settings=SURVIVING) as home:
+            await home.reach("ready")
+            outputs = await read_all(home.submit("a", 30))
+            assert tokens_of(outputs) == expected_tokens((1, 2, 3), 30)
+
+    asyncio.run(scenario())
+
+
+def test_what_always_kills_is_let_go_before_the_last_try() -> None:
+    """Law: a request must not take the server along. Here each engine dies after some tokens, so
+    nobody can be told from the culprit; with the last restart it is served again."""
+    script = Script(step_seconds=0.01, die_after=4)
+    settings = ServerConfig(max_restarts=3)
+
+    async def scenario() -> None:
+        async with house(script, settings=settings) as home:
+            await home.reach("ready")
+            stream = home.submit("a", ENDLESS)
+            sentence = await ends_as_lost(stream)
+            assert "SIGKILL" in sentence
+            await home.reach("ready", times=4)
+            assert tokens_of(await read_all(home.submit("b", 3))) == expected_tokens((1, 2, 3), 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
+    """Law: no stream outlives the last engine."""
+    settings = ServerConfig(max_restarts=0)
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=settings) as home:
+            (stream,) = await started_streams(home, 1)
+            assert home.supervisor.pid is not None
+            os.kill(home.supervisor.pid, signal.SIGKILL)
+            assert "SIGKILL" in await ends_as_lost(stream)
+            await home.reach("failed")
+
+    asyncio.run(scenario())
+
+
+def test_a_replaced_engine_costs_no_stream_a_token() -> None:
+    """Law: the operator may have another engine under running streams; it is no loss."""
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=SURVIVING) as home:
+            await home.reach("ready")
+            stream, first = home.submit("a", 100), home.supervisor.pid
+            outputs = [await read(stream)]
+            for times in (2, 3):
+                home.supervisor.replace(EngineConfig())
+                await home.reach("ready", times=times)
+                outputs.append(await read(stream))
+            assert home.supervisor.pid != first
+            assert tokens_of(outputs + await read_all(stream)) == expected_tokens((1, 2, 3), 100)
+            assert "lost" not in home.states
+
+    asyncio.run(scenario())
+
+
+def test_a_configuration_that_cannot_start_is_taken_back(tmp_path: Path) -> None:
+    """Law: where the engine that was wanted does not come up, the one before serves on, streams and
+    all, and that is no loss either."""
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=SURVIVING, command=PICKY) as home:
+            await home.reach("ready")
+            stream = home.submit("a", 100)
+            outputs = [await read(stream)]
+            home.supervisor.replace(EngineConfig(threads=REFUSED_THREADS))
+            await home.reach("ready", times=2)
+            assert home.states == ["starting", "ready", "starting", "ready"]
+            assert tokens_of(outputs + await read_all(stream)) == expected_tokens((1, 2, 3), 100)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["in time", "grace is over", "second stop"])
+def test_a_server_that_ends_while_it_holds(end: str) -> None:
+    """Law: what is held when the server is told to end may finish within the grace, like all that
+    runs; then it is told."""
+    script = Script(step_seconds=0.02, start_seconds=0.5)
+
+    async def scenario() -> None:
+        async with house(script, settings=SURVIVING) as home:
+            await home.reach("ready")
+            stream = home.submit("a", 50)
+            outputs, pid = [await read(stream)], home.supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await home.reach("lost")
+            grace = 0.1 if end == "grace is over" else 60
+            stopping = asyncio.create_task(home.supervisor.stop(grace))
+            await asyncio.sleep(0)
+            if end == "in time":
+                outputs += await read_all(stream)
+                assert tokens_of(outputs) == expected_tokens((1, 2, 3), 50)
+            elif end == "second stop":
+                await home.supervisor.stop(0)
+            await stopping
+            if end != "in time":
+                assert "shutting down" in await ends_as_lost(stream)
+            assert home.states[-1] == "stopped"
 
     asyncio.run(scenario())
 

@@ -61,8 +61,7 @@ def test_a_mode_outlives_the_engine() -> None:
             assert (await told(server))["mode"] == "off"
             await switch(server, {"mode": "fixed", "k": 1})
             assert (await one(server, max_tokens=12))[1]["rounds"] == 6
-            lines = (await server.http.get("/metrics")).text.splitlines()
-            assert 'foredraft_spec_decode_mode{mode="fixed"} 1.0' in lines
+            assert 'foredraft_spec_decode_mode{mode="fixed"} 1.0' in await server.metrics()
 
     asyncio.run(scenario())
 
@@ -112,7 +111,7 @@ def test_another_draft_in_the_middle_of_a_seeded_text(
             assert reply.status_code == 400
             assert "was not found" in reply.json()["error"]["message"]
             assert (await told(server))["draft"] == copy
-            lines = (await server.http.get("/metrics")).text.splitlines()
+            lines = await server.metrics()
             for outcome in ("trial", "refused"):
                 name = f'foredraft_spec_decode_draft_swaps_total{{outcome="{outcome}"}} 1.0'
                 assert name in lines

@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.process.harness import is_gone, until
-from tests.process.served import ROOT, SCRIPTED, Server, completion, serving, text_of
+from tests.process.served import ROOT, SCRIPTED, completion, serving, text_of
 from tests.support.scripted import Script, expected_tokens
 
 ASCII = Script(vocab_size=128, step_seconds=0.02)  # every token is a character
@@ -22,16 +23,14 @@ def expected_text(count: int) -> str:
     return bytes(expected_tokens(PROMPT, count, ASCII.vocab_size)).decode()
 
 
-async def metrics(server: Server) -> list[str]:
-    return (await server.http.get("/metrics")).text.splitlines()
-
-
 def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
-    """Every open stream ends within 5 s by an error event, without [DONE]; /ready goes red, then
-    green; a plain request gets a 503 with the OpenAI body; the next one is served."""
+    """Where nothing is held, every open stream ends within 5 s by an error event, without [DONE];
+    /ready goes red, then green; a plain request gets a 503 with the OpenAI body; the next one is
+    served."""
 
     async def scenario() -> None:
-        async with serving(SCRIPTED, ASCII.environment()) as server:
+        command = (*SCRIPTED, "server.resume_seconds=0")
+        async with serving(command, ASCII.environment()) as server:
             body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4000}
             async with completion(server, max_tokens=4000) as stream:
                 plain = asyncio.create_task(server.http.post("/v1/completions", json=body))
@@ -49,6 +48,70 @@ def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
             await server.until_status("/ready", 200)
             answer = await server.http.post("/v1/completions", json={**body, "max_tokens": 9})
             assert answer.json()["choices"][0]["text"] == expected_text(9)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_clients_of_a_lost_engine_see_a_pause(how: signal.Signals) -> None:
+    """Law: a killed or hung engine costs streams and plain requests nothing but time: text, usage
+    and end are those of an undisturbed server, and the metrics tell of it."""
+
+    async def scenario() -> None:
+        command = (*SCRIPTED, "server.watchdog_seconds=3")
+        async with serving(command, ASCII.environment()) as server:
+            body = {"model": "demo", "prompt": PROMPT, "max_tokens": 150, "n": 2}
+            async with completion(server, **body) as stream:
+                plain = asyncio.create_task(server.http.post("/v1/completions", json=body))
+                events = [await stream.next() for _ in range(5)]
+                os.kill(server.engine, how)
+                events += await stream.rest()
+            answer = (await plain).json()
+            assert events.pop() == "[DONE]"
+            texts = ["", ""]
+            for event in map(json.loads, filter(None, events)):
+                for choice in event["choices"]:
+                    texts[choice["index"]] += choice["text"]
+            assert texts == [expected_text(150)] * 2
+            assert [choice["text"] for choice in answer["choices"]] == texts
+            assert answer["usage"]["completion_tokens"] == 300
+            assert answer["usage"]["speculation"]["rounds"] == 300
+            told = await server.metrics()
+            assert 'foredraft_held_requests_total{outcome="resumed"} 4.0' in told
+            assert "foredraft_resume_gap_seconds_count 4.0" in told
+            assert 'foredraft_requests_total{reason="length"} 2.0' in told
+            assert "foredraft_requests_running 0.0" in told
+
+    asyncio.run(scenario())
+
+
+def test_sigusr2_replaces_the_engine_under_a_stream(tmp_path: Path) -> None:
+    """Law: the configuration is read anew, and the stream does not notice; one that is wrong, or of
+    another target, changes nothing, and the log says why."""
+    config, log = tmp_path / "config.toml", tmp_path / "log"
+    config.write_text("")
+
+    async def scenario() -> None:
+        command = ("sh", "-c", 'exec "$@" 2>> "$0"', str(log), *SCRIPTED, str(config))
+        async with serving(command, ASCII.environment()) as server:
+            async with completion(server, max_tokens=400) as stream:
+                events = [await stream.next()]
+                for wrong in ("[speculation]\nk = 3\n", '[target]\npath = "."\n', "=\n"):
+                    config.write_text(wrong)
+                    before = server.engine
+                    server.process.send_signal(signal.SIGUSR2)
+                    await until(lambda: "SIGUSR2: the engine stays" in log.read_text())
+                    log.write_text("")
+                    assert server.engine == before
+                config.write_text("[speculation.controller]\nk = 3\n")
+                server.process.send_signal(signal.SIGUSR2)
+                await server.until_status("/ready", 503)
+                await server.until_status("/ready", 200)
+                assert server.engine != before
+                events += await stream.rest()
+            assert events.pop() == "[DONE]"
+            assert text_of([event for event in events if event is not None]) == expected_text(400)
+            assert 'foredraft_held_requests_total{outcome="resumed"} 1.0' in await server.metrics()
 
     asyncio.run(scenario())
 
@@ -148,10 +211,10 @@ def test_a_departed_client_frees_the_engine() -> None:
             async with completion(server, max_tokens=4000) as stream:
                 assert await stream.next() is not None
                 async with asyncio.timeout(30):
-                    while "foredraft_requests_running 1.0" not in await metrics(server):
+                    while "foredraft_requests_running 1.0" not in await server.metrics():
                         await asyncio.sleep(0.05)
             async with asyncio.timeout(30):
-                while "foredraft_requests_running 0.0" not in await metrics(server):
+                while "foredraft_requests_running 0.0" not in await server.metrics():
                     await asyncio.sleep(0.05)
 
     asyncio.run(scenario())

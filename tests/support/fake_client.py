@@ -95,6 +95,7 @@ class FakeClient(EngineClient):
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.steps = 0
+        self._streams: dict[str, Stream] = {}
         self._script = script if script is not None else hashed_script()
         self._tokens_per_step = tokens_per_step
         self._gate = gate
@@ -102,6 +103,10 @@ class FakeClient(EngineClient):
         self._bad_request = bad_request
         self._score = score
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def inflight(self) -> int:
+        return len(self._streams)
 
     def submit(self, submit: Submit) -> Stream:
         if self.state != "ready":

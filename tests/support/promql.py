@@ -15,10 +15,18 @@ import pytest
 from server.observe.metrics_table import METRICS, Metric
 
 TARGET = frozenset({"job", "instance"})  # labels that a scrape adds
+MODEL = "model_name"  # a label of all that is ours, not of what any process tells of itself
+BY = {"$by": ("instance", MODEL)}  # a dashboard's variable, and what it stands for
 PREFIX = "foredraft_"
-TABLE = {metric.name: metric for metric in METRICS}
+PROCESS = {
+    (name := f"{prefix}process_{of}"): Metric("counter" if "total" in of else "gauge", name, "")
+    for prefix in ("", "engine_")
+    for of in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds")
+}
+TABLE = {**PROCESS, **{metric.name: metric for metric in METRICS}}
+BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}  # of Grafana, and what they may stand for
 SUFFIXES = ("_bucket", "_sum", "_count")
-SELECTOR = re.compile(r"(\w+\()?\b(foredraft_\w+)(?:\{([^}]*)\})?(\[)?")
+SELECTOR = re.compile(r"(\w+\()?\b((?:foredraft|process)_\w+)(?:\{([^}]*)\})?(\[)?")
 MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)(['\"])(.*?)\3")
 
 needs_promtool = pytest.mark.skipif(
@@ -56,15 +64,18 @@ def _metric(name: str) -> Metric:
 
 
 def groupings(expression: str) -> set[str]:
-    """The labels of `by (...)` and `ignoring(...)`."""
-    found = re.findall(r"\b(?:by|ignoring|on) ?\(([^)]*)\)", expression)
-    return {label.strip() for labels in found for label in labels.split(",")}
+    """The labels of `by (...)`, `without (...)`, `on (...)` and `ignoring(...)`."""
+    found = re.findall(r"\b(?:by|without|ignoring|on) ?\(([^)]*)\)", expression)
+    named = {label.strip() for labels in found for label in labels.split(",")}
+    return {label for one in named for label in BY.get(one, (one,))}
 
 
 def labels_of(selected: Selected) -> dict[str, tuple[str, ...]]:
     """Label -> its values; empty where these are not ours to know."""
     unknown: tuple[str, ...] = ()
     labels = {**selected.metric.labels, **dict.fromkeys(TARGET, unknown)}
+    if selected.metric.name not in PROCESS:
+        labels[MODEL] = unknown
     return {**labels, "le": unknown} if selected.name.endswith("_bucket") else labels
 
 
@@ -75,7 +86,7 @@ def check(expression: str) -> None:
     known: set[str] = set()
     for one in found:
         labels = labels_of(one)
-        known |= labels.keys()
+        known |= {*labels, MODEL}  # without it, all are one
         for label, value in one.matchers.items():
             assert label in labels, f"{one.name} has no label {label}"
             assert not labels[label] or value in labels[label], f"{one.name}: {label}={value}"
@@ -83,6 +94,12 @@ def check(expression: str) -> None:
         assert rate == (one.metric.type != "gauge"), f"{one.name} as {one.function or 'it is'}"
         assert one.over_time or not rate, f"{one.name}: {one.function} over what time?"
     assert not found or groupings(expression) <= known, f"{expression} groups by no label"
+
+
+def filled(expression: str, **values: str) -> str:
+    """With its variables replaced: by `values`, or as Grafana fills in its own."""
+    known = {**BUILT_IN, **values}
+    return re.sub(r"\$(\w+)", lambda match: known[match[1]], expression)
 
 
 def parse(expressions: Iterable[str], folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from engine.__main__ import build_parser, read_config
 from engine.child import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import Running, make_ready
+from engine.logs import configure_logging
 from engine.messages import Estimates, Mode, Outputs, Ready, Reason, StepMetrics
 from engine.process import EngineProcess
 
@@ -124,10 +124,14 @@ def load_script() -> Script:
 
 def main() -> int:
     follow_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    parsed = build_parser("python -m tests.support.scripted", __doc__).parse_args()
-    read_config(parsed.config)  # what the supervisor wrote must be readable
+    configure_logging("info")
+    parser = build_parser("python -m tests.support.scripted", __doc__)
+    parser.add_argument("--refuse-threads", type=int)  # a configuration that cannot start
+    parsed = parser.parse_args()
+    config = read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
+    if config.threads is not None and config.threads == parsed.refuse_threads:
+        script = dataclasses.replace(script, refuse_to_start=f"no {config.threads} threads here")
     code = EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()
     time.sleep(script.exit_seconds)
     return code

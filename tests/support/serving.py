@@ -19,6 +19,8 @@ from server.app import create_app
 from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
+from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
 from server.serve import listen
 from server.text.tokenizer import Tokenizer
@@ -54,7 +56,11 @@ class Served:
 
 @contextmanager
 def serve(
-    client: FakeClient | None = None, *, tokenizer: Tokenizer | None = None, **server: Any
+    client: FakeClient | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    tell: Callable[[Exchange], None] | None = None,
+    **server: Any,
 ) -> Iterator[Served]:
     """`server` are fields of ServerConfig."""
     client = client if client is not None else FakeClient()
@@ -75,6 +81,8 @@ def serve(
         client=client,
         metrics=metrics,
         grammars=grammars,
+        tell=tell,
+        keyring=Keyring(config.server),
     )
     app = create_app(services)
     app.router.lifespan_context = lifespan

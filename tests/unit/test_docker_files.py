@@ -126,47 +126,87 @@ def test_prometheus_reads_its_configuration() -> None:
     promtool("check", "config", str(DOCKER / "prometheus.yaml"))
 
 
-# Minute by minute; at minute 30 the alert fires that the first word names, and no other.
+# Minute by minute. At minute 30 the alert fires that the first word names, and no other; its
+# trouble ends at minute 40, and at minute 90 none fires.
+TIMES = ("30m", "90m")
+PLAIN = 'foredraft_spec_decode_compared_seconds_total{kind="plain"}'
+TAKEN = 'foredraft_spec_decode_compared_seconds_total{kind="taken"}'
+FIRST = "foredraft_time_to_first_token_seconds_bucket"
 HISTORIES = {
     "none, since all is well": {
-        "up{}": "1+0x40",
-        'foredraft_engine_state{state="ready"}': "1+0x40",
-        "foredraft_engine_restarts_total{}": "2+0x40",
-        "foredraft_requests_waiting{}": "5+0x40",
-        'foredraft_rejected_requests_total{reason="queue_full"}': "7+0x40",
-        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+50x40",
-        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+40x40",
+        "up{}": "1+0x90",
+        'foredraft_engine_state{state="ready"}': "1+0x90",
+        'foredraft_requests_total{reason="error"}': "0+1x90",
+        'foredraft_requests_total{reason="stop"}': "0+99x90",
+        "foredraft_engine_restarts_total{}": "2+0x90",
+        FIRST + '{le="10.0"}': "0+96x90",
+        FIRST + '{le="30.0"}': "0+100x90",
+        FIRST + '{le="+Inf"}': "0+100x90",
+        "foredraft_requests_waiting{}": "5+0x90",
+        'foredraft_rejected_requests_total{reason="queue_full"}': "7+0x90",
+        "foredraft_preemptions_total{}": "0+5x90",
+        "process_open_fds{}": "700+0x90",
+        "process_max_fds{}": "1024+0x90",
+        PLAIN: "0+50x90",
+        TAKEN: "0+40x90",
+        'foredraft_build_info{version="1"}': "1+0x90",
     },
     "none, since nothing runs": {
-        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "90+0x40",
-        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "99+0x40",
+        'foredraft_requests_total{reason="error"}': "9+0x90",
+        FIRST + '{le="10.0"}': "0+0x90",
+        FIRST + '{le="+Inf"}': "9+0x90",
+        PLAIN: "90+0x90",
+        TAKEN: "99+0x90",
     },
-    "none, since next to nothing runs": {
-        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+1x40",
-        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+2x40",
+    "none, since next to nothing runs": {PLAIN: "0+1x90", TAKEN: "0+2x90"},
+    "ForedraftDown": {"up{}": "0+0x40 1+0x50"},
+    "ForedraftNotReady": {'foredraft_engine_state{state="ready"}': "0+0x40 1+0x50"},
+    "ForedraftErrors": {
+        'foredraft_requests_total{reason="error"}': "0+6x40 240+0x50",
+        'foredraft_requests_total{reason="stop"}': "0+94x90",
     },
-    "ForedraftDown": {"up{}": "0+0x40"},
-    "ForedraftNotReady": {'foredraft_engine_state{state="ready"}': "0+0x40"},
-    "ForedraftRestarted": {"foredraft_engine_restarts_total{}": "0+0x20 1+0x20"},
-    "ForedraftQueueGrows": {"foredraft_requests_waiting{}": "1+1x40"},
-    "ForedraftQueueFull": {'foredraft_rejected_requests_total{reason="queue_full"}': "0+1x40"},
-    "ForedraftSpeculationLoses": {
-        'foredraft_spec_decode_compared_seconds_total{kind="plain"}': "0+48x40",
-        'foredraft_spec_decode_compared_seconds_total{kind="taken"}': "0+50x40",
+    "ForedraftRestarted": {"foredraft_engine_restarts_total{}": "0+0x20 1+0x70"},
+    "ForedraftSlowFirstToken": {
+        FIRST + '{le="10.0"}': "0+90x40 3600+99x50",
+        FIRST + '{le="30.0"}': "0+100x90",
+        FIRST + '{le="+Inf"}': "0+100x90",
+    },
+    "ForedraftQueueGrows": {"foredraft_requests_waiting{}": "1+1x40 0+0x50"},
+    "ForedraftQueueFull": {
+        'foredraft_rejected_requests_total{reason="queue_full"}': "0+1x40 40+0x50"
+    },
+    "ForedraftPreempts": {"foredraft_preemptions_total{}": "0+9x40 360+0x50"},
+    "ForedraftFewDescriptors": {
+        "process_open_fds{}": "900+0x40 30+0x50",
+        "process_max_fds{}": "1024+0x90",
+    },
+    "ForedraftSpeculationLoses": {PLAIN: "0+48x40 1920+55x50", TAKEN: "0+50x90"},
+    "ForedraftVersions": {
+        'foredraft_build_info{version="1"}': "1+0x90",
+        'foredraft_build_info{version="2"}': "1+0x40",
     },
 }
 
 
+def test_every_alert_has_its_history() -> None:
+    """Law: a new alert is seen to fire and to resolve."""
+    assert {name for name in HISTORIES if " " not in name} == {rule["alert"] for rule in RULES}
+
+
 @needs_promtool
 @pytest.mark.parametrize("history", HISTORIES)
-def test_alerts_fire_when_they_should(history: str, tmp_path: Path) -> None:
-    """Law: each on its own trouble, and none on a good day."""
+def test_alerts_fire_and_resolve(history: str, tmp_path: Path) -> None:
+    """Law: each on its own trouble, and none on a good day or when the trouble is over."""
     labels = 'job="foredraft",instance="a:8000"'
     series = [
         {"series": name.replace("}", f",{labels}}}").replace("{,", "{"), "values": values}
         for name, values in HISTORIES[history].items()
     ]
-    asked = [{"eval_time": "30m", **_expected(rule, history)} for rule in RULES]
+    asked = [
+        {"eval_time": time, **_expected(rule, history if time == TIMES[0] else "none")}
+        for time in TIMES
+        for rule in RULES
+    ]
     test = {"interval": "1m", "input_series": series, "alert_rule_test": asked}
     file = tmp_path / "tests.json"
     file.write_text(json.dumps({"rule_files": [str(DOCKER / "alerts.yaml")], "tests": [test]}))
@@ -176,7 +216,25 @@ def test_alerts_fire_when_they_should(history: str, tmp_path: Path) -> None:
 def _expected(rule: dict[str, Any], history: str) -> dict[str, Any]:
     fires = rule["alert"] == history
     own = dict(re.findall(r'(reason|state)="(\w+)"', rule["expr"]))
-    labels = {"job": "foredraft", "instance": "a:8000", **own}
-    summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", "a:8000")
-    told = {"exp_labels": labels, "exp_annotations": {"summary": summary}}
+    own = {} if "ignoring" in rule["expr"] else own
+    labels = {"job": "foredraft", "instance": "a:8000", **own, **rule["labels"]}
+    if rule["alert"] == "ForedraftVersions":
+        del labels["instance"]
+    said = rule["annotations"]
+    summary = re.sub(r"{{ \$labels.(\w+) }}", lambda match: labels[match[1]], said["summary"])
+    told = {"exp_labels": labels, "exp_annotations": {**said, "summary": summary}}
     return {"alertname": rule["alert"], "exp_alerts": [told] if fires else []}
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    """Law: a severity of three, and a section of its own in the runbooks, which says where to look
+    and what to do; no section is of no alert."""
+    sections = re.split(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text("utf-8"), flags=re.M)
+    pages = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert [*pages] == [rule["alert"] for rule in RULES]
+    for rule in RULES:
+        name, severity = rule["alert"], rule["labels"]["severity"]
+        assert severity in ("critical", "warning", "info"), name
+        assert rule["annotations"]["runbook"] == f"docs/runbooks.md#{name.lower()}"
+        assert pages[name].strip().startswith(f"{severity.capitalize()}. "), name
+        assert all(f"- **{word}:** " in pages[name] for word in ("Look", "Do")), name

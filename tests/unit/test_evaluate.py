@@ -28,6 +28,7 @@ from server.api.services import Services
 from server.app import create_app
 from server.config import Config, ServerConfig, load_config
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.lab.bench.client import Client
 from server.lab.evaluate.__main__ import Connect, build_parser, evaluate, main, overrides
 from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
@@ -95,6 +96,7 @@ def server_over(client: PricedClient) -> Connect:
             client=client,
             metrics=metrics,
             grammars=GrammarChecker(config, metrics.observe_grammar),
+            keyring=Keyring(config.server),
         )
         yield (
             0,

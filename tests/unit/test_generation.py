@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import EngineLost
 from engine.messages import SamplingParams
-from server.engine.client import Admission
+from server.engine.admission import Admission
 from server.errors import GenerationFailed, QueueFull
 from server.generation.annotations import token_text
 from server.generation.choice import Delta

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0, "engine.arguments": 0,
+    "engine.logs": 0,
     "engine.child": 1, "engine.scheduling": 2, "engine.control": 3,  # no torch
     "engine.attention": 4, "engine.sampling": 5, "engine.cpu": 6,
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
@@ -25,13 +26,14 @@ LEVELS = {
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
+    "engine.logs",
     "engine.lab.files",  # of command lines, on both sides
 }  # fmt: skip
 # Of the server, as LEVELS: what a folder imports lies below it, or in it.
 SERVER_LEVELS = {
     "server": 0,  # the package itself is empty
     "server.config": 0, "server.errors": 0,
-    "server.engine": 1, "server.text": 1,
+    "server.engine": 1, "server.keys": 1, "server.text": 1,
     "server.observe": 2, "server.supervise": 2,
     "server.generation": 3,
     "server.api": 4,
@@ -72,6 +74,7 @@ DOORS = {
                     "engine.lab.train.program"],
     "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
+    "opentelemetry": ["server.observe.tracing"],
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,14 +13,17 @@ from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import Estimates, StepMetrics, StepSeconds, Swap
+from server.observe.exchange import Ended
 from server.observe.metrics import Histogram, Metrics
-from server.observe.metrics_table import METRICS
+from server.observe.metrics_table import METRICS, Finish
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    """`name{label}` -> value, without the prefix."""
+    """`name{label}` -> value, without the prefix; not what every process tells of itself."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
+        if family.name.startswith("process_"):
+            continue
         for sample in family.samples:
             labels = ",".join(sample.labels.values())
             name = sample.name.removeprefix("foredraft_")
@@ -47,6 +52,10 @@ STEP = StepMetrics(
         mode="fixed", k=1, reason="fixed", rates=[100.0, 150.0, 200.0], speedup=1.5
     ),
 )  # fmt: skip
+
+
+def ended(finish: Finish, **facts: Any) -> Ended:
+    return Ended(id="cmpl-1", finish=finish, began=0.0, **{"total": 0.5, **facts})
 
 
 def test_a_step_adds_its_sums() -> None:
@@ -133,15 +142,21 @@ def test_latencies_of_a_request() -> None:
     """Law: one TTFT and one end per request; one inter-token observation per later token."""
     metrics = Metrics()
     metrics.observe_tokens(4, gap_seconds=0.2)
-    metrics.observe_request("stop", 11, first_token=0.05, total=1.5)
+    metrics.observe_queue(0.02)
+    metrics.observe_request(
+        ended("stop", prompt_tokens=11, reply_tokens=7, first_token=0.05, total=1.5)
+    )
     found = samples(metrics)
+    assert found["request_queue_time_seconds_sum"] == 0.02
+    assert found["request_prompt_tokens_sum"] == 11
+    assert found["request_generation_tokens_sum"] == 7
     assert found["inter_token_latency_seconds_count"] == 4
     assert found["inter_token_latency_seconds_sum"] == 0.2
     assert found["time_to_first_token_seconds_sum"] == 0.05
     assert found["e2e_request_latency_seconds_sum"] == 1.5
     assert found["prompt_tokens_total"] == 11
     assert found["requests_total{stop}"] == 1
-    metrics.observe_request("abort", 5, first_token=None, total=0.5)
+    metrics.observe_request(ended("abort"))
     found = samples(metrics)
     assert found["time_to_first_token_seconds_count"] == 1
     assert found["e2e_request_latency_seconds_count"] == 2
@@ -190,11 +205,33 @@ def test_series_are_fixed() -> None:
     metrics.set_engine_state("failed")
     metrics.count_rejection("invalid")
     metrics.observe_grammar("busy", 0.1)
-    metrics.observe_request("error", 1, first_token=None, total=0.1)
+    metrics.observe_queue(0.1)
+    metrics.observe_request(ended("error"))
     assert samples(metrics).keys() == before.keys()
     assert samples(other)["steps_total"] == 0
     assert {name.partition("{")[0].removesuffix("_bucket").removesuffix("_count").removesuffix(
         "_sum") for name in before} == {metric.name for metric in METRICS}  # fmt: skip
+
+
+def test_every_series_names_its_model() -> None:
+    """Law: what vLLM's dashboards choose by, `model_name`, is a label of every series of ours."""
+    families = text_string_to_metric_families(Metrics(model_name="m").render().decode())
+    named = {s.labels.get("model_name") for f in families for s in f.samples
+             if s.name.startswith("foredraft_")}  # fmt: skip
+    assert named == {"m"}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the figures are Linux's")
+def test_both_processes_tell_what_they_take() -> None:
+    """Law: memory, CPU seconds and descriptors of the front end and of the engine; of an engine
+    that is not there nothing."""
+    pid: int | None = os.getpid()
+    metrics = Metrics(engine=lambda: pid)
+    for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds"):
+        assert samples(metrics)[f"engine_process_{name}"] > 0
+        assert f"\nprocess_{name} " in metrics.render().decode()
+    pid = None
+    assert not [name for name in samples(metrics) if name.startswith("engine_process")]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Prometheus) is not here")

@@ -26,11 +26,17 @@ def sequence(
     max_tokens: int = 8,
     prompt_logprobs: int | None = None,
     priority: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
+    number: int = 0,
 ) -> Sequence:
     params = SamplingParams(
         seed=0, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, priority=priority
     )
-    return Sequence(id=name, params=params, tokens=list(tokens), num_prompt=len(tokens))
+    return Sequence(
+        id=name, params=params, tokens=list(tokens), num_prompt=len(tokens), number=number,
+        tenant=tenant, weight=weight,
+    )  # fmt: skip
 
 
 def scheduler_of(
@@ -351,8 +357,10 @@ class Walk:
         budget: int,
         prefix_caching: bool = True,
         own: Collection[int] | None = None,
+        num_tenants: int = 1,
     ) -> None:
         self.random = random.Random(seed)
+        self.num_tenants = num_tenants
         self.budget = budget
         self.scheduler = scheduler_of(
             blocks=blocks, budget=budget, sequences=6, prefix_caching=prefix_caching, own=own
@@ -374,6 +382,8 @@ class Walk:
             max_tokens=self.random.choice([0, 1, 2, 7, 20, 500]),
             prompt_logprobs=self.random.choice([None, None, None, 0]),
             priority=self.random.choice([0, 0, 0, 0, -1, 2]),
+            tenant="aabc"[self.num_added % self.num_tenants],
+            number=self.num_added,
         )
         self.scheduler.add(seq)
 
@@ -462,15 +472,21 @@ class Walk:
             audit(self.scheduler)
 
 
+@pytest.mark.parametrize("num_tenants", [1, 4])
 @pytest.mark.parametrize(
     ("blocks", "budget", "prefix_caching"),
     [(9, 16, True), (9, 5, True), (24, 40, True), (9, 16, False)],
 )
-def test_ten_thousand_random_operations(blocks: int, budget: int, prefix_caching: bool) -> None:
+def test_ten_thousand_random_operations(
+    blocks: int, budget: int, prefix_caching: bool, num_tenants: int
+) -> None:
     """After each one the pool balances, no block has two writers, the budget holds and everyone
     reads its own tokens' keys; in the end every request has ended exactly once and every block is
     back."""
-    walk = Walk(blocks + budget, blocks=blocks, budget=budget, prefix_caching=prefix_caching)
+    walk = Walk(
+        blocks + budget, blocks=blocks, budget=budget, prefix_caching=prefix_caching,
+        num_tenants=num_tenants,
+    )  # fmt: skip
     walk.walk(10_000)
     assert walk.ended == Counter(str(i + 1) for i in range(walk.num_added))
     assert walk.num_added > 1000

@@ -72,7 +72,26 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 def test_empty_variable_is_unset() -> None:
     """Bug to avoid: compose files pass unset variables as empty strings."""
-    assert load_config(None, [], {"FOREDRAFT__SERVER__API_KEY": ""}).server.api_key is None
+    assert load_config(None, [], {"FOREDRAFT__SERVER__PORT": ""}).server.port == 8000
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "ADMIN_KEY"])
+def test_an_empty_key_is_no_open_door(name: str) -> None:
+    """Bug: a secret that was mounted empty started a server for everybody, in silence."""
+    with pytest.raises(ConfigError, match=f"server.{name.lower()} is not allowed: a key must have"):
+        load_config(None, [], {f"FOREDRAFT__SERVER__{name}": ""})
+
+
+def test_a_certificate_without_its_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`tls_certificate` and `tls_key` are only used together"):
+        load_config(None, ["server.tls_certificate=a.pem"])
+
+
+@pytest.mark.parametrize("given", ["proxy.local", "10.0.0.1/8", ""])
+def test_a_trusted_proxy_is_an_address(given: str) -> None:
+    """Law: a name would be trusted by whatever resolves it, so it is refused in words."""
+    with pytest.raises(ConfigError, match="a proxy is an address like"):
+        load_config(None, [f"server.trusted_proxies=['{given}']"])
 
 
 @pytest.mark.parametrize(

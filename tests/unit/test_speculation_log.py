@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.messages import Estimates, Mode, Reason
@@ -40,31 +41,40 @@ def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) ->
         regimes.observe(said(k, "pays"))
     regimes.observe(said(0, "baseline"))
     regimes.observe(said(4, "trial"))
-    (line,) = lines(log)
-    assert line.startswith("speculation on: K = 3 for 1 sequence, acceptance 0.50")
+    assert lines(log) == ["speculation is on: K = 3 for 1 sequence, acceptance 0.50"]
     clock.now = QUIET_SECONDS
     regimes.observe(said(0, "off"))
     regimes.observe(said(2, "probe"))
     regimes.observe(said(0, "off"))
-    (line,) = lines(log)
-    assert line.startswith("speculation on -> off: K = 0")
+    assert lines(log) == ["speculation is off: K = 0 for 1 sequence, acceptance 0.50"]
 
 
-def test_lines_are_rare_and_the_last_word_is_said(log: pytest.LogCaptureFixture) -> None:
-    """Law: many changes are one line, with their number, and what it says is the present state."""
+@pytest.mark.parametrize(("changes", "word"), [(11, "off"), (10, "on")])
+def test_flapping_is_one_line_a_minute(
+    log: pytest.LogCaptureFixture, changes: int, word: str
+) -> None:
+    """Bug: a flapping controller was a line every ten seconds, and none when it was back where it
+    began. Law: one line a minute says how often, and what it is now."""
     clock = Clock()
     regimes = SpeculationLog(clock)
-    regimes.observe(said(3, "pays"))
-    for _ in range(5):
-        regimes.observe(said(0, "off"))
-        regimes.observe(said(3, "pays"))
-    regimes.observe(said(0, "off"))
-    assert len(lines(log)) == 1
-    clock.now = QUIET_SECONDS
-    regimes.observe(said(0, "off"))
+    for change in range(changes + 1):
+        regimes.observe(said(0, "off") if change % 2 else said(3, "pays"))
+    assert len(lines(log)) == 1, "the first"
+    last = said(3, "pays") if word == "on" else said(0, "off")
+    for clock.now in (QUIET_SECONDS - 1, QUIET_SECONDS, QUIET_SECONDS + 1):
+        regimes.observe(last)
     (line,) = lines(log)
-    assert "on -> off" in line
-    assert "11 changes" in line
+    assert line.startswith(f"speculation is {word} after {changes} changes in 60 s: K = ")
+
+
+def test_a_line_does_not_contradict_itself(log: pytest.LogCaptureFixture) -> None:
+    """Bug: `off: ... expected speed-up 1.00`, and `on` with one below 1, which is the main
+    proposer's alone."""
+    for speedup, shown in ((1.25, True), (1.0, False), (0.9, False)):
+        regimes = SpeculationLog(Clock())
+        regimes.observe(msgspec.structs.replace(said(3, "pays"), speedup=speedup))
+        (line,) = lines(log)
+        assert ("expected speed-up" in line) == shown, line
 
 
 def test_a_switch_is_said_at_once(log: pytest.LogCaptureFixture) -> None:

@@ -30,28 +30,51 @@ def test_an_orderly_life() -> None:
 
 
 def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
-    """Losses in a row wait 1, 2, 4, ... at most 30 seconds; one more than max_restarts is final."""
-    lifecycle = Lifecycle(ServerConfig(max_restarts=7), unseen)
+    """The first restart is at once, the next wait 1, 2, 4, ... at most 30 seconds; one loss more
+    than max_restarts is final, and before the last try it is known."""
+    lifecycle = Lifecycle(ServerConfig(max_restarts=8), unseen)
     waits = []
-    for _ in range(7):
+    for _ in range(8):
+        assert not lifecycle.has_last_try
         waits.append(lifecycle.lose(CRASH, 0.0))
         lifecycle.restart()
-    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert lifecycle.has_last_try
+    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert lifecycle.lose(CRASH, 0.0) is None
     assert lifecycle.state == "failed"
-    assert lifecycle.failure == f"{CRASH.sentence} (lost 8 times in a row)"
+    assert lifecycle.failure == f"{CRASH.sentence} (lost 9 times in a row)"
+
+
+def test_what_one_request_explains_counts_once() -> None:
+    """Law: a request that killed three engines until it was found out is one loss, as it would be
+    if none were held; its predecessors still count."""
+    lifecycle = Lifecycle(ServerConfig(max_restarts=3), unseen)
+    for explained in (0, 0, 0, 2):
+        assert lifecycle.lose(CRASH, 0.0, explained) is not None
+        lifecycle.restart()
+    assert lifecycle.lose(CRASH, 0.0) == 2.0
+
+
+def test_a_replaced_engine_is_no_loss() -> None:
+    """Law: what the operator asks for is counted against nobody, and the time served before it is
+    not the next one's."""
+    lifecycle = Lifecycle(CONFIG, unseen)
+    lifecycle.ready(0.0)
+    lifecycle.replace()
+    lifecycle.ready(90.0)
+    assert lifecycle.lose(CRASH, 120.0) == 0.0
 
 
 def test_serving_long_enough_forgives() -> None:
     """After `restart_window_seconds` of ready the count begins anew; one second less does not."""
     lifecycle = Lifecycle(CONFIG, unseen)
-    assert lifecycle.lose(CRASH, 0.0) == 1.0
+    assert lifecycle.lose(CRASH, 0.0) == 0.0
     lifecycle.restart()
     lifecycle.ready(10.0)
-    assert lifecycle.lose(CRASH, 109.0) == 2.0
+    assert lifecycle.lose(CRASH, 109.0) == 1.0
     lifecycle.restart()
     lifecycle.ready(120.0)
-    assert lifecycle.lose(CRASH, 220.0) == 1.0
+    assert lifecycle.lose(CRASH, 220.0) == 0.0
 
 
 def test_time_spent_starting_does_not_forgive() -> None:
@@ -77,7 +100,7 @@ def test_a_configuration_that_has_served_is_retried() -> None:
     lifecycle.ready(0.0)
     lifecycle.lose(CRASH, 1.0)
     lifecycle.restart()
-    assert lifecycle.lose(USELESS, 2.0) == 2.0
+    assert lifecycle.lose(USELESS, 2.0) == 1.0
 
 
 @pytest.mark.parametrize("change", [Lifecycle.drain, Lifecycle.restart], ids=["drain", "restart"])

@@ -16,6 +16,7 @@ from server.api.tool_use import grammar_of, tool_use
 from server.config import Config, ServerConfig
 from server.errors import GrammarRefused
 from server.generation.structured import GrammarChecker
+from server.keys import Keyring
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -44,6 +45,7 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
         client=FakeClient(),
         metrics=Metrics(),
         grammars=grammars,
+        keyring=Keyring(ServerConfig()),
     )
     tools: list[dict[str, Any]] = []
     for i in range(4):

@@ -1,0 +1,58 @@
+"""Exchanges: around the whole app, so that every answer carries the id of its request, and every
+request leaves its line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.observe.exchange import EXCHANGE, Exchange, request_id
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+W3C = ("traceparent", "tracestate")
+
+
+class Exchanges:
+    """`paths`: those of the routes. `tell`: is told of each request that has ended."""
+
+    def __init__(
+        self, app: ASGIApp, *, paths: Collection[str], tell: Callable[[Exchange], None] | None
+    ) -> None:
+        self._app = app
+        self._paths = frozenset(paths)
+        self._tell = tell
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        exchange = Exchange(id=request_id(headers.get("x-request-id", "")))
+        exchange.method = scope["method"] if scope["method"] in METHODS else "-"
+        if self._tell is not None:
+            exchange.parent = {name: headers[name] for name in W3C if name in headers}
+
+        async def answer(message: Message) -> None:
+            if not exchange.status:
+                exchange.status = message["status"]
+                own = (b"x-request-id", exchange.id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}
+            await send(message)
+
+        token = EXCHANGE.set(exchange)
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            EXCHANGE.reset(token)
+            exchange.route = self._route(scope)
+            exchange.key = scope.get("state", {}).get("key_name", "")
+            exchange.end(self._tell)
+
+    def _route(self, scope: Scope) -> str:
+        """What was refused before it was routed has its path alone, if that is one of ours."""
+        if (route := scope.get("route")) is not None:
+            return str(route.path)
+        path = scope["path"]
+        return path if path in self._paths else "-"

@@ -1,0 +1,234 @@
+"""Keys: who may call, by name, what each may ask for, and what it has used of that.
+
+A file of keys (`server.api_keys_file`) holds digests only; it is read again on SIGHUP. Beside it
+there are `server.api_key`, named "default", and `server.admin_key`, "admin". A key is compared with
+all others, digest by digest and in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from engine.config import Part
+from engine.errors import ConfigError
+from server.config import ServerConfig, explain
+
+DEFAULT, ADMIN = "default", "admin"
+MINUTE = 60.0
+
+Name = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
+
+
+class KeyRow(Part):
+    """One key of the file. Limits are of all its requests together; None: no limit."""
+
+    name: Name
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)  # of prompts and replies
+    concurrency: int | None = Field(None, ge=1)  # requests at a time
+    weight: float = Field(1.0, ge=0.01, le=100)  # its share where keys compete
+    priority: bool = False  # whether its requests may say `priority`
+    own_cache: bool = False  # whether no other key shares its cached prompts
+
+
+class Allowance:
+    """So many a minute, all at once or evenly. May be overdrawn: what was spent too much is waited
+    for."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._left, self._at = float(per_minute), clock()
+
+    @property
+    def left(self) -> float:
+        now = self._clock()
+        earned = (now - self._at) * self.per_minute / MINUTE
+        self._left, self._at = min(self._left + earned, float(self.per_minute)), now
+        return self._left
+
+    def spend(self, count: float) -> None:
+        self._left = self.left - count
+
+    def seconds_until(self, count: float) -> float:
+        """Until so many are left."""
+        return max(count - self.left, 0.0) * MINUTE / self.per_minute
+
+
+class Tenant:
+    """Whoever has a key, as long as the server runs. `row`: as the file last had it."""
+
+    def __init__(self, row: KeyRow, *, may_prioritise: bool, clock: Callable[[], float]) -> None:
+        self.name = row.name
+        self.running = 0  # requests
+        self._clock = clock
+        self._allowances: dict[str, Allowance] = {}
+        self.set(row, may_prioritise=may_prioritise)
+
+    def set(self, row: KeyRow, *, may_prioritise: bool) -> None:
+        """Limits that stay the same keep what was used of them."""
+        self.row, self.may_prioritise = row, may_prioritise
+        limits = {"requests": row.requests_per_minute, "tokens": row.tokens_per_minute}
+        before, self._allowances = self._allowances, {}
+        for what, limit in limits.items():
+            if limit is not None:
+                known = before.get(what)
+                same = known is not None and known.per_minute == limit
+                self._allowances[what] = known if same and known else Allowance(limit, self._clock)
+
+    def refusal(self) -> tuple[str, float] | None:
+        """Why it may not send another request now, and after how many seconds it may."""
+        most = self.row.concurrency
+        if most is not None and self.running >= most:
+            return f"the key `{self.name}` has {most} requests at a time, and as many run", 1.0
+        for what, allowance in self._allowances.items():
+            if allowance.left < 1:
+                limit, seconds = allowance.per_minute, allowance.seconds_until(1)
+                return f"the key `{self.name}` has {limit} {what} a minute, and they are used up", (
+                    seconds
+                )
+        return None
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """One that runs."""
+        self.running += 1
+        self._spend("requests", 1)
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def spend(self, tokens: int) -> None:
+        """Of prompts, and of replies as they come."""
+        self._spend("tokens", tokens)
+
+    def _spend(self, what: str, count: int) -> None:
+        if (allowance := self._allowances.get(what)) is not None:
+            allowance.spend(count)
+
+    def salt(self, asked: str) -> str:
+        """Of the prefix cache. No client knows the digest of another one's key."""
+        return f"{self.row.sha256}:{asked}" if self.row.own_cache else asked
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is left of its limits, under OpenAI's names."""
+        told: dict[str, str] = {}
+        for what, allowance in self._allowances.items():
+            told[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
+            told[f"x-ratelimit-remaining-{what}"] = str(max(int(allowance.left), 0))
+            seconds = allowance.seconds_until(allowance.per_minute)
+            told[f"x-ratelimit-reset-{what}"] = f"{seconds:.3f}s"
+        return told
+
+
+class Keyring:
+    """All keys. Raises ConfigError for a file that cannot be used."""
+
+    def __init__(
+        self, server: ServerConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._tenants: dict[bytes, Tenant] = {}  # by digest
+        self.anyone = self._tenant(
+            KeyRow(name="anyone", sha256="0" * 64)
+        )  # where there are no keys
+        self.reload()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is needed."""
+        return self._server.api_key is None and self._server.api_keys_file is None
+
+    @property
+    def may_prioritise(self) -> bool:
+        """Whether anybody may."""
+        tenants = [self.anyone] if self.is_open else self._tenants.values()
+        return any(tenant.may_prioritise for tenant in tenants)
+
+    def reload(self) -> int:
+        """Read the file again; how many keys there are. Whoever is known by name keeps what runs
+        and what was used. Raises ConfigError, and then all stays as it was."""
+        server, rows = self._server, list[KeyRow]()
+        for name, key in ((DEFAULT, server.api_key), (ADMIN, server.admin_key)):
+            if key is not None:
+                rows.append(KeyRow(name=name, sha256=digest_of(key).hex()))
+        if server.api_keys_file is not None:
+            rows += read_keys(Path(server.api_keys_file))
+        known = {tenant.name: tenant for tenant in self._tenants.values()}
+        self._tenants = {
+            bytes.fromhex(row.sha256): self._tenant(row, known.get(row.name)) for row in rows
+        }
+        return len(rows)
+
+    def find(self, key: str) -> Tenant | None:
+        """`key`: as the header has it."""
+        given, found = hashlib.sha256(key.encode("latin-1")).digest(), None
+        for digest, tenant in self._tenants.items():
+            if hmac.compare_digest(given, digest):
+                found = tenant
+        return found
+
+    def _tenant(self, row: KeyRow, known: Tenant | None = None) -> Tenant:
+        may = row.priority or self._server.allow_priority
+        if known is None:
+            return Tenant(row, may_prioritise=may, clock=self._clock)
+        known.set(row, may_prioritise=may)
+        return known
+
+
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode("ascii")).digest()
+
+
+def read_keys(path: Path) -> list[KeyRow]:
+    """Raises ConfigError."""
+    try:
+        data: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the keys {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # which may quote a line
+        raise ConfigError(f"the keys {path} are not valid TOML") from None
+    tables = data.get("key", [])
+    if data.keys() - {"key"} or not isinstance(tables, list):
+        raise ConfigError(f"the keys {path} must be tables [[key]] and nothing else")
+    rows = [_row(table, f"the keys {path}, number {i}") for i, table in enumerate(tables, 1)]
+    for what, values in (
+        ("name", [DEFAULT, ADMIN, *(row.name for row in rows)]),
+        ("sha256", [row.sha256 for row in rows]),
+    ):
+        twice = next((i for i, value in enumerate(values) if value in values[:i]), None)
+        if twice is not None:
+            shown = f" `{values[twice]}`" if what == "name" else ""
+            raise ConfigError(f"the keys {path}: a {what}{shown} is there twice, or reserved")
+    return rows
+
+
+def _row(table: Any, where: str) -> KeyRow:
+    try:
+        return KeyRow.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain(error, KeyRow, table)}") from None
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """A new key, and its lines for the file. Raises ConfigError for a name that cannot be one."""
+    key = f"fd-{secrets.token_urlsafe(32)}"
+    try:
+        row = KeyRow(name=name, sha256=digest_of(key).hex())
+    except ValidationError as error:
+        raise ConfigError(explain(error, KeyRow, {"name": name})) from None
+    return key, f'[[key]]\nname = "{row.name}"\nsha256 = "{row.sha256}"\n'

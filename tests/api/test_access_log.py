@@ -1,0 +1,260 @@
+"""One line a request in the log, its id on every answer, and nothing that a client wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from server.observe.exchange import Exchange
+from tests.support.fake_client import FakeClient, listed_script
+from tests.support.serving import MODEL, Served, serve
+
+KEY, WRONG = "sk-right-canary", "sk-wrong-canary"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "abc", "max_tokens": 4}
+OWN = r"req-[0-9a-f]{32}"
+
+
+@contextmanager
+def asking(
+    client: FakeClient | None = None, **server: Any
+) -> Iterator[tuple[Served, httpx.Client]]:
+    with (
+        serve(client, api_key=KEY, **server) as served,
+        httpx.Client(base_url=served.url, headers=HEADERS, timeout=60) as http,
+    ):
+        yield served, http
+
+
+class Lines:
+    """What the log says of requests: the message, and its fields."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("DEBUG")
+        self._caplog = caplog
+
+    def take(self, served: Served, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
+        """The next so many; the last byte goes out before the line is written."""
+        found: list[logging.LogRecord] = []
+
+        def enough() -> bool:
+            found[:] = [r for r in self._caplog.records if r.name == "server.observe.exchange"]
+            return len(found) >= count
+
+        served.until(enough)
+        assert len(found) == count, [record.getMessage() for record in found]
+        self._caplog.clear()
+        return [(record.getMessage(), vars(record)["fields"]) for record in found]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    return Lines(caplog)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
+    """Law: its id, route, status, tokens in and out, kept guesses, times and finish; the same as
+    text and as fields; also for a stream, when it has ended."""
+    with asking(FakeClient(tokens_per_step=2)) as (served, http):
+        body = {**BODY, "stream": stream}
+        reply = http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine:1"})
+        assert reply.headers["x-request-id"] == "mine:1"
+        [(message, fields)] = lines.take(served)
+    assert message.startswith("POST /v1/completions 200 request=mine:1 ")
+    assert message.split(" ")[3:] == [f"{name}={value}" for name, value in fields.items()]
+    times = {name: fields.pop(name) for name in ("ttft_seconds", "seconds")}
+    assert 0 <= times["ttft_seconds"] <= times["seconds"] < 60
+    assert re.fullmatch("cmpl-[0-9a-f]{32}", fields.pop("reply"))
+    assert fields == {
+        "request": "mine:1", "key": "default", "prompt_tokens": 4, "reply_tokens": 4,
+        "kept_guesses": 2, "finish": "length",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given", ["a" * 129, "a b", "ü".encode(), "a\tb", "a;b", ""], ids=lambda given: repr(given)[:9]
+)
+def test_an_id_that_is_no_label_is_replaced(lines: Lines, given: str | bytes) -> None:
+    """Law: what goes into logs and comes back is short, and of a charset without surprises."""
+    with asking() as (served, http):
+        headers: Any = {b"X-Request-Id": given}
+        reply = http.post("/v1/completions", json=BODY, headers=headers)
+        id = reply.headers["x-request-id"]
+        assert re.fullmatch(OWN, id)
+        [(_, fields)] = lines.take(served)
+    assert fields["request"] == id
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "line"),
+    [
+        (("POST", "/v1/completions", {**BODY, "n": 0}), 400, "POST /v1/completions 400"),
+        (("POST", "/v1/completions", {**BODY, "model": "x"}), 404, "POST /v1/completions 404"),
+        (("GET", "/v1/models/nobody", None), 404, "GET /v1/models/{name:path} 404"),
+        (("GET", "/secret/path?a=b", None), 404, "GET - 404"),
+        (("DELETE", "/v1/completions", None), 405, "DELETE /v1/completions 405"),
+        (("PURGE", "/v1/completions", None), 405, "- /v1/completions 405"),
+        (("POST", "/v1/completions", {**BODY, "prompt": "x" * 9999}), 413, "POST /v1/completions"),
+        (("POST", "/v1/completions", {**BODY, "n": 8}), 429, "POST /v1/completions 429"),
+    ],
+)
+def test_refusals_are_lines_with_their_code(
+    lines: Lines, request_: tuple[str, str, Any], status: int, line: str
+) -> None:
+    """Law: of a path the log has what is declared, so that it cannot be written by strangers."""
+    gate = asyncio.Semaphore(0)
+    with asking(FakeClient(gate=gate), max_body_bytes=2048, max_inflight=8) as (served, http):
+        if status == 429:
+            waiting = http.build_request("POST", "/v1/completions", json={**BODY, "stream": True})
+            http.send(waiting, stream=True)
+        method, path, body = request_
+        reply = http.request(method, path, json=body)
+        assert reply.status_code == status
+        [(message, fields)] = lines.take(served)
+        served.call(gate.release)
+        served.call(served.client.die)
+    assert message.startswith(line)
+    assert fields["request"] == reply.headers["x-request-id"]
+    assert fields["error"] == reply.json()["error"]["code"]
+
+
+def test_a_fault_of_ours_has_its_id_and_line(lines: Lines) -> None:
+    """Bug to avoid: Starlette answers a 500 outside of all middleware."""
+
+    class Broken(FakeClient):
+        def submit(self, submit: Any) -> Any:
+            raise RuntimeError("a bug")
+
+    with asking(Broken()) as (served, http):
+        reply = http.post("/v1/completions", json=BODY)
+        assert reply.status_code == 500
+        [(message, fields)] = lines.take(served)
+    assert message.startswith("POST /v1/completions 500 ")
+    assert fields["request"] == reply.headers["x-request-id"]
+    assert (fields["error"], fields["finish"]) == ("internal", "error")
+
+
+def test_what_is_not_http_has_an_id_and_a_line(lines: Lines) -> None:
+    """Law: also where there is no request to name."""
+    with asking() as (served, _):
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"GET canary\r\n\r\n")
+            said = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
+        [(message, fields)] = lines.take(served)
+    assert message.startswith("- - 400 ")
+    assert fields["error"] == "invalid_http"
+    assert f"x-request-id: {fields['request']}\r\n" in said
+    assert re.fullmatch(OWN, fields["request"])
+
+
+def test_a_client_that_left_is_a_line(lines: Lines) -> None:
+    """Law: what was done for it is counted, and it ended by `abort`."""
+    gate = asyncio.Semaphore(2)
+    with asking(FakeClient(gate=gate)) as (served, http):
+        with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply:
+            next(reply.iter_lines())
+        [(message, fields)] = lines.take(served)
+    assert message.startswith("POST /v1/completions 200 ")
+    assert fields["finish"] == "abort"
+    assert 1 <= fields["reply_tokens"] <= 2
+
+
+def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
+    """Law: with the caller's context and with all that is known, and the line has the trace."""
+    told: list[Exchange] = []
+
+    def tell(exchange: Exchange) -> None:
+        told.append(exchange)
+        exchange.trace = "0af7"
+
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with asking(tell=tell) as (served, http):
+        http.post("/v1/completions", json=BODY, headers={**parent, "tracestate": "a=b"})
+        [(_, fields)] = lines.take(served)
+    [exchange] = told
+    assert fields["trace"] == "0af7"
+    assert exchange.parent == {**parent, "tracestate": "a=b"}
+    assert (exchange.route, exchange.status, exchange.key) == ("/v1/completions", 200, "default")
+    assert exchange.ended is not None
+    assert exchange.ended.began >= exchange.began
+    assert exchange.total >= exchange.ended.total
+
+
+def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: a probe and a scrape every few seconds do not fill the log; bad news is there."""
+    caplog.set_level("INFO")
+    with asking(FakeClient(state="lost")) as (served, http):
+        for path in ("/health", "/metrics", "/ready", "/v1/models"):
+            http.get(path)
+        served.until(lambda: "/v1/models" in caplog.text)
+    told = [r.getMessage() for r in caplog.records if r.name == "server.observe.exchange"]
+    assert [message.split(" request=")[0] for message in told] == [
+        "GET /ready 503", "GET /v1/models 200"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "count"), [(True, 0), (False, 1)])
+def test_a_refusal_by_the_engine_is_not_quoted(
+    caplog: pytest.LogCaptureFixture, own: bool, count: int
+) -> None:
+    """Bug to avoid: the engine's sentence about a grammar may have a part of it. What is wrong with
+    the engine is in the log."""
+    caplog.set_level("DEBUG", logger="server")
+    with asking(FakeClient(refusal="no canary here", bad_request=own)) as (served, http):
+        reply = http.post("/v1/completions", json={**BODY, "stream": True})
+        assert "no canary here" in reply.text
+        served.until(lambda: "finish=error" in caplog.text)
+    assert caplog.text.count("canary") == count
+    assert "ended with an error" in caplog.text
+
+
+REPLY = b"the reply is a canary, too"
+
+
+def test_nothing_that_a_client_wrote_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: no key, prompt, reply, path or header of a client is in any line at any level, whatever
+    goes wrong."""
+    caplog.set_level("DEBUG")
+    client = FakeClient(script=listed_script([*REPLY], then=257))
+    prompt = "the prompt is a canary"
+    wrong: list[dict[str, Any]] = [
+        {"prompt": prompt, "n": "canary"}, {"canary": prompt}, {"model": "canary"},
+        {"prompt": ["canary", 1]}, {"stop": ["canary", 1]},
+        {"structured_outputs": {"regex": "canary("}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": "canary"}}},
+    ]  # fmt: skip
+    with asking(client) as (served, http):
+        served_well: list[dict[str, Any]] = [{}, {"stream": True}, {"logprobs": 1, "echo": True}]
+        for more in (*served_well, *wrong):
+            http.post("/v1/completions", json={**BODY, "prompt": prompt, "max_tokens": 40, **more})
+            chat = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], **more}
+            http.post("/v1/chat/completions", json=chat)
+            http.post("/v1/responses", json={"model": MODEL, "input": prompt, **more})
+        for data in (b'{"prompt": "canary', b"canary", b"\xff canary"):
+            http.post("/v1/completions", content=data)
+        http.get("/canary?key=canary", headers={"X-Canary": "canary", "X-Request-Id": "a canary"})
+        http.get("/v1/models/canary")
+        http.get("/v1/models", headers={"Authorization": f"Bearer {WRONG}"})
+        http.post("/speculation", json={"mode": "canary"})
+        served.call(client.die, "the engine process died")
+        http.post("/v1/completions", json={**BODY, "prompt": prompt})
+        count = len([r for r in caplog.records if r.name == "server.observe.exchange"])
+        assert count > 30
+    formatter = logging.Formatter("%(name)s %(message)s")
+    said = "\n".join(
+        formatter.format(record)
+        for record in caplog.records
+        if not record.name.startswith(("httpx", "httpcore"))  # the client of this test
+    )
+    assert "canary" not in said.lower()
+    assert str([*REPLY])[1:-1] not in said

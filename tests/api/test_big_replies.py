@@ -1,0 +1,110 @@
+"""Replies with very many log-probabilities: bounded, and written while others are served."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient, make_ready
+from tests.support.serving import MODEL, Served, serve
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TURNS = [{"role": "user", "content": "a"}]
+
+
+class Held(ByteTokenizer):
+    """Its tokens have no bytes yet, for whoever is not the loop, until they are given free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop_thread: threading.Thread | None = None
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    def token_bytes(self, token: int) -> bytes:
+        if self.loop_thread not in (None, threading.current_thread()):
+            self.asked.set()
+            self.free.wait(60)
+        return super().token_bytes(token)
+
+
+def note_loop(served: Served, tokenizer: Held) -> None:
+    def note() -> None:
+        tokenizer.loop_thread = threading.current_thread()
+
+    served.call(note)
+    served.until(lambda: tokenizer.loop_thread is not None)
+
+
+LONG = "ab" * 400
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "prompts": (COMPLETIONS, {"prompt": LONG, "prompt_logprobs": 3}),
+    "a chat's prompt": (CHAT, {"messages": [{**TURNS[0], "content": LONG}], "prompt_logprobs": 3}),
+    "an echo": (COMPLETIONS, {"prompt": LONG, "echo": True, "logprobs": 3}),
+    "a streamed echo": (
+        COMPLETIONS, {"prompt": LONG, "echo": True, "logprobs": 3, "stream": True},
+    ),
+    "a long reply": (COMPLETIONS, {"prompt": "a", "max_tokens": 600, "logprobs": 3}),
+    "a long reply of a chat": (
+        CHAT, {"messages": TURNS, "max_tokens": 600, "logprobs": True, "top_logprobs": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+def test_others_are_served_while_it_is_written(what: str) -> None:
+    """Bug: 100 prompts of 2,000 tokens with 20 alternatives each held the event loop for 14
+    seconds, /health and every stream included."""
+    path, fields = REQUESTS[what]
+    tokenizer, client = Held(), FakeClient(ready=make_ready(max_model_len=4096))
+    body = {"model": MODEL, "max_tokens": 2, "ignore_eos": True, "seed": 1, **fields}
+    with serve(client, tokenizer=tokenizer) as served, ThreadPoolExecutor() as pool:
+        plain = httpx.post(f"{served.url}{path}", json=body, timeout=60).text
+        note_loop(served, tokenizer)
+        posting = pool.submit(httpx.post, f"{served.url}{path}", json=body, timeout=60)
+        assert tokenizer.asked.wait(30), "it is written in the loop"
+        assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
+        assert not posting.done()
+        tokenizer.free.set()
+        reply = posting.result()
+    assert reply.status_code == 200
+    assert (len(reply.text), reply.text[-40:]) == (len(plain), plain[-40:])
+
+
+SIXTY = [{"role": "user", "content": "a" * 60}]
+
+
+@pytest.mark.parametrize(
+    ("param", "path", "fields"),
+    [
+        ("prompt_logprobs", COMPLETIONS, {"prompt": ["a" * 99, "b" * 99], "prompt_logprobs": 9}),
+        ("prompt_logprobs", CHAT, {"messages": SIXTY, "prompt_logprobs": 20, "max_tokens": 1}),
+        ("logprobs", COMPLETIONS, {"prompt": "a" * 199, "echo": True, "logprobs": 5}),
+        ("logprobs", COMPLETIONS, {"prompt": "a", "logprobs": 0, "n": 11, "max_tokens": 100}),
+        ("top_logprobs", CHAT, {"messages": TURNS, "logprobs": True, "max_tokens": 1025}),
+    ],
+)
+def test_more_than_a_reply_may_hold_is_refused(
+    param: str, path: str, fields: dict[str, Any]
+) -> None:
+    """Law: a 400 that names the field and the bound, before the engine does anything."""
+    client = FakeClient(ready=make_ready(max_model_len=4096))
+    with serve(client, max_logprobs=1024) as served:
+        reply = httpx.post(f"{served.url}{path}", json={"model": MODEL, **fields})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert "at most 1024 are given (`server.max_logprobs`)" in error["message"]
+    assert not client.submitted
+
+
+def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
+    """Law: a chat with log-probabilities and without `max_tokens` is served in any context."""
+    client = FakeClient(ready=make_ready(max_model_len=10**6))
+    body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 20, "stop": "a"}
+    with serve(client, max_logprobs=1024) as served:
+        assert httpx.post(f"{served.url}{CHAT}", json=body).status_code == 200

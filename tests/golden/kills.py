@@ -1,0 +1,170 @@
+"""`python -m tests.golden kills COUNT`: the engine of a server is killed at random moments, while
+clients ask the recorded requests over and over. Every reply must be the recorded one: 1 where one
+is not, or where a client got an error.
+
+A request that comes while an engine starts gets a 503 and is asked again, as the SDKs do. `--stop`:
+SIGSTOP instead of SIGKILL, which the watchdog has to notice. `--every 60`: seconds between the end
+of one restart and the next kill, instead of up to one: COUNT minutes of a soak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.golden.replay import CONCURRENCY, TEXTS, Refused, ask, differences, serving
+from tests.golden.requests import requests
+
+SETTINGS = ("server.max_restarts=1000000", "server.watchdog_seconds=3", "cache.num_blocks=512")
+PATIENCE = 120.0  # seconds for a restart, or for what runs at the end
+NEXT_KILL = 1.0  # at most so many seconds after the engine is ready
+
+
+@dataclass
+class Tally:
+    """What the clients got."""
+
+    replies: int = 0
+    refused: int = 0  # 503, and asked again
+    errors: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def client(
+    http: httpx.Client, turns: itertools.count[int], over: threading.Event, t: Tally
+) -> None:
+    """One after the other, until it is `over`."""
+    recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
+    asked = requests()
+    while not over.is_set():
+        number = next(turns) * 37 % len(asked)  # so that neighbours are of different fields
+        found: list[str] = []
+        try:
+            reply = ask(http, asked[number])
+        except Refused as refused:
+            if refused.status == 503 and "try again in a moment" in str(refused):
+                t.refused += 1
+                time.sleep(0.5)
+            else:
+                t.errors.append(f"{number}: {refused}")
+            continue
+        except (RuntimeError, httpx.HTTPError) as error:
+            t.errors.append(f"{number}: {error!r}")
+            continue
+        found = list(differences(recorded[number], reply))
+        with t.lock:
+            t.replies += 1
+            t.differing += [f"{number} {asked[number]}: {found[:3]}"] if found else []
+
+
+def engine_of(server: int) -> int:
+    """The pid of the server's engine."""
+    listed = subprocess.run(("ps", "-A", "-o", "pid=,ppid=,args="), capture_output=True, text=True)
+    words = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+    (pid,) = [int(pid) for pid, parent, args in words
+              if int(parent) == server and " -m engine " in args]  # fmt: skip
+    return pid
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    found = re.search(rf"^foredraft_{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found, name
+    return float(found[1])
+
+
+def until_ready(http: httpx.Client) -> float:
+    """Seconds."""
+    began = time.monotonic()
+    while http.get("/ready").status_code != 200:
+        time.sleep(0.02)
+        if time.monotonic() - began > PATIENCE:
+            raise SystemExit("the server does not come back")
+    return time.monotonic() - began
+
+
+def weight(server: int) -> tuple[float, int]:
+    """MB of memory and the number of open files of the front end."""
+    status = Path(f"/proc/{server}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+)", status)
+    assert found
+    return int(found[1]) / 1024, len(os.listdir(f"/proc/{server}/fd"))
+
+
+def kill_often(process: int, http: httpx.Client, said: argparse.Namespace) -> list[float]:
+    """Seconds from each kill until the server is ready again."""
+    chance, took = random.Random(said.seed), list[float]()
+    for number in range(said.count):
+        time.sleep(said.every or chance.uniform(0, NEXT_KILL))
+        os.kill(engine_of(process), signal.SIGSTOP if said.stop else signal.SIGKILL)
+        began = time.monotonic()
+        while http.get("/ready").status_code == 200:
+            time.sleep(0.005)
+        until_ready(http)
+        took.append(time.monotonic() - began)
+        if number % 10 == 9 or said.every:
+            megabytes, files = weight(process)
+            line = f"{number + 1} kills, front end {megabytes:.0f} MB, {files} files"
+            sys.stderr.write(line + "\n")
+    return took
+
+
+def until_idle(http: httpx.Client) -> bool:
+    """Whether every block is given back."""
+    deadline = time.monotonic() + PATIENCE
+    while metric(http, "requests_running") or metric(http, "kv_cache_usage_ratio"):
+        time.sleep(0.1)
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m tests.golden kills", description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--stop", action="store_true")
+    parser.add_argument("--every", type=float, default=0.0)
+    parser.add_argument("--configuration", choices=["adaptive", "fixed"], default="adaptive")
+    parser.add_argument("--seed", type=int, default=0)
+    said = parser.parse_args(arguments)
+    tally, over, turns = Tally(), threading.Event(), itertools.count()
+    with serving(said.configuration, *SETTINGS) as (process, http):
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            work = [pool.submit(client, http, turns, over, tally) for _ in range(CONCURRENCY)]
+            try:
+                took = kill_often(process.pid, http, said)
+            finally:
+                over.set()
+            for one in work:
+                one.result()
+        idle = until_idle(http)
+        gaps = metric(http, "resume_gap_seconds_count")
+        mean = metric(http, "resume_gap_seconds_sum") / max(gaps, 1.0)
+    lines = [
+        *tally.errors[:5],
+        *tally.differing[:5],
+        f"{len(took)} kills by {'SIGSTOP' if said.stop else 'SIGKILL'}: {tally.replies} replies,"
+        f" {len(tally.errors)} client errors, {len(tally.differing)} differing replies (text, ids,"
+        f" log-probabilities or usage), {gaps:.0f} sequences resumed after {mean:.1f} s on average,"
+        f" {tally.refused} asked again; kill to ready {statistics.median(took):.1f} s (median),"
+        f" {max(took):.1f} s at most; blocks {'all back' if idle else 'LOST'}",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if tally.errors or tally.differing or not idle else 0

@@ -1,0 +1,157 @@
+"""Tenants that compete: who is admitted next, who gives way, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Sequence
+from tests.support.audit import audit
+from tests.unit.test_scheduler import k_of, run, scheduler_of, sequence
+
+
+def of(tenant: str, count: int, *, size: int = 4, **fields: object) -> list[Sequence]:
+    """`count` requests of a tenant, of `size` tokens each."""
+    return [
+        sequence(f"{tenant}{i}", [ord(tenant[0]), i] * (size // 2), tenant=tenant, **fields)  # type: ignore[arg-type]
+        for i in range(count)
+    ]
+
+
+def order_of_admission(scheduler: Scheduler) -> list[str]:
+    """Tenants as they are admitted where each request ends with its first token."""
+    order: list[str] = []
+    while scheduler.waiting or scheduler.running:
+        plan = scheduler.schedule(k_of(0))
+        order += [seq.tenant for seq in plan.admitted]
+        run(scheduler, plan)
+        for seq in list(scheduler.running):
+            scheduler.finish(seq, "length")
+    return order
+
+
+def test_a_quiet_tenant_is_next_beside_a_noisy_one() -> None:
+    """Law: who comes with 5 requests behind another one's 500 gets every other place, until all of
+    its own are served."""
+    scheduler = scheduler_of(sequences=1)
+    for seq in [*of("noisy", 500), *of("quiet", 5)]:
+        scheduler.add(seq)
+    order = order_of_admission(scheduler)
+    assert order[:10] == ["quiet", "noisy"] * 5
+    assert Counter(order) == {"noisy": 500, "quiet": 5}
+
+
+def test_shares_are_in_tokens_and_by_weight() -> None:
+    """Law: while all wait, tokens served are in proportion to the weights, however many requests
+    they come in."""
+    scheduler = scheduler_of(sequences=1)
+    for seq in [*of("a", 300, size=4), *of("b", 300, size=16), *of("c", 300, size=8, weight=2.0)]:
+        scheduler.add(seq)
+    size = {"a": 4 + 1, "b": 16 + 1, "c": 8 + 1}  # with the token that is generated
+    served: Counter[str] = Counter()
+    for tenant in order_of_admission(scheduler)[:200]:
+        served[tenant] += size[tenant]
+    assert served["b"] == pytest.approx(served["a"], abs=2 * 17)
+    assert served["c"] == pytest.approx(2 * served["a"], abs=4 * 17)
+
+
+def test_what_was_not_used_is_not_saved_up() -> None:
+    """Law: a tenant that comes late begins level with the others: it does not get all places until
+    it has had as much as they had before."""
+    scheduler = scheduler_of(sequences=1)
+    for seq in of("early", 100):
+        scheduler.add(seq)
+    for _ in range(50):
+        plan = scheduler.schedule(k_of(0))
+        run(scheduler, plan)
+        scheduler.finish(plan.admitted[0], "length")
+    for seq in of("late", 50):
+        scheduler.add(seq)
+    order = order_of_admission(scheduler)
+    assert abs(order[:20].count("late") - 10) <= 1
+
+
+def filled(count: int, *, priority: int = 0) -> tuple[Scheduler, list[Sequence]]:
+    """All places taken by one tenant, which waits for none."""
+    scheduler = scheduler_of(sequences=count)
+    running = of("noisy", count, max_tokens=1000, priority=priority)
+    for seq in running:
+        scheduler.add(seq)
+    run(scheduler, scheduler.schedule(k_of(0)))
+    assert scheduler.running == running
+    return scheduler, running
+
+
+def test_who_has_every_place_gives_one_up_at_once() -> None:
+    """Law: a quiet tenant's request runs in the very next step; the youngest of the noisy one's
+    gives way, keeps its text, and comes back."""
+    scheduler, running = filled(4)
+    [quiet] = of("quiet", 1)
+    scheduler.add(quiet)
+    plan = scheduler.schedule(k_of(0))
+    assert plan.preempted == [running[-1]]
+    assert plan.admitted == [quiet]
+    run(scheduler, plan)
+    scheduler.finish(quiet, "stop")
+    assert scheduler.schedule(k_of(0)).admitted == [running[-1]]
+
+
+def test_places_are_taken_until_they_are_even_and_not_in_turns() -> None:
+    """Law: with equal weights it ends at half and half, and then nobody is preempted any more."""
+    scheduler, _ = filled(4)
+    for seq in of("quiet", 4, max_tokens=1000):
+        scheduler.add(seq)
+    preempted = 0
+    for _ in range(20):
+        plan = scheduler.schedule(k_of(0))
+        preempted += len(plan.preempted)
+        run(scheduler, plan)
+    assert Counter(seq.tenant for seq in scheduler.running) == {"noisy": 2, "quiet": 2}
+    assert preempted == 2
+
+
+def test_blocks_are_given_up_too() -> None:
+    """Law: where places are free and the cache is full of one tenant's, another one's request runs
+    a step later."""
+    scheduler = scheduler_of(blocks=12, sequences=8)
+    for i in range(5):
+        scheduler.add(
+            sequence(f"n{i}", [i] * 6, max_tokens=40, tenant="noisy"),
+        )
+    for _ in range(2):
+        run(scheduler, scheduler.schedule(k_of(0)))
+    [quiet] = of("quiet", 1, size=8)
+    scheduler.add(quiet)
+    for _ in range(2):
+        run(scheduler, scheduler.schedule(k_of(0)))
+    assert quiet.status == "running"
+    audit(scheduler)
+
+
+def test_who_matters_more_does_not_give_way() -> None:
+    """Law: places go by priority first."""
+    scheduler, _ = filled(4, priority=-1)
+    for seq in of("quiet", 1):
+        scheduler.add(seq)
+    plan = scheduler.schedule(k_of(0))
+    assert not plan.preempted
+    assert not plan.admitted
+
+
+def test_the_oldest_is_not_passed_over_for_ever() -> None:
+    """Bug: more important requests starved the others for as long as they came. Law: of four
+    admissions one is the oldest's."""
+    scheduler = scheduler_of(sequences=1)
+    for i in range(3):
+        scheduler.add(sequence(f"old{i}", [i], priority=5, number=i))
+    order = []
+    for i in range(12):
+        scheduler.add(sequence(f"urgent{i}", [i], priority=-5, number=100 + i))
+        scheduler.add(sequence(f"urgent{i}b", [i], priority=-5, number=200 + i))
+        plan = scheduler.schedule(k_of(0))
+        order += [seq.id for seq in plan.admitted]
+        run(scheduler, plan)
+        scheduler.finish(plan.admitted[0], "length")
+    assert [i for i, name in enumerate(order) if name.startswith("old")] == [3, 7, 11]

@@ -1,0 +1,204 @@
+"""Keys and what each may ask for."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from server.config import ServerConfig
+from server.engine.admission import Admission, Charge
+from server.errors import QueueFull
+from server.keys import Keyring, KeyRow, Tenant, new_key
+from tests.support.fake_client import FakeClient
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def row(name: str, key: str, more: str = "") -> str:
+    return f'[[key]]\nname = "{name}"\nsha256 = "{digest(key)}"\n{more}\n'
+
+
+def ring(tmp_path: Path, text: str, clock: Clock | None = None, **server: object) -> Keyring:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    config = ServerConfig(api_keys_file=str(path), **server)  # type: ignore[arg-type]
+    return Keyring(config, clock=clock or Clock())
+
+
+def found(keyring: Keyring, key: str) -> Tenant:
+    tenant = keyring.find(key)
+    assert tenant is not None
+    return tenant
+
+
+def test_a_key_is_found_by_its_digest(tmp_path: Path) -> None:
+    """Law: the file's keys, and the two of the configuration under their names; nothing else."""
+    keyring = ring(tmp_path, row("a", "one") + row("b", "two"), api_key="sk", admin_key="root")
+    names = [found(keyring, key).name for key in ("one", "two", "sk", "root")]
+    assert names == ["a", "b", "default", "admin"]
+    for wrong in ("", "on", "one ", "default", digest("one"), "schl\xfcssel"):
+        assert keyring.find(wrong) is None
+
+
+def test_a_new_key_opens_with_the_lines_that_come_with_it(tmp_path: Path) -> None:
+    """Law: what `foredraft key` prints is all that it takes; no two are the same."""
+    (first, lines), (second, more) = new_key("team-a"), new_key("team-b")
+    keyring = ring(tmp_path, lines + more)
+    assert [found(keyring, key).name for key in (first, second)] == ["team-a", "team-b"]
+    assert first not in lines
+    with pytest.raises(ConfigError, match="name = a b is not allowed"):
+        new_key("a b")
+
+
+BAD = {
+    "no digest": '[[key]]\nname = "a"\n',
+    "a key in the open": '[[key]]\nname = "a"\nsha256 = "sk-very-secret"\n',
+    "an unknown limit": row("a", "k", "rpm = 3"),
+    "a limit of nothing": row("a", "k", "concurrency = 0"),
+    "a name twice": row("a", "k") + row("a", "l"),
+    "a reserved name": row("admin", "k"),
+    "a key twice": row("a", "k") + row("b", "k"),
+    "no TOML": "sk-very-secret",
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: str) -> None:
+    """Law: it is refused whole, named, and not quoted."""
+    with pytest.raises(ConfigError, match="keys.toml") as caught:
+        ring(tmp_path, BAD[fault])
+    assert "secret" not in str(caught.value)
+    assert digest("k") not in str(caught.value)
+
+
+def test_a_file_is_read_again_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Law: keys come and go, who stays keeps what runs and what was used; a wrong file changes
+    nothing."""
+    keyring = ring(tmp_path, row("a", "one", "tokens_per_minute = 100") + row("b", "two"))
+    tenant = found(keyring, "one")
+    tenant.spend(100)
+    with tenant.request():
+        (tmp_path / "keys.toml").write_text(row("a", "new", "tokens_per_minute = 100"))
+        assert keyring.reload() == 1
+        assert keyring.find("one") is keyring.find("two") is None
+        assert found(keyring, "new") is tenant
+        assert tenant.running == 1
+        assert tenant.refusal() is not None
+        (tmp_path / "keys.toml").write_text("nonsense")
+        with pytest.raises(ConfigError):
+            keyring.reload()
+        assert found(keyring, "new") is tenant
+
+
+def tenant_of(clock: Clock, **limits: object) -> Tenant:
+    row = KeyRow(name="a", sha256="0" * 64, **limits)  # type: ignore[arg-type]
+    return Tenant(row, may_prioritise=False, clock=clock)
+
+
+def test_requests_a_minute_come_back_evenly() -> None:
+    """Law: as many as the limit at once, then one each sixtieth of a minute by the limit; the
+    sentence and the headers say how long."""
+    clock = Clock()
+    tenant = tenant_of(clock, requests_per_minute=30)
+    for _ in range(30):
+        assert tenant.refusal() is None
+        with tenant.request():
+            pass
+    said, seconds = tenant.refusal() or ("", 0.0)
+    assert "30 requests a minute" in said
+    assert seconds == pytest.approx(2.0)
+    assert tenant.headers == {
+        "x-ratelimit-limit-requests": "30",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "60.000s",
+    }
+    clock.now += 2.0
+    assert tenant.refusal() is None
+
+
+def test_tokens_that_were_spent_too_many_are_waited_for() -> None:
+    """Law: no prompt is too long for a limit, and on average the limit holds: 250 tokens at 100 a
+    minute are waited for until they are earned."""
+    clock = Clock()
+    tenant = tenant_of(clock, tokens_per_minute=100)
+    assert tenant.refusal() is None
+    tenant.spend(250)
+    said, seconds = tenant.refusal() or ("", 0.0)
+    assert "100 tokens a minute" in said
+    assert seconds == pytest.approx(151 * 0.6)
+    clock.now += seconds + 0.01
+    assert tenant.refusal() is None
+
+
+def test_requests_at_a_time() -> None:
+    tenant = tenant_of(Clock(), concurrency=2)
+    with tenant.request():
+        with tenant.request():
+            said, _ = tenant.refusal() or ("", 0.0)
+            assert "2 requests at a time" in said
+        assert tenant.refusal() is None
+
+
+def test_no_client_can_name_the_salt_of_another_key() -> None:
+    """Law: with a cache of its own, a salt is another one for each key; else as sent."""
+    shared = tenant_of(Clock())
+    rows = [KeyRow(name="a", sha256=digest(key), own_cache=True) for key in "kl"]
+    own = [Tenant(row, may_prioritise=False, clock=Clock()) for row in rows]
+    assert shared.salt("x") == "x"
+    assert len({shared.salt("x"), own[0].salt("x"), own[1].salt("x"), own[0].salt("y")}) == 4
+
+
+def test_prompt_tokens_wait_until_the_first_token() -> None:
+    """Law: beyond the bound 429, one request whatever its length aside, and they count no longer
+    once a token came or the request ended."""
+    admission = Admission(FakeClient(), 100, max_waiting_tokens=50)
+    admission.check_tokens(1000)
+    long, short = (
+        Charge(admission, tenant_of(Clock()), 40),
+        Charge(admission, tenant_of(Clock()), 5),
+    )
+    admission.check_tokens(5)
+    with pytest.raises(QueueFull, match="45 prompt tokens wait and this request has 6; at most 50"):
+        admission.check_tokens(6)
+    long.tokens(1)
+    long.tokens(1)
+    assert admission.waiting_tokens == 5
+    short.end()
+    long.end()
+    assert admission.waiting_tokens == 0
+
+
+def test_when_to_come_back_is_told_by_the_measured_pace() -> None:
+    """Law: so many tokens too many take as long as the engine takes for so many, of late; idle time
+    does not count, and an engine that got slower is noticed."""
+    pace = [0.0, 0.0, 0.0]
+    admission = Admission(
+        FakeClient(), 100, max_waiting_tokens=50, pace=lambda: (pace[0], pace[1], pace[2])
+    )
+    Charge(admission, tenant_of(Clock()), 50)
+
+    def told(count: int) -> float | None:
+        with pytest.raises(QueueFull) as caught:
+            admission.check_tokens(count)
+        return caught.value.retry_seconds
+
+    assert told(100) is None
+    pace[:] = [2000.0, 10.0, 20.0]
+    assert told(300) == pytest.approx(3.0)
+    for _ in range(3):
+        pace[0] += 200.0
+        pace[2] += 20.0
+        assert told(100) is not None
+    assert told(100) == pytest.approx(10.0)

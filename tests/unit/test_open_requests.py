@@ -1,0 +1,290 @@
+"""Requests that outlive engines, against engines that are a list of commands."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineLost
+from engine.messages import Abort, Begun, Command, Output, SamplingParams, Speculation, Submit
+from server.engine.mailbox import Stream
+from server.engine.open_requests import Held, OpenRequests
+from tests.support.fake_client import make_ready
+
+PARAMS = SamplingParams(seed=1, max_tokens=10)
+READY = make_ready()
+KILLED = "the engine process was killed by SIGKILL"
+
+
+class World:
+    """Open requests, what the present engine was told, and what became of those that were held."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.told: list[Command] = []
+        self.held: list[tuple[str, float]] = []
+        self.requests = OpenRequests(self.told.append, seconds=seconds, on_held=self._note)
+
+    def _note(self, outcome: Held, seconds: float) -> None:
+        self.held.append((outcome, seconds))
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [outcome for outcome, _ in self.held]
+
+    def add(self, *ids: str) -> list[Stream]:
+        return [self.requests.add(Submit(id, [1, 2], PARAMS, 0.0)) for id in ids]
+
+    def taken(self) -> list[str]:
+        """Ids of the requests that the engine got since the last time."""
+        submits = [one.id for one in self.told if isinstance(one, Submit)]
+        self.told.clear()
+        return submits
+
+    def say(self, id: str, *tokens: int, **fields: Any) -> None:
+        self.requests.deliver([Output(id=id, tokens=list(tokens), **fields)])
+
+    def lose(self, *, planned: bool = False) -> int:
+        return self.requests.hold(KILLED, planned=planned)
+
+    def die_and_return(self) -> list[str]:
+        self.lose()
+        self.told.clear()
+        self.requests.come_back(READY)
+        return self.taken()
+
+
+def in_a_loop(
+    scenario: Callable[[], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    def test() -> None:
+        asyncio.run(scenario())
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return test
+
+
+@in_a_loop
+async def test_the_next_engine_is_told_what_had_arrived() -> None:
+    """Law: tokens once each and in order, counts that go on, and one end; unread ones are merged
+    across the loss."""
+    world = World()
+    (stream,) = world.add("a")
+    world.say("a", 5, 6, rounds=1, proposed=4, accepted=1, predicted=2, cached_tokens=0)
+    world.say("a", 7, rounds=2, proposed=8, accepted=1, predicted=2)
+    world.lose()
+    world.told.clear()
+    world.requests.come_back(READY)
+    (again,) = world.told
+    assert isinstance(again, Submit)
+    assert again.prompt == [1, 2]
+    assert again.begun == Begun([5, 6, 7], rounds=2, proposed=8, accepted=1, predicted=2)
+    world.say("a", 8, rounds=3, finish="length")
+    output = stream.take()
+    assert (output.tokens, output.rounds, output.finish) == ([5, 6, 7, 8], 3, "length")
+    assert output.cached_tokens == 0
+    assert world.outcomes == ["resumed"]
+    assert len(world.requests) == 0
+
+
+@in_a_loop
+async def test_what_had_not_begun_begins_anew() -> None:
+    """Law: a request of which nothing had arrived is submitted as it was, first facts and all."""
+    world = World()
+    world.add("a")
+    (first,) = world.told
+    world.lose()
+    world.requests.come_back(READY)
+    assert world.told[-1] == first
+
+
+@in_a_loop
+async def test_of_two_losses_the_first_begins_the_gap() -> None:
+    """Law: a gap is one, however many engines are lost in it; those that did not get the request
+    are none of its deaths."""
+    world = World()
+    world.add("a", "b")
+    world.say("a", 5)
+    world.say("b", 5)
+    world.lose()
+    world.lose()  # while it started
+    world.requests.come_back(READY)
+    assert world.taken()[-2:] == ["a", "b"]
+    world.say("a", 6)
+    world.say("a", 7)
+    assert world.outcomes == ["resumed"]
+
+
+@in_a_loop
+async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> None:
+    """Law: after two losses without an output between, requests go to the engine one by one, what
+    comes new waits, and only the one that was alone with it ends, with a sentence."""
+    world = World()
+    good, bad = world.add("good", "bad")
+    world.say("good", 5)
+    world.taken()
+    assert sorted(world.die_and_return()) == ["bad", "good"]
+    assert world.die_and_return() == ["bad"]  # of which nothing ever came: most likely it
+    world.add("new")
+    assert world.taken() == []
+    assert world.lose() == 2  # losses before this one
+    assert good.take().finish is None
+    end = bad.take()
+    assert end.finish == "error"
+    assert end.error is not None
+    assert "3 times in a row" in end.error
+    assert "SIGKILL" in end.error
+    assert world.outcomes == ["given_up"]
+    world.requests.come_back(READY)
+    assert world.taken() == ["good"]  # which died twice without an output, too
+    world.say("good", 6)
+    assert world.taken() == ["new"]
+    assert world.outcomes == ["given_up", "resumed"]
+
+
+@in_a_loop
+async def test_progress_clears_of_suspicion() -> None:
+    """Law: whoever got a token between the losses is no suspect, were it alone ten times."""
+    world = World()
+    (stream,) = world.add("a")
+    for token in range(10):
+        world.say("a", token)
+        assert world.die_and_return()[-1] == "a"
+    world.say("a", 10, finish="length")
+    assert stream.take().tokens == [*range(11)]
+
+
+@in_a_loop
+async def test_a_planned_end_is_nobodys_fault() -> None:
+    """Law: an operator may replace the engine as often as they like."""
+    world = World()
+    world.add("a")
+    for _ in range(5):
+        assert world.lose(planned=True) == 0
+        world.requests.come_back(READY)
+    assert world.taken() == ["a"] * 6
+    assert world.outcomes == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_poison_among_many_is_found(seed: int) -> None:
+    """Law: whatever the order, of requests that kill the engine at one of their tokens each ends
+    with an error, every other one comes to its end, and the losses are few. Outputs of the last
+    steps may be lost, and new requests come in at any time."""
+
+    async def scenario() -> None:
+        chance, world = random.Random(seed), World()
+        length = 12
+        names = [f"r{i}" for i in range(chance.randint(1, 12))]
+        fatal = {name: chance.randrange(length) for name in names[: chance.randint(1, 2)]}
+        chance.shuffle(names)
+        streams = dict(zip(names, world.add(*names), strict=True))
+        losses, arrived = 0, dict.fromkeys(names, 0)
+        running: dict[str, int] = {}
+        while len(world.requests):
+            for command in world.told:
+                if isinstance(command, Submit):
+                    running[command.id] = len(command.begun.tokens)
+            world.told.clear()
+            if any(fatal.get(name) == at for name, at in running.items()):
+                losses += 1
+                world.lose()
+                running.clear()
+                world.told.clear()
+                world.requests.come_back(READY)
+                continue
+            if len(streams) < 15 and chance.random() < 0.1:
+                name = f"new{len(streams)}"
+                streams[name], arrived[name] = world.add(name)[0], 0
+            for name in list(running):
+                running[name] += 1
+                arrived[name] += 1
+                finish = {"finish": "length"} if running[name] == length else {}
+                world.say(name, running[name], **finish)
+                if finish:
+                    del running[name]
+        assert losses <= 4 * len(fatal)
+        for name, stream in streams.items():
+            ends = stream.take()
+            assert ends.tokens == [*range(1, 1 + arrived[name])]
+            assert ends.finish == ("error" if name in fatal else "length")
+
+    asyncio.run(scenario())
+
+
+@in_a_loop
+async def test_nobody_is_held_for_ever() -> None:
+    """Law: after `seconds` a held stream ends with a sentence, after what had arrived; one that
+    goes on does not."""
+    world = World(seconds=0.05)
+    late, goes_on = world.add("late", "goes on")
+    world.say("late", 5)
+    world.lose()
+    world.requests.come_back(READY)
+    world.say("goes on", 6)
+    await asyncio.sleep(0.1)
+    assert late.take().tokens == [5]
+    with pytest.raises(EngineLost, match=r"could not go on within 0\.05 s"):
+        late.take()
+    assert world.outcomes == ["resumed", "too_late"]
+    assert all(0 <= seconds < 5 for _, seconds in world.held)
+    assert Abort(["late"]) in world.told
+    world.say("late", 9)  # crosses the abort
+    world.say("goes on", 7, finish="length")
+    assert goes_on.take().tokens == [6, 7]
+
+
+@in_a_loop
+async def test_without_seconds_nobody_is_held() -> None:
+    """Law: 0 is off, and a loss ends what runs."""
+    world = World(seconds=0.0)
+    (stream,) = world.add("a")
+    world.lose()
+    with pytest.raises(EngineLost, match="SIGKILL"):
+        stream.take()
+    assert world.held == []
+    assert len(world.requests) == 0
+
+
+@pytest.mark.parametrize("how", ["client left", "server drains"])
+def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
+    """Law: when the one that the engine is tried with ends on this side, or the engine is about to
+    take no more, the others follow."""
+
+    async def scenario() -> None:
+        world = World()
+        world.add("a", "b", "c")
+        world.die_and_return()
+        (tried,) = world.die_and_return()
+        if how == "client left":
+            world.requests.abort([tried])
+            assert len(world.taken()) == 1
+            world.requests.abort(["a", "b", "c"])
+            assert len(world.requests) == 0
+        else:
+            world.requests.hurry()
+            assert sorted([tried, *world.taken()]) == ["a", "b", "c"]
+
+    asyncio.run(scenario())
+
+
+@in_a_loop
+async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> None:
+    """Law: a request that named a proposer or a bound goes on with an engine that has neither."""
+    asked = [
+        Speculation(proposers=("ngram",)),
+        Speculation(max_draft=3),
+        Speculation(max_draft=2, proposers=("draft_model",)),
+    ]
+    world = World()
+    for i, said in enumerate(asked):
+        params = SamplingParams(seed=1, max_tokens=10, speculation=said)
+        world.requests.add(Submit(f"{i}", [1], params, 0.0))
+    world.lose(planned=True)
+    world.told.clear()
+    world.requests.come_back(make_ready(k_max=2, proposers=("draft_model",)))
+    said_again = [one.params.speculation for one in world.told if isinstance(one, Submit)]
+    assert said_again == [None, None, asked[2]]
