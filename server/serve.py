@@ -144,7 +144,7 @@ class Service:
             keyring=self._keyring,
         )
         server = self._config.server
-        self._http = http = _http_server(create_app(services), server, self._tls)
+        self._http = http = http_server(create_app(services), server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         telling = asyncio.create_task(self._tell_throughput())
         self._ready.add_done_callback(self._say_ready)
@@ -154,8 +154,8 @@ class Service:
             # HTTP goes on meanwhile: running streams end, new requests get the reason.
             await self._supervisor.stop(server.grace_seconds)
             http.should_exit = True
-            left = max(ends - asyncio.get_running_loop().time(), CLOSE_SECONDS)
-            await asyncio.wait([serving], timeout=0.0 if http.force_exit else left)
+            left = 0.0 if http.force_exit else ends - asyncio.get_running_loop().time()
+            await asyncio.wait([serving], timeout=max(left, CLOSE_SECONDS))
         finally:
             telling.cancel()
             http.should_exit = True
@@ -191,7 +191,8 @@ class Service:
             self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
             if self._http is not None:
                 self._http.force_exit = True
-                _cut_connections(self._http)
+                if self._http.should_exit:  # all has ended but for who does not read
+                    _cut_connections(self._http)
             return
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
@@ -263,7 +264,7 @@ def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
             raise ConfigError(f"cannot use the certificate {paths}: {reason}") from None
 
 
-def _http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
+def http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
     """uvicorn without its signal handlers: when it stops is the Service's decision."""
     server = uvicorn.Server(
         uvicorn.Config(

@@ -71,11 +71,7 @@ async def start(
             prompts = await of_chat(services, request, ready)
         else:
             prompts = await of_completion(services, request, ready)
-        for ids, param in zip(prompts.ids, prompts.params, strict=True):
-            _check_length(len(ids), request, ready, param=param)
-        num_tokens = sum(map(len, prompts.ids))
-        _check_logprobs(num_tokens, request, most=services.config.server.max_logprobs)
-        services.admission.check_tokens(num_tokens)
+        num_tokens = _check_prompts(services, prompts, request, ready)
         if (asked := request.constraint) is not None:
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
@@ -119,6 +115,18 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
         said = f": with all prompts {count} are asked for; this server admits at most {allowed}"
         raise invalid(name, said)
     return ready
+
+
+def _check_prompts(
+    services: Services, prompts: Prompts, request: CommonRequest, ready: Ready
+) -> int:
+    """Their tokens, once it is known that they fit the model, the reply and the queue."""
+    for ids, param in zip(prompts.ids, prompts.params, strict=True):
+        _check_length(len(ids), request, ready, param=param)
+    num_tokens = sum(map(len, prompts.ids))
+    _check_logprobs(num_tokens, request, most=services.config.server.max_logprobs)
+    services.admission.check_tokens(num_tokens)
+    return num_tokens
 
 
 def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:

@@ -18,6 +18,7 @@ from server.api.auth import ApiKey
 from server.config import ServerConfig
 from server.keys import Keyring
 from server.observe.metrics import Metrics
+from server.serve import http_server
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
 
@@ -196,3 +197,30 @@ def test_tokens_that_wait_are_bounded() -> None:
             for _ in range(7):
                 served.call(gate.release)
             assert httpx.post(url, json=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("trusted", "seen"),
+    [
+        ([], ("10.0.0.7", "http")),
+        (["10.0.0.0/8"], ("203.0.113.9", "https")),
+        (["10.0.0.8"], ("10.0.0.7", "http")),
+    ],
+)
+def test_forwarded_headers_are_believed_of_trusted_proxies_alone(
+    trusted: list[str], seen: tuple[str, str]
+) -> None:
+    """Law: nobody else can say that he is another client."""
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+
+    config = http_server(app, ServerConfig(trusted_proxies=trusted), None).config
+    config.load()
+    scope = {
+        "type": "http", "client": ("10.0.0.7", 1234), "scheme": "http",
+        "headers": [(b"x-forwarded-for", b"203.0.113.9"), (b"x-forwarded-proto", b"https")],
+    }  # fmt: skip
+    asyncio.run(config.loaded_app(scope, None, None))
+    assert [(scope["client"][0], scope["scheme"]) for scope in scopes] == [seen]

@@ -1,0 +1,116 @@
+"""`python -m tests.process.fair_share [NOISY]`: the time to the first token of a quiet key, alone
+and beside one with NOISY (500) requests, of the built-in pair on this machine. Under two minutes.
+
+The bound: beside it at most 1.5 times as long as alone, and one step more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from server.keys import new_key
+from tests.process.served import serving
+
+COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
+ROUTE, MODEL = "/v1/completions", "foredraft-demo"
+QUIET = 5  # requests, one after the other; alone they are asked for four times
+PAUSE = 0.3  # seconds before each
+
+
+@dataclass
+class Seen:
+    """Seconds; `step`: the mean of an engine step while both asked."""
+
+    alone: list[float]
+    beside: list[float]
+    step: float
+    failed: int
+
+    def __str__(self) -> str:
+        alone, beside = p95(self.alone), p95(self.beside)
+        return (
+            f"TTFT p95 alone {alone * 1e3:.1f} ms, beside {beside * 1e3:.1f} ms, a step"
+            f" {self.step * 1e3:.1f} ms: {beside / alone:.2f} times, and without the step"
+            f" {(beside - self.step) / alone:.2f}; {self.failed} requests failed"
+        )
+
+
+def p95(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=20, method="inclusive")[-1]
+
+
+def body(text: str, tokens: int) -> dict[str, object]:
+    prompt = f"def {text}(values):\n    total = 0\n"
+    return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+            "stream": True}  # fmt: skip
+
+
+async def first_token(http: httpx.AsyncClient, text: str) -> float:
+    began, first = time.perf_counter(), 0.0
+    async with http.stream("POST", ROUTE, json=body(text, 8)) as stream:
+        assert stream.status_code == 200
+        async for line in stream.aiter_lines():
+            if line.startswith("data: {") and not first:
+                first = time.perf_counter() - began
+    return first
+
+
+async def quiet(http: httpx.AsyncClient, name: str, times: int) -> list[float]:
+    found = []
+    for i in range(times):
+        await asyncio.sleep(PAUSE)
+        found.append(await first_token(http, f"{name}_{i}"))
+    return found
+
+
+async def noisy(http: httpx.AsyncClient, number: int) -> bool:
+    reply = await http.post(ROUTE, json=body(f"noisy_{number}", 400))
+    return reply.text.endswith("data: [DONE]\n\n")
+
+
+async def steps(http: httpx.AsyncClient) -> float:
+    told = (await http.get("/metrics")).text
+    return float(told.partition("\nforedraft_steps_total ")[2].split()[0])
+
+
+async def measure(count: int) -> Seen:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = [new_key(name) for name in ("quiet", "noisy")]
+        path = Path(folder) / "keys.toml"
+        path.write_text("".join(lines for _, lines in keys))
+        settings = (f"server.api_keys_file={path}", f"schedule.max_waiting={count}")
+        options = [word for setting in settings for word in ("--set", setting)]
+        async with serving((*COMMAND, *options), os.environ) as server:
+            many = httpx.Limits(max_connections=None)
+            clients = [
+                httpx.AsyncClient(
+                    base_url=server.http.base_url, timeout=300, limits=many,
+                    headers={"Authorization": f"Bearer {key}"},
+                )
+                for key, _ in keys
+            ]  # fmt: skip
+            await quiet(clients[0], "warm", QUIET)
+            alone = await quiet(clients[0], "alone", 4 * QUIET)
+            asking = [asyncio.create_task(noisy(clients[1], i)) for i in range(count)]
+            await asyncio.sleep(2.0)  # for all of them to be there
+            began, before = time.perf_counter(), await steps(clients[0])
+            beside = await quiet(clients[0], "beside", QUIET)
+            step = (time.perf_counter() - began) / (await steps(clients[0]) - before)
+            failed = count - sum(await asyncio.gather(*asking))
+            for client in clients:
+                await client.aclose()
+    return Seen(alone, beside, step, failed)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{asyncio.run(measure(int(sys.argv[1]) if sys.argv[1:] else 500))}\n")
