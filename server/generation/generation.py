@@ -35,6 +35,7 @@ class Generation:
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
+        self.skipped = ""  # text of the reply that the client has
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -56,6 +57,8 @@ class Generation:
                     index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
                 )
                 self.choices.append(choice)
+                if self.spec.begun is not None:
+                    self.skipped = choice.skip(self.spec.begun)
         except BaseException as error:
             self._failure = error
             self.close()
