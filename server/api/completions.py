@@ -49,11 +49,13 @@ def completions_router(services: Services) -> APIRouter:
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
         call = await start(services, http, request, prefix="chatcmpl-")
         generation, shape = call.generation, ChatShape(call.id, call.use)
+        shape.skip(generation.skipped)
         extra: dict[str, Any] = {}
         if request.return_token_ids:
             extra["prompt_token_ids"] = generation.spec.prompts[0]
         if request.stream:
-            opening = [shape.opening(choice.index) for choice in generation.choices]
+            begins = generation.choices if request.resume is None else []
+            opening = [shape.opening(choice.index) for choice in begins]
             events = chunks(call, CHUNK, shape.choices, opening=opening, first=extra)
             return EventStream(call, events)
         deltas, count = await gather(http, generation), request.prompt_logprobs

@@ -75,7 +75,7 @@ async def start(
         if (asked := request.constraint) is not None:
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
-        seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
+        seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
         id = prefix + uuid.uuid4().hex
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
@@ -109,6 +109,12 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)
+    if (resume := request.resume) is not None:
+        check_ids(resume.token_ids, ready=ready, param="resume.token_ids")
+        here = services.fingerprint(ready)
+        if resume.system_fingerprint not in (None, here):
+            said = f"is of a reply that this server would not make to the byte; it is {here}"
+            raise invalid("resume.system_fingerprint", said)
     count, allowed = request.num_sequences, services.admission.max_inflight
     if count > allowed:
         name = "n" if request.fan_out == request.n else "best_of"
@@ -210,6 +216,7 @@ def _spec(
         echoes=prompts.echoes,
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
+        begun=request.resume.token_ids if request.resume is not None else None,
         grammar_param=grammar_param if prompts.grammar is None else "tools",
         tenant=tenant.name,
         weight=tenant.row.weight,

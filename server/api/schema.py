@@ -17,7 +17,7 @@ from engine.config import PROPOSERS, ProposerName
 from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
 from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
-from server.api.errors import invalid
+from server.api.errors import invalid, missing
 from server.api.fields import (
     Refused,
     described,
@@ -129,6 +129,17 @@ class Prediction(Part):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
+
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+
+
+class Resume(Part):
+    """What a client has of a reply that broke off, as its chunks told it."""
+
+    token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_LENGTH_FIELD, fail_fast=True)]
+    seed: Seed | None = None
+    system_fingerprint: Label | None = None
 
 
 def _named(names: Iterable[str]) -> str:
@@ -259,6 +270,15 @@ class CommonRequest(Generating, ABC):
         "Extension. Log-probabilities of the prompt, with so many alternatives, in vLLM's shape: in"
         " each choice (completions) or beside the choices (chat).",
         ", and only without `stream`", ge=0, le=MAX_LOGPROBS)
+    resume: Resume | None = described(None,
+        "Extension. Go on with a reply that broke off, of this replica or another one: the same"
+        " request with the ids that its chunks had (`return_token_ids`) and its seed. The reply is"
+        " the rest, and `usage` counts the whole, since what broke off told none.",
+        'an object {"token_ids": a list of ids, "seed": an integer, needed unless `temperature` is'
+        ' 0 or `seed` says it, "system_fingerprint": that of the reply, to be refused where it'
+        " cannot go on to the byte}, and only for one choice of one prompt, without `echo`,"
+        " `prompt_logprobs` and `provenance`, without `stop` beside log-probabilities, and with"
+        " `stream` beside `tools`")
     response_format: ResponseFormat | None = described(None,
         "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
         " that cannot be enforced whole is a 400.",
@@ -308,6 +328,11 @@ class CommonRequest(Generating, ABC):
         """Sequences generated in all."""
         return self.fan_out
 
+    @property
+    def seeded(self) -> int | None:
+        """The seed that the request names."""
+        return self.seed if self.resume is None or self.seed is not None else self.resume.seed
+
     @cached_property
     def constraint(self) -> Constraint | None:
         """What the text must satisfy, and the field that asks for it."""
@@ -332,7 +357,31 @@ class CommonRequest(Generating, ABC):
             raise invalid("structured_outputs", said)
         if self.length is not None and self.min_tokens > self.length:
             raise wrong("min_tokens", f"at most `max_tokens` ({self.length})", self.min_tokens)
+        if self.resume is not None:
+            self._check_resume(self.resume)
         return self
+
+    def _check_resume(self, resume: Resume) -> None:
+        said = {
+            "echo": getattr(self, "echo", False),
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "provenance": self.provenance,
+            "stop": bool(self.stop) and self.alternatives is not None,
+        }
+        for name in [name for name, given in said.items() if given]:
+            beside = " beside log-probabilities" if name == "stop" else ""
+            raise invalid("resume", f"is only allowed without `{name}`{beside}")
+        if getattr(self, "tools", []) and not self.stream:
+            raise invalid("resume", "is only allowed with `stream`: true beside `tools`")
+        if self.num_sequences > 1:
+            raise invalid("resume", "is only allowed for one choice of one prompt")
+        if self.seeded is None and self.temperature > 0:
+            raise missing("resume.seed", "the seed of the reply that broke off")
+        if resume.seed is not None and resume.seed != self.seeded:
+            raise invalid("resume.seed", f"is {resume.seed}, but `seed` is {self.seed}")
+        if self.length is not None and len(resume.token_ids) > self.length:
+            had = f"has {len(resume.token_ids)} ids; at most {self.length} were asked for"
+            raise invalid("resume.token_ids", had)
 
 
 # fmt: off

@@ -44,7 +44,7 @@ class CompletionShape:
 class ChatShape:
     """How chat writes its choices, whole or in chunks. With tools a step may say several things
     (content, a call, its arguments): each is a chunk of its own, the logprobs and provenance of all
-    of it on the first, the finish on the last."""
+    of it on the first, the ids and the finish on the last: whoever has the ids has their text."""
 
     def __init__(self, id: str, use: ToolUse | None = None) -> None:
         self._id = id
@@ -56,11 +56,17 @@ class ChatShape:
         start = {"role": "assistant", "content": content, "refusal": None}
         return {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
 
+    def skip(self, text: str) -> None:
+        """The only choice goes on behind this text."""
+        if text:
+            self._read(Delta(0, text, None, None))
+
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         """One chunk's choice each; at least one when the delta has a finish."""
         deltas, finish = self._read(delta)
+        deltas = [] if delta.known else deltas
         beside = _beside(delta)
-        if not deltas and (finish is not None or any(beside.values())):
+        if not deltas and (finish is not None or delta.tokens or any(beside.values())):
             deltas = [{}]
         choices: list[dict[str, Any]] = [
             {"index": delta.index, "delta": one, "logprobs": None, "finish_reason": None}
@@ -68,7 +74,7 @@ class ChatShape:
         ]
         if choices:
             choices[0] |= beside
-            choices[-1]["finish_reason"] = finish
+            choices[-1] |= {"finish_reason": finish, **_ids(delta)}
         return choices
 
     def whole(self, delta: Delta) -> dict[str, Any]:
@@ -79,6 +85,7 @@ class ChatShape:
             "message": message_of(deltas),
             "finish_reason": finish,
             **_beside(delta, whole=True),
+            **_ids(delta),
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
@@ -94,9 +101,12 @@ class ChatShape:
 
 def _beside(delta: Delta, *, whole: bool = False) -> dict[str, Any]:
     """What a chat's choice says of its tokens."""
-    ids = {"token_ids": list(delta.tokens)} if delta.tokens else {}
     logprobs = chat_logprobs(delta.logprobs, whole=whole)
-    return {"logprobs": logprobs, **ids, **provenance_body(delta.provenance)}
+    return {"logprobs": logprobs, **provenance_body(delta.provenance)}
+
+
+def _ids(delta: Delta) -> dict[str, Any]:
+    return {"token_ids": list(delta.tokens)} if delta.tokens else {}
 
 
 class CallReader:

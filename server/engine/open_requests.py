@@ -5,7 +5,7 @@ a reply it says the rest of it: nothing is repeated, missing or different.
 A request that kills engines must not do so for ever, and none must be taken for it that was merely
 there. Those of which nothing came between two losses are suspects: the next engine gets them one by
 one, each once something came of the one before, and all others after them. One that was alone with
-an engine, and not for the first time, ends with an error.
+two of the engines that were lost so ends with an error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class OpenRequest:
     """Its mailbox, and what has arrived of its reply: 4 bytes a token, and the last Output.
 
     `sent`: the present engine has it. `deaths`: engines that were lost with it, in a row, without
-    an Output between. `cut_at`: when it was cut off first of these times; None: it goes on."""
+    an Output between; `alone`: those of them that had no other request. `cut_at`: when it was cut
+    off first of these times; None: it goes on."""
 
     def __init__(self, asked: Submit) -> None:
         self.id = asked.id
         self.stream = Stream(asked.id)
         self.sent = False
-        self.deaths = 0
+        self.deaths = self.alone = 0
         self.cut_at: float | None = None
         self._asked = asked
         self._tokens = array("I", asked.begun.tokens)
@@ -141,14 +142,15 @@ class OpenRequests:
         for request in present:
             request.sent = False
             request.deaths += not planned
+            request.alone += not planned and len(present) == 1
             request.cut_at = request.cut_at or now
         self._suspects, self._tried, self._sentence = [], None, sentence
         if present:
             asyncio.get_running_loop().call_later(self._seconds, self._end_late, now)
-        if planned or len(present) != 1 or present[0].deaths < 2:
-            return 0
-        self._give_up(present[0])
-        return present[0].deaths - 1
+        guilty = [request for request in present if request.alone > 1]
+        for request in guilty:
+            self._give_up(request)
+        return sum(request.deaths - 1 for request in guilty)
 
     def come_back(self, ready: Ready) -> None:
         """To an engine that has just introduced itself so."""
@@ -176,12 +178,13 @@ class OpenRequests:
 
     def _goes_on(self, request: OpenRequest, cut_at: float) -> None:
         self._on_held("resumed", time.monotonic() - cut_at)
-        request.deaths, request.cut_at = 0, None
+        request.deaths = request.alone = 0
+        request.cut_at = None
         if request is self._tried:
             self._submit_next()
 
     def _give_up(self, request: OpenRequest) -> None:
-        said = f"{request.deaths} times in a row, the last time with no other in the engine"
+        said = f"{request.deaths} times in a row, twice with no other request"
         said = f"the engine was lost with this request {said}: {self._sentence}"
         logger.error("%s is not tried again: %s", request.id, said)
         self._end_held(request, "given_up")

@@ -35,6 +35,7 @@ class Delta:
     finish: Finish | None
     tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
     provenance: list[Origin] | None = None
+    known: bool = False  # the client has everything but the finish
 
 
 class Choice:
@@ -65,8 +66,16 @@ class Choice:
         self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
         self._provenance = Provenance() if params.provenance else None
         self._logprobs: list[TextLogprobs] = []  # whose text is not out yet
+        self._skipped = False
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters handed out so far
+
+    def skip(self, tokens: Sequence[int]) -> str:
+        """Take in what the client has of the reply already; the text of it, which it has, too."""
+        text = self._take(Output(id=self.stream.id, tokens=list(tokens)))
+        self._position = self._emitted = len(text)
+        self._skipped = bool(tokens)
+        return text
 
     def feed(self, output: Output) -> Delta | None:
         """Take one Output in; None if nothing became certain.
@@ -86,7 +95,9 @@ class Choice:
         self.usage.take(self.stream.steps or (output,), len(tokens), stopped=self._hit)
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
-        if output.finish is not None and not self._hit:
+        known = self._skipped and not tokens  # it was complete, and whoever has the ids has it all
+        self._skipped = False
+        if output.finish is not None and not (self._hit or known):
             text += self._tail()
         if output.finish is not None or self._hit:
             self.finish = "length" if output.finish == "length" and not self._hit else "stop"
@@ -98,7 +109,7 @@ class Choice:
         provenance = self._origins()
         if not (text or logprobs or shown or provenance or self.finish):
             return None
-        return Delta(self.index, text, logprobs, self.finish, shown, provenance)
+        return Delta(self.index, text, logprobs, self.finish, shown, provenance, known)
 
     @property
     def mean_logprob(self) -> float:
@@ -127,6 +138,8 @@ class Choice:
     def _take(self, output: Output) -> str:
         """Text of the generated tokens that became certain. One by one where the count of tokens
         or their places matter."""
+        if self._hit:
+            return ""
         tokens = output.tokens
         ended = output.stop_token is not None and not self._spec.include_stop
         visible = tokens[:-1] if ended and tokens else tokens

@@ -40,6 +40,7 @@ class Generation:
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
+        self.skipped = ""  # text of the reply that the client has
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -66,6 +67,8 @@ class Generation:
                     index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
                 )
                 self.choices.append(choice)
+                if self.spec.begun is not None:
+                    self.skipped = choice.skip(self.spec.begun)
             if (seconds := self.spec.seconds) is not None:
                 loop = asyncio.get_running_loop()
                 self._deadline = loop.call_later(seconds, self._expire, seconds)

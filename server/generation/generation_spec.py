@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.messages import SamplingParams, Submit
+from engine.messages import Begun, SamplingParams, Submit
 from server.generation.annotations import token_text
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
@@ -59,7 +59,8 @@ class GenerationSpec:
     score the prompt again only to echo it). `context`: the most tokens that prompt and output may
     have; `max_tokens` is clipped to it. `n` are wanted of the `best_of` (at least `n`) that are
     generated for each prompt. `echoes`: per prompt, the text that the completion begins with; None:
-    no echo. `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
+    no echo. `begun`: tokens of the only reply that the client has, whose text is not told again.
+    `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
 
     id: str
     prompts: Sequence[Sequence[int]]
@@ -72,6 +73,7 @@ class GenerationSpec:
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
     echoes: Sequence[Echo] | None = None
+    begun: Sequence[int] | None = None
     show_logprobs: bool = True
     show_tokens: bool = False
     guessing: Guessing = Guessing()  # what `params` come to in this engine
@@ -101,8 +103,8 @@ class GenerationSpec:
             min_tokens=min(self.params.min_tokens, max_tokens),
             prompt_logprobs=self.params.prompt_logprobs if i == 0 or self.echoes else None,
         )
-        id = f"{self.id}-{index}"
-        return Submit(id, prompt, params, arrival, tenant=self.tenant, weight=self.weight)
+        id, begun = f"{self.id}-{index}", Begun(list(self.begun or ()))
+        return Submit(id, prompt, params, arrival, begun, tenant=self.tenant, weight=self.weight)
 
 
 def choice_seed(seed: int, i: int) -> int:

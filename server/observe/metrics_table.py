@@ -240,7 +240,7 @@ METRICS: tuple[Metric, ...] = (
         "held_requests_total",
         "sequences that were held when their engine was lost or replaced, by what became of them:"
         " `resumed`, `too_late` (`server.resume_seconds` were over) or `given_up` (they were alone"
-        " with an engine that was lost, and not for the first time)",
+        " with two engines in a row that were lost)",
         {"outcome": get_args(Held)},
     ),
     histogram(

@@ -75,6 +75,7 @@ GOOD: dict[str, Any] = {
     "service_tier": "flex",
     "safety_identifier": "s",
     "prompt_cache_key": "k",
+    "resume": {"token_ids": [98], "seed": 7},
 }
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 GOOD |= {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True}

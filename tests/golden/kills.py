@@ -1,10 +1,10 @@
-"""`python -m tests.golden kills COUNT`: the engine of a server is killed at random moments, while
+"""`python -m tests.golden kills COUNT`: the engine of a server is killed at random tokens, while
 clients ask the recorded requests over and over. Every reply must be the recorded one: 1 where one
 is not, or where a client got an error.
 
 A request that comes while an engine starts gets a 503 and is asked again, as the SDKs do. `--stop`:
 SIGSTOP instead of SIGKILL, which the watchdog has to notice. `--every 60`: seconds between the end
-of one restart and the next kill, instead of up to one: COUNT minutes of a soak.
+of one restart and the next kill, instead of so many tokens: COUNT minutes of a soak.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ import httpx
 from tests.golden.replay import CONCURRENCY, TEXTS, Refused, ask, differences, serving
 from tests.golden.requests import requests
 
-SETTINGS = ("server.max_restarts=1000000", "server.watchdog_seconds=3", "cache.num_blocks=512")
+SETTINGS = (
+    "server.restart_window_seconds=0.001",  # so that each restart is the first in a row
+    "server.watchdog_seconds=3",
+    "cache.num_blocks=512",
+)
+TOKENS = "generation_tokens_total"
 PATIENCE = 120.0  # seconds for a restart, or for what runs at the end
-NEXT_KILL = 1.0  # at most so many seconds after the engine is ready
+NEXT_KILL = 150  # at most so many tokens after the engine is ready
 
 
 @dataclass
@@ -94,7 +99,7 @@ def until_ready(http: httpx.Client) -> float:
     """Seconds."""
     began = time.monotonic()
     while http.get("/ready").status_code != 200:
-        time.sleep(0.02)
+        time.sleep(0.1)
         if time.monotonic() - began > PATIENCE:
             raise SystemExit("the server does not come back")
     return time.monotonic() - began
@@ -112,7 +117,10 @@ def kill_often(process: int, http: httpx.Client, said: argparse.Namespace) -> li
     """Seconds from each kill until the server is ready again."""
     chance, took = random.Random(said.seed), list[float]()
     for number in range(said.count):
-        time.sleep(said.every or chance.uniform(0, NEXT_KILL))
+        time.sleep(said.every)
+        due = metric(http, TOKENS) + (0 if said.every else chance.randint(1, NEXT_KILL))
+        while metric(http, TOKENS) < due:
+            time.sleep(0.01)
         os.kill(engine_of(process), signal.SIGSTOP if said.stop else signal.SIGKILL)
         began = time.monotonic()
         while http.get("/ready").status_code == 200:

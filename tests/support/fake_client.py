@@ -135,7 +135,7 @@ class FakeClient(EngineClient):
         self._streams.clear()
 
     async def _run(self, submit: Submit, stream: Stream) -> None:
-        position = rounds = 0
+        position, rounds = len(submit.begun.tokens), 0
         finish: FinishReason | None = None
         while finish is None:
             await self._turn()
@@ -152,8 +152,8 @@ class FakeClient(EngineClient):
             tokens, finish = self._step(submit, position)
             position += len(tokens)
             rounds += 1
-            first = rounds == 1
-            stop = tokens[-1] if finish == "stop" else None
+            first = rounds == 1 and not submit.begun.tokens
+            stop = [*submit.begun.tokens, *tokens][-1] if finish == "stop" else None
             want = submit.params.prompt_logprobs
             stream.put(
                 Output(
@@ -166,7 +166,7 @@ class FakeClient(EngineClient):
                     cached_tokens=0 if first else None,
                     rounds=rounds,
                     proposed=rounds * (self._tokens_per_step - 1),
-                    accepted=max(position - rounds, 0),
+                    accepted=max(position - len(submit.begun.tokens) - rounds, 0),
                     predicted=rounds * (self._tokens_per_step - 1)
                     if submit.params.prediction
                     else 0,
@@ -192,7 +192,9 @@ class FakeClient(EngineClient):
             stops.update(self.ready.eos_ids)
         limit = min(params.max_tokens, self.ready.max_model_len - len(submit.prompt))
         tokens: list[int] = []
-        if limit == 0:
+        if submit.begun.tokens[position - 1 :] and submit.begun.tokens[-1] in stops:
+            return [], "stop"
+        if position >= limit:
             return [], "length"
         while len(tokens) < self._tokens_per_step:
             token = self._script(submit, position + len(tokens))

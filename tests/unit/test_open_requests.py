@@ -121,7 +121,7 @@ async def test_of_two_losses_the_first_begins_the_gap() -> None:
 @in_a_loop
 async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> None:
     """Law: after two losses without an output between, requests go to the engine one by one, what
-    comes new waits, and only the one that was alone with it ends, with a sentence."""
+    comes new waits, and only the one that was alone with two of them ends, with a sentence."""
     world = World()
     good, bad = world.add("good", "bad")
     world.say("good", 5)
@@ -130,12 +130,13 @@ async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> N
     assert world.die_and_return() == ["bad"]  # of which nothing ever came: most likely it
     world.add("new")
     assert world.taken() == []
-    assert world.lose() == 2  # losses before this one
+    assert world.die_and_return() == ["bad"]  # alone for the first time: it may be chance
+    assert world.lose() == 3  # losses before this one
     assert good.take().finish is None
     end = bad.take()
     assert end.finish == "error"
     assert end.error is not None
-    assert "3 times in a row" in end.error
+    assert "4 times in a row" in end.error
     assert "SIGKILL" in end.error
     assert world.outcomes == ["given_up"]
     world.requests.come_back(READY)
@@ -206,7 +207,7 @@ def test_poison_among_many_is_found(seed: int) -> None:
                 world.say(name, running[name], **finish)
                 if finish:
                     del running[name]
-        assert losses <= 4 * len(fatal)
+        assert losses <= 5 * len(fatal)
         for name, stream in streams.items():
             ends = stream.take()
             assert ends.tokens == [*range(1, 1 + arrived[name])]
