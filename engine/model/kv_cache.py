@@ -65,19 +65,20 @@ class Plane:
 
 
 def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Written at once: memory that is not there is to be missed at start. Raises
+    """Every page touched at once: memory that is not there is to be missed at start. Raises
     MemoryPlanError."""
     if device.type != "cpu":
         return torch.zeros(tuple(size), dtype=dtype, device=device)
     needed = prod(size) * dtype.itemsize
     try:
-        memory = torch.from_numpy(space(needed))
+        memory = space(needed)
     except OSError as error:  # this process may have less than the machine
         raise MemoryPlanError(
             f"the system refuses {gib(needed)} for keys or values ({error.strerror}): lower "
             "cache.cpu_memory_gib or raise the limits of this process"
         ) from error
-    return memory.view(dtype).view(tuple(size)).zero_()
+    memory[:: mmap.PAGESIZE] = 0
+    return torch.from_numpy(memory).view(dtype).view(tuple(size))
 
 
 class KVCache:
