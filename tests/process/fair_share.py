@@ -80,7 +80,7 @@ async def noisy(http: httpx.AsyncClient, number: int) -> bool:
 
 async def steps(http: httpx.AsyncClient) -> float:
     told = (await http.get("/metrics")).text
-    return float(told.partition("\nforedraft_steps_total ")[2].split()[0])
+    return float(told.partition("\nforedraft_steps_total{")[2].split()[1])
 
 
 async def measure(count: int) -> Seen:

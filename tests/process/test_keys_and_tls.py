@@ -164,4 +164,4 @@ def test_a_reader_that_does_not_read_does_not_hold_up_the_end(tmp_path: Path, en
 
 def running(url: httpx.URL) -> float:
     told = httpx.get(url.join("/metrics")).text
-    return float(told.partition("\nforedraft_requests_running ")[2].split()[0])
+    return float(told.partition("\nforedraft_requests_running{")[2].split()[1])

@@ -21,7 +21,7 @@ ENGINES = {"scripted": COMMAND, "real": ENGINE_COMMAND}
 
 def main() -> int:
     engine, *words = sys.argv[1:]
-    files = [word for word in words if word.endswith(".toml")]
+    files = [word for word in words if word.endswith(".toml") and "=" not in word]
     overrides = [word for word in words if word not in files]
 
     def load() -> Config:
