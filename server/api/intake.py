@@ -126,11 +126,13 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
 def _check_prompts(
     services: Services, prompts: Prompts, request: CommonRequest, ready: Ready
 ) -> int:
-    """Their tokens, once it is known that they fit the model, the reply and the queue."""
+    """Their tokens, and those to resume from, once it is known that they fit the model, the reply
+    and the queue."""
     for ids, param in zip(prompts.ids, prompts.params, strict=True):
         _check_length(len(ids), request, ready, param=param)
     num_tokens = sum(map(len, prompts.ids))
     _check_logprobs(num_tokens, request, most=services.config.server.max_logprobs)
+    num_tokens += len(request.resume.token_ids) if request.resume is not None else 0
     services.admission.check_tokens(num_tokens)
     return num_tokens
 

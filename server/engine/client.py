@@ -31,6 +31,7 @@ from engine.messages import (
     Submit,
     Swap,
     SwapDraft,
+    mode_refusal,
 )
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
@@ -135,6 +136,9 @@ class EngineClient:
         match event:
             case Ready():
                 self.ready, self.swap = event, None
+                if mode_refusal(self.speculation, event.k_max) is not None:
+                    logger.warning("this engine cannot be held at K = %d", self.speculation.k)
+                    self.speculation = SetSpeculation("auto")
                 if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
                     self.send(self.speculation)
                 self._requests.come_back(event)

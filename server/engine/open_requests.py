@@ -30,13 +30,14 @@ Held = Literal["resumed", "too_late", "given_up"]  # what became of a request th
 class OpenRequest:
     """Its mailbox, and what has arrived of its reply: 4 bytes a token, and the last Output.
 
-    `sent`: the present engine has it. `deaths`: engines that were lost with it, in a row, without
-    an Output between; `alone`: those of them that had no other request. `cut_at`: when it was cut
-    off first of these times; None: it goes on."""
+    `most`: tokens of prompt and reply. `sent`: the present engine has it. `deaths`: engines that
+    were lost with it, in a row, without an Output between; `alone`: those of them that had no other
+    request. `cut_at`: when it was cut off first of these times; None: it goes on."""
 
     def __init__(self, asked: Submit) -> None:
         self.id = asked.id
         self.stream = Stream(asked.id)
+        self.most = len(asked.prompt) + asked.params.max_tokens
         self.sent = False
         self.deaths = self.alone = 0
         self.cut_at: float | None = None
@@ -153,8 +154,15 @@ class OpenRequests:
         return sum(request.deaths - 1 for request in guilty)
 
     def come_back(self, ready: Ready) -> None:
-        """To an engine that has just introduced itself so."""
+        """To an engine that has just introduced itself so. A request that it may have no room for
+        ends here: it would be cut short there."""
         self._ready = ready
+        for request in [
+            each for each in self._requests.values() if each.most > ready.max_model_len
+        ]:
+            self._end_held(request, "given_up")
+            room = f"it may take {request.most} tokens, the engine now takes {ready.max_model_len}"
+            request.stream.fail(f"{self._sentence}; the reply could not go on: {room}")
         suspects = [request for request in self._requests.values() if request.deaths > 1]
         self._suspects = sorted(suspects, key=lambda request: request.suspicion)
         self._submit_next()
@@ -201,9 +209,9 @@ class OpenRequests:
         self._let_go(late)
 
     def _end_held(self, request: OpenRequest, outcome: Held) -> None:
-        assert request.cut_at is not None
         del self._requests[request.id]
-        self._on_held(outcome, time.monotonic() - request.cut_at)
+        now = time.monotonic()
+        self._on_held(outcome, now - (request.cut_at or now))
 
     def _let_go(self, gone: list[OpenRequest]) -> None:
         """Of what has ended on this side."""

@@ -163,10 +163,17 @@ class Generation:
             self._exchange.ended = ended
 
     def _finish(self) -> Finish:
-        if self._failure is not None:
-            return "error"
-        if not self.finished:
-            return "abort"
+        match self._failure:
+            case None if not self.finished:
+                return "abort"
+            case None:
+                pass
+            case DeadlineExceeded():
+                return "timeout"
+            case GenerationFailed(bad_request=True):
+                return "refused"
+            case _:
+                return "error"
         return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
     def _observe(self, index: int, output: Output) -> None:

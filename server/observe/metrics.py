@@ -181,8 +181,8 @@ class Metrics(Collector):
             self._histograms["resume_gap_seconds"].observe(seconds)
 
     def set_engine_state(self, state: EngineState) -> None:
-        """The engine's state changed; to `starting` only by a restart."""
-        if self._state is not None and state == "starting":
+        """The engine's state changed. A replacement that was asked for is no restart."""
+        if self._state == "lost" and state == "starting":
             self._add("engine_restarts_total", 1)
         self._state = state
         for name in get_args(EngineState):

@@ -15,7 +15,7 @@ from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason, SwapOutcome
 from server.engine.lifecycle import EngineState
 from server.engine.open_requests import Held
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "abort", "timeout", "refused", "error"]
 Rejection = Literal[
     "invalid", "context_length", "unauthorized", "foreign_origin", "unknown_model", "too_large",
     "queue_full", "not_ready", "rate_limited",
@@ -94,7 +94,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "requests_total",
-        "ended requests by how they ended; `abort`: the client went away",
+        "ended requests by how they ended; `abort`: the client went away; `timeout`: at a deadline;"
+        " `refused`: by a fault of theirs that the engine found; `error`: by the server's",
         {"reason": get_args(Finish)},
     ),
     counter(

@@ -213,7 +213,7 @@ def test_a_refusal_by_the_engine_is_not_quoted(
     with asking(FakeClient(refusal="no canary here", bad_request=own)) as (served, http):
         reply = http.post("/v1/completions", json={**BODY, "stream": True})
         assert "no canary here" in reply.text
-        served.until(lambda: "finish=error" in caplog.text)
+        served.until(lambda: f"finish={'refused' if own else 'error'}" in caplog.text)
     assert caplog.text.count("canary") == count
     assert "ended with an error" in caplog.text
 

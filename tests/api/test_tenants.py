@@ -170,6 +170,9 @@ def test_a_request_past_its_deadline_ends_and_says_so(of: str) -> None:
         assert error_of(whole)["code"] == "deadline_exceeded"
         served.until(lambda: served.client.inflight == 0)
         assert served.client.aborted == [submit.id for submit in served.client.submitted]
+        assert (
+            b'requests_total{reason="timeout"} 2.0' in served.metrics.render()
+        )  # no error of ours
 
 
 def test_a_request_that_ends_in_time_is_not_disturbed() -> None:
@@ -190,6 +193,8 @@ def test_tokens_that_wait_are_bounded() -> None:
             assert refused.status_code == 429
             assert error_of(refused)["code"] == "queue_full"
             assert "101 prompt tokens wait" in error_of(refused)["message"]
+            begun = {"max_tokens": 30, "resume": {"token_ids": [97] * 20, "seed": 1}}
+            assert httpx.post(url, json={**BODY, **begun}).status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             lines = stream.iter_lines()
             served.call(gate.release)

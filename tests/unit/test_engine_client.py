@@ -229,7 +229,8 @@ def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
-    """Law: in order with requests, and ahead of all requests to a later incarnation."""
+    """Law: in order with requests, and ahead of all requests to a later incarnation, unless that
+    one could not obey: then neither side says that it does."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -247,6 +248,13 @@ def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
                 await peer.send(Outputs([], metrics))
                 await heard(events)
                 assert client.estimates == metrics.estimates
+        (tmp_path / "third").mkdir()
+        async with connected(tmp_path / "third", client) as (peer, events):
+            await peer.send(make_ready(k_max=1))  # of another configuration
+            await heard(events)
+            client.submit(Submit("third", [1], PARAMS, 3.0))
+            assert isinstance(await peer.receive(), Submit)
+            assert client.speculation.mode == "auto"
 
     asyncio.run(scenario())
 

@@ -195,6 +195,9 @@ def test_engine_state_is_one_hot_and_restarts_count() -> None:
     assert found["requests_running"] == 0
     metrics.set_engine_state("starting")
     assert samples(metrics)["engine_restarts_total"] == 1
+    for state in ("ready", "starting"):  # replaced by one of another configuration
+        metrics.set_engine_state(state)
+    assert samples(metrics)["engine_restarts_total"] == 1
 
 
 def test_series_are_fixed() -> None:

@@ -102,6 +102,25 @@ async def test_what_had_not_begun_begins_anew() -> None:
 
 
 @in_a_loop
+async def test_a_reply_is_not_cut_short_by_a_smaller_engine() -> None:
+    """Bug: an engine with fewer blocks ended the reply early, as if its length had been reached.
+    Law: what it may have no room for ends with a sentence; the rest goes on."""
+    world = World()
+    long, short = world.requests.add(Submit("long", [1] * 90, PARAMS, 0.0)), *world.add("short")
+    world.say("long", 5)
+    world.lose(planned=True)
+    world.taken()
+    world.requests.come_back(make_ready(max_model_len=99))
+    assert world.taken() == ["short"]
+    assert long.take().tokens == [5]
+    with pytest.raises(EngineLost, match="may take 100 tokens, the engine now takes 99"):
+        long.take()
+    world.say("short", 6, finish="stop")
+    assert short.take().finish == "stop"
+    assert world.outcomes == ["given_up", "resumed"]
+
+
+@in_a_loop
 async def test_of_two_losses_the_first_begins_the_gap() -> None:
     """Law: a gap is one, however many engines are lost in it; those that did not get the request
     are none of its deaths."""
