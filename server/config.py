@@ -367,14 +367,19 @@ SECRETS = frozenset({"api_key", "admin_key", "sha256"})
 LONGEST_SHOWN = 80
 
 
-def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> str:
-    """The first complaint, as a sentence."""
+def explain(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], *, hide: bool = False
+) -> str:
+    """The first complaint, as a sentence; `hide`: without what was given."""
     first = error.errors(include_url=False)[0]
     path = _written_path(first["loc"], data)
     key = ".".join(path) or "the configuration"
     match first["type"]:
         case "extra_forbidden":
-            return _unknown_key(path, model, data)
+            return _unknown_key(path, model, {} if hide else data)
+        case "missing":  # what was given is the whole table around it
+            *parents, field = first["loc"]
+            return f"{'.'.join([*_written_path(tuple(parents), data), str(field)])} is missing"
         case "union_tag_invalid":
             key, given = f"{key}.kind", first["ctx"]["tag"]
             allowed = f"it must be one of {first['ctx']['expected_tags']}"
@@ -389,7 +394,8 @@ def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, A
                 first["input"],
                 re.sub("^(Input|String) should", "it must", first["msg"]),
             )
-    return f"{key} = {_shown(path, given)} is not allowed: {allowed}"
+    shown = "(hidden)" if hide else _shown(path, given)
+    return f"{key} = {shown} is not allowed: {allowed}"
 
 
 def _shown(path: list[str], given: object) -> str:

@@ -24,6 +24,7 @@ from engine.errors import ConfigError
 from server.config import ServerConfig, explain
 
 DEFAULT, ADMIN = "default", "admin"
+RESERVED = {DEFAULT: "server.api_key", ADMIN: "server.admin_key"}  # names: whose they are
 MINUTE = 60.0
 
 Name = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
@@ -142,10 +143,10 @@ class Keyring:
     ) -> None:
         self._server = server
         self._clock = clock
-        self._tenants: dict[bytes, Tenant] = {}  # by digest
-        self.anyone = self._tenant(
-            KeyRow(name="anyone", sha256="0" * 64)
-        )  # where there are no keys
+        self._known: dict[str, Tenant] = {}  # by name: all that had a key since the start
+        self._tenants: dict[bytes, Tenant] = {}  # by digest: those that have one
+        nobody, may = KeyRow(name="anyone", sha256="0" * 64), server.allow_priority
+        self.anyone = Tenant(nobody, may_prioritise=may, clock=clock)  # where there are no keys
         self.reload()
 
     @property
@@ -160,18 +161,20 @@ class Keyring:
         return any(tenant.may_prioritise for tenant in tenants)
 
     def reload(self) -> int:
-        """Read the file again; how many keys there are. Whoever is known by name keeps what runs
-        and what was used. Raises ConfigError, and then all stays as it was."""
+        """Read the file again; how many keys there are. Who was known by name, ever, keeps what
+        runs and what was used. Raises ConfigError, and then all stays as it was."""
         server, rows = self._server, list[KeyRow]()
         for name, key in ((DEFAULT, server.api_key), (ADMIN, server.admin_key)):
             if key is not None:
                 rows.append(KeyRow(name=name, sha256=digest_of(key).hex()))
         if server.api_keys_file is not None:
             rows += read_keys(Path(server.api_keys_file))
-        known = {tenant.name: tenant for tenant in self._tenants.values()}
-        self._tenants = {
-            bytes.fromhex(row.sha256): self._tenant(row, known.get(row.name)) for row in rows
-        }
+        whose: dict[str, str] = {}
+        for row in rows:
+            who = RESERVED.get(row.name, f"`{row.name}` of {server.api_keys_file}")
+            if (other := whose.setdefault(row.sha256, who)) != who:
+                raise ConfigError(f"{other} and {who} are the same key: each must have its own")
+        self._tenants = {bytes.fromhex(row.sha256): self._tenant(row) for row in rows}
         return len(rows)
 
     def find(self, key: str) -> Tenant | None:
@@ -182,12 +185,12 @@ class Keyring:
                 found = tenant
         return found
 
-    def _tenant(self, row: KeyRow, known: Tenant | None = None) -> Tenant:
+    def _tenant(self, row: KeyRow) -> Tenant:
         may = row.priority or self._server.allow_priority
-        if known is None:
-            return Tenant(row, may_prioritise=may, clock=self._clock)
-        known.set(row, may_prioritise=may)
-        return known
+        new = Tenant(row, may_prioritise=may, clock=self._clock)
+        tenant = self._known.setdefault(row.name, new)
+        tenant.set(row, may_prioritise=may)
+        return tenant
 
 
 def digest_of(key: str) -> bytes:
@@ -205,15 +208,13 @@ def read_keys(path: Path) -> list[KeyRow]:
     tables = data.get("key", [])
     if data.keys() - {"key"} or not isinstance(tables, list):
         raise ConfigError(f"the keys {path} must be tables [[key]] and nothing else")
+    if not tables:
+        raise ConfigError(f"the keys {path} have no table [[key]]; was it cut off while written?")
     rows = [_row(table, f"the keys {path}, number {i}") for i, table in enumerate(tables, 1)]
-    for what, values in (
-        ("name", [DEFAULT, ADMIN, *(row.name for row in rows)]),
-        ("sha256", [row.sha256 for row in rows]),
-    ):
-        twice = next((i for i, value in enumerate(values) if value in values[:i]), None)
-        if twice is not None:
-            shown = f" `{values[twice]}`" if what == "name" else ""
-            raise ConfigError(f"the keys {path}: a {what}{shown} is there twice, or reserved")
+    names = [*RESERVED, *(row.name for row in rows)]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ConfigError(f"the keys {path}: a name `{twice}` is there twice, or reserved")
     return rows
 
 
@@ -221,11 +222,13 @@ def _row(table: Any, where: str) -> KeyRow:
     try:
         return KeyRow.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain(error, KeyRow, table)}") from None
+        raise ConfigError(f"{where}: {explain(error, KeyRow, table, hide=True)}") from None
 
 
 def new_key(name: str) -> tuple[str, str]:
     """A new key, and its lines for the file. Raises ConfigError for a name that cannot be one."""
+    if name in RESERVED:
+        raise ConfigError(f"name = {name} is not allowed: it is reserved for {RESERVED[name]}")
     key = f"fd-{secrets.token_urlsafe(32)}"
     try:
         row = KeyRow(name=name, sha256=digest_of(key).hex())

@@ -169,15 +169,18 @@ class Service:
             self._throughput.tell()
 
     def _reload_secrets(self) -> None:
-        """Keys and certificate, each whole or as it was."""
-        try:
-            if self._config.server.api_keys_file is not None:
+        """Keys and certificate, each whole or as it was, whatever comes of the other."""
+        if self._config.server.api_keys_file is not None:
+            try:
                 logger.info("SIGHUP: %d keys", self._keyring.reload())
-            if self._tls is not None:
+            except ConfigError as error:
+                logger.error("SIGHUP: the keys stay as they were: %s", error)
+        if self._tls is not None:
+            try:
                 load_certificate(self._tls, self._config.server)
                 logger.info("SIGHUP: new connections get the certificate as it is now")
-        except ConfigError as error:
-            logger.error("SIGHUP: nothing changed: %s", error)
+            except ConfigError as error:
+                logger.error("SIGHUP: the certificate stays as it was: %s", error)
 
     def _say_ready(self, ready: object) -> None:
         # At once: whoever started this may be reading a pipe.

@@ -111,6 +111,48 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
         assert served.wait() == 0
 
 
+@pytest.mark.parametrize("broken", ["keys.toml", "key.pem"])
+def test_keys_and_certificate_are_read_again_each_on_its_own(tmp_path: Path, broken: str) -> None:
+    """Bug: keys that were wrong kept a certificate from being renewed, and of one that was wrong
+    the log said that nothing changed, though the keys had."""
+    (_, old_lines), (new, new_lines) = new_key("old"), new_key("new")
+    certificate(tmp_path, "first")
+    keys, log = tmp_path / "keys.toml", tmp_path / "log"
+    keys.write_text(old_lines)
+    settings = {"port": 0, "api_keys_file": keys, "tls_certificate": tmp_path / "cert.pem",
+                "tls_key": tmp_path / "key.pem"}  # fmt: skip
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*COMMAND, *(f"server.{name}={value}" for name, value in settings.items())],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True, env=Script().environment(),
+        )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            url = httpx.URL(process.stdout.readline().split(" at ")[1].strip())
+            assert url.port is not None
+            first = shown(url.port)
+            certificate(tmp_path, "second")
+            keys.write_text(new_lines)
+            (tmp_path / broken).write_text("nonsense")
+            process.send_signal(signal.SIGHUP)
+            until(lambda: log.read_text().count("SIGHUP: ") == 2)
+            headers = {"Authorization": f"Bearer {new}"}
+            reply = httpx.get(url.join("/v1/models"), headers=headers, verify=False)
+            is_key = broken == "key.pem"
+            assert (reply.status_code == 200, shown(url.port) != first) == (is_key, not is_key)
+        finally:
+            process.kill()
+    said = [line.partition("SIGHUP: ")[2] for line in log.read_text().splitlines()]
+    told = [line for line in said if line]
+    if is_key:
+        assert told[0] == "1 keys"
+        assert told[1].startswith("the certificate stays as it was: cannot use the certificate")
+    else:
+        assert told[0].startswith("the keys stay as they were: the keys ")
+        assert told[1] == "new connections get the certificate as it is now"
+
+
 def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
     """Law: before anything is loaded, and without asking for a password."""
     certificate(tmp_path, "any")
