@@ -345,7 +345,8 @@ def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> d
     for key, value in upper.items():
         if isinstance(value, dict) and key in merged:
             if not isinstance(merged[key], dict):
-                raise ConfigError(f"{key} = {merged[key]!r} is not allowed: it must be a table")
+                shown = _shown([key], merged[key])
+                raise ConfigError(f"{key} = {shown} is not allowed: it must be a table")
             value = _merge(merged[key], value, name=key)
         merged[key] = value
     return merged
@@ -401,6 +402,8 @@ def explain(
 def _shown(path: list[str], given: object) -> str:
     if path and path[-1] in SECRETS:
         return "(hidden)"
+    if "{" in repr(given) and not isinstance(given, str):
+        return "a table"  # there may be secrets in it
     text = given if isinstance(given, str) else repr(given)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 

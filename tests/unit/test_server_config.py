@@ -315,3 +315,21 @@ def test_an_origin_has_a_scheme_and_no_path(bad: str) -> None:
     """Law: as browsers write it, so that it can be equal."""
     with pytest.raises(ConfigError, match="https://app.example:8443"):
         load_config(None, [f'server.cors_origins=["{bad}"]'])
+
+
+@pytest.mark.parametrize(
+    ("text", "override"),
+    [
+        ('[[server]]\napi_key = "sk-canary"\n', None),
+        ('[server]\napi_key = "sk-canary"\n', "server.api_key.x=1"),
+    ],
+)
+def test_no_secret_is_shown_where_a_table_is_wrong(
+    tmp_path: Path, text: str, override: str | None
+) -> None:
+    """Bug: what was wrong was quoted whole, a key in it too."""
+    path = tmp_path / "foredraft.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not allowed") as error:
+        load_config(path, [override] if override else [])
+    assert "canary" not in str(error.value)
