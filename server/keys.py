@@ -44,8 +44,8 @@ class KeyRow(Part):
 
 
 class Allowance:
-    """So many a minute, all at once or evenly. May be overdrawn: what was spent too much is waited
-    for."""
+    """A token bucket: `per_minute` at most, refilled evenly. It may be overdrawn; then it refuses
+    until it is above zero again."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -63,7 +63,7 @@ class Allowance:
         self._left = self.left - count
 
     def seconds_until(self, count: float) -> float:
-        """Until so many are left."""
+        """Until `count` are left."""
         return max(count - self.left, 0.0) * MINUTE / self.per_minute
 
 

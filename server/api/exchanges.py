@@ -15,7 +15,7 @@ W3C = ("traceparent", "tracestate")
 
 
 class Exchanges:
-    """`paths`: those of the routes. `tell`: is told of each request that has ended."""
+    """`paths`: of all routes. `tell` is called with each request when it has ended (traces)."""
 
     def __init__(
         self, app: ASGIApp, *, paths: Collection[str], tell: Callable[[Exchange], None] | None

@@ -46,7 +46,7 @@ class Admission:
             self.reserved -= count
 
     def check_tokens(self, count: int) -> None:
-        """Raises QueueFull where so many more prompt tokens may not wait."""
+        """Raises QueueFull where `count` more prompt tokens would exceed the bound."""
         most, waiting = self.max_waiting_tokens, self.waiting_tokens
         if most is not None and waiting and waiting + count > most:
             raise QueueFull(
@@ -56,7 +56,7 @@ class Admission:
             )
 
     def _seconds_for(self, count: float, *, of: int) -> float | None:
-        """What so many tokens (0) or requests (1) take at the present pace; None: there is none."""
+        """Seconds for `count` tokens (`of` 0) or requests (1) at the recent rate; None: unknown."""
         now, newer = self.pace(), self._marks[1]
         if now[2] - newer[2] > WINDOW_SECONDS:
             self._marks = [newer, now]
@@ -78,7 +78,7 @@ class Charge:
         self._waits = True
 
     def tokens(self, count: int) -> None:
-        """So many were generated: its prompts wait no longer."""
+        """`count` were generated: its prompts wait no longer."""
         self.tenant.spend(count)
         self.end()
 

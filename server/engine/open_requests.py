@@ -168,7 +168,7 @@ class OpenRequests:
         self._submit_next()
 
     def hurry(self) -> None:
-        """Whoever waits for a suspect waits no longer: the engine will take no more."""
+        """Submit all that waits behind a suspect: a draining engine takes nothing later."""
         self._suspects = []
         self._submit_next()
 

@@ -263,8 +263,8 @@ def test_prompt_tokens_wait_until_the_first_token() -> None:
 
 
 def test_when_to_come_back_is_told_by_the_measured_pace() -> None:
-    """Law: so many tokens too many take as long as the engine takes for so many, of late; idle time
-    does not count, and an engine that got slower is noticed."""
+    """Law: Retry-After is the excess of tokens divided by the engine's recent rate; idle time does
+    not count, and an engine that became slower is noticed."""
     pace = [0.0, 0.0, 0.0]
     admission = Admission(
         FakeClient(), 100, max_waiting_tokens=50, pace=lambda: (pace[0], pace[1], pace[2])
