@@ -69,22 +69,22 @@ class Recorder(Protocol):
 
 class CudaRecorder:
     """torch.cuda.CUDAGraph; all graphs of one recorder share a memory pool, since the result of
-    one is read before the next is replayed."""
+    one is read before the next is replayed, and a stream: cuBLAS keeps a workspace for each."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # a handle
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 run()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # A draft may be loading in another thread, which allots memory meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
             output = run()
         self._pool = graph.pool()
         return Recorded(output, graph.replay)

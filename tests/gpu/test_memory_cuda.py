@@ -61,6 +61,7 @@ def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
 @pytest.mark.skipif(
     not (find_spec("torchao") and find_spec("accelerate")), reason="torchao or accelerate is absent"
 )
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of torchao's docstrings, on Python 3.12
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Law: each request ends with all of its tokens. Widths are those that the kernels ask for."""

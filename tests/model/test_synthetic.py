@@ -77,6 +77,17 @@ def test_the_configuration_says_what_the_files_hold(folder: Path) -> None:
         assert dtypes_in(folder / role) == {"BF16"}
 
 
+def test_a_scale_does_not_multiply_the_one_before() -> None:
+    """Bug: of a target in bfloat16, as on a GPU, each scale was applied to what the last had left,
+    so that every pair of 8 B agreed in all tokens."""
+    target = random_target(shape_of(1.2e6), 0, dtype=torch.bfloat16)
+    rescale, weight = scaler(target, 1), target.model.layers[-1].mlp.down_proj.weight
+    whole = weight.clone()
+    for scale in (0.5, 0.25, 1.0):
+        rescale(scale)
+        assert torch.equal(weight, whole * scale)
+
+
 def test_unscaled_layers_change_nothing_and_larger_ones_agree_less() -> None:
     shape = shape_of(1.2e6)
     target = random_target(shape, 0)

@@ -33,7 +33,7 @@ from engine.scheduling.segment import Segment
 from engine.step.profiling import CHAINED, Rehearsal
 
 CONTEXT = 256  # tokens before the timed rows
-COPIED = 1 << 26  # float32 numbers: more than any cache holds
+COPIED = {"cpu": 1 << 26, "cuda": 1 << 28}  # float32 numbers: more than any cache holds
 SETTLING = 4  # forwards until a small model is in the caches again, which a copy drove it out of
 
 
@@ -86,7 +86,7 @@ def _measured(
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
     start = longest - MAX_K - 1
-    source = torch.ones(COPIED, device=cache.device)
+    source = torch.ones(COPIED[cache.device.type], device=cache.device)
     sink = torch.empty_like(source)
     found: list[list[float]] = []
     for _ in range(rounds + 1):

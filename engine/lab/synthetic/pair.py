@@ -152,7 +152,7 @@ def scaler(target: Any, layers: int) -> Callable[[float], None]:
     bfloat16 again."""
     modules = [(layer.self_attn.o_proj, layer.mlp.down_proj) for layer in target.model.layers]
     weights = [module.weight for pair in modules[layers:] for module in pair]
-    full = [weight.bfloat16() for weight in weights]
+    full = [weight.to(torch.bfloat16, copy=True) for weight in weights]
 
     @torch.inference_mode()
     def scale(factor: float) -> None:
