@@ -12,7 +12,6 @@ the loader compares.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from engine.attention.interface import (
 from engine.cpu.fused import joined
 from engine.model.loaded import with_parts
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
-from engine.model.triton_products import multiplied
+from engine.model.triton_products import Product
 
 # And what they add to the weights of a norm.
 FAMILIES = {
@@ -42,6 +41,7 @@ SANDWICHED = (
     "pre_feedforward_layernorm", "post_feedforward_layernorm",
 )  # fmt: skip
 PLAIN = ("input_layernorm", "", "post_attention_layernorm", "")
+FEW, EVERY = 16, 1 << 62  # rows that a decoding forward has at most, as a rule; all there can be
 
 
 def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
@@ -67,13 +67,14 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
     return with_parts(model, **{model.base_model_prefix: body})
 
 
-def make_steady(fused: Any) -> str | None:
-    """Have a row's bits depend on the row alone, or say what of these layers stands against it."""
+def make_steady(fused: Any, most: int = EVERY) -> str | None:
+    """Have a row's bits depend on the row alone, in forwards of up to `most` rows, or say what of
+    these layers stands against it."""
     if any(hasattr(module, "experts") for module in fused.modules()):
         return "which rows share an expert decides how it multiplies"
     for module in fused.modules():
         if type(module) is nn.Linear:
-            module.forward = partial(multiplied, module)  # type: ignore[method-assign]
+            module.forward = Product(module, most)  # type: ignore[method-assign,assignment]
     return None
 
 
@@ -176,6 +177,10 @@ class _Layer(nn.Module):
     def _feed(self, normed: Tensor) -> Tensor:
         if self._gate_up is None or self._activation is None:
             output: Tensor = self._mlp(normed)  # of experts, say
+            return output
+        product = self._gate_up.forward
+        if isinstance(product, Product) and product.takes(normed):
+            output = self._mlp.down_proj(product.gated(normed, self._activation))
         else:
             output = self._mlp.down_proj(gated(self._gate_up(normed), self._activation))
         return output

@@ -194,10 +194,12 @@ def _quickened(
 
 
 def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
-    from engine.model.fused_layers import fused_layers
+    from engine.model.fused_layers import FEW, fused_layers, make_steady
 
     try:
         fused = fused_layers(loaded.model, loaded.layers)
+        if fused is not None and loaded.dtype.itemsize == 2:
+            make_steady(fused, FEW)
         return _called(loaded, None if fused is None else front_door(fused), expected)
     except Exception as error:  # of a compiler that is missing, say: the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.attention.dependent_launch import await_inputs, launch_options
+
 GATED = 1024  # numbers of a program
 LANES_A_WARP, MOST_WARPS = 512, 16  # of a row that is normalised
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}  # by transformers' names
@@ -57,9 +59,10 @@ def _factors(weight, there, offset):
 def add_rows(
     normed, summed, stream, rows, post, pre, factor, post_epsilon, pre_epsilon, offset,
     step, normed_step, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    ADDS: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
+    ADDS: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """`added`, of one row."""
+    await_inputs(OVERLAPS)
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     there = lanes < WIDTH
     x = tl.load(rows + row * step + lanes, there, 0.0).to(tl.float32)
@@ -81,9 +84,11 @@ def rotate_heads(
     query_epsilon, key_epsilon, offset, key_head, key_slot, value_head, value_slot,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     LANES: tl.constexpr, REST: tl.constexpr, NORMS: tl.constexpr, WRITES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """`rotated`, of one row and head. Halves of the first ROTARY numbers are paired; a lane of the
     only warp has both of a pair, so that none reads what another has written."""
+    await_inputs(OVERLAPS)
     HALF: tl.constexpr = ROTARY // 2
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, rest = tl.arange(0, LANES), ROTARY + tl.arange(0, REST)
@@ -128,19 +133,26 @@ def _store_head(target, one, two, three, low, rest, is_low, is_rest, HALF: tl.co
 
 
 @triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    steep = gate
+    if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the logistic function of 2 y
+        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1 + tl.exp(-steep))
+
+
+@triton.jit
 def gate_rows(
-    output, gate_up, WIDTH: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr
+    output, gate_up, WIDTH: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """`gated`, of one row."""
+    await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     there = lanes < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + lanes, there, 0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + lanes, there, 0.0).to(tl.float32)
-    steep = gate
-    if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the logistic function of 2 y
-        steep = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    found = gate / (1 + tl.exp(-steep)) * up
+    found = activated(gate, ACTIVATION) * up
     tl.store(output + row * WIDTH + lanes, found.to(output.dtype.element_ty), there)
 
 
@@ -171,7 +183,7 @@ def added(
         factor, last_epsilon, epsilon, offset if post is None else post.offset,
         rows.stride(-2), normed.stride(-2), WIDTH=width, LANES=lanes,
         ADDS=stream is not None, POST=post is not None, PRE=pre is not None,
-        num_warps=warps_of(lanes),
+        num_warps=warps_of(lanes), **launch_options(rows),
     )  # fmt: skip
     return summed, normed
 
@@ -203,6 +215,7 @@ def rotated(
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, ROTARY=rotary,
         LANES=triton.next_power_of_2(rotary // 2), REST=triton.next_power_of_2(dim - rotary + 1),
         NORMS=heads.query_norm is not None, WRITES=places is not None, num_warps=1,
+        **launch_options(packed),
     )  # fmt: skip
     return queries.transpose(1, 2)
 
@@ -212,6 +225,11 @@ def gated(gate_up: Tensor, activation: int) -> Tensor:
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     output = gate_up.new_empty(1, rows, width)
     gate_rows[rows, triton.cdiv(width, GATED)](
-        output, gate_up, WIDTH=width, LANES=GATED, ACTIVATION=activation
+        output,
+        gate_up,
+        WIDTH=width,
+        LANES=GATED,
+        ACTIVATION=activation,
+        **launch_options(gate_up),
     )
     return output

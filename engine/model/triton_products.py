@@ -1,62 +1,174 @@
 """Products whose rows have the same bits whatever rows share them, in Triton.
 
-One tile serves any number of rows, and every number of the result is one sum over the inputs in
-their order. Libraries choose tiles, and how a sum is split, by the number of rows.
+A number of the result is one sum over the inputs, in parts that the shape of the weight decides.
+The number of rows decides the tile alone, and whether each part has a program of its own. Libraries
+choose how a sum is split by the number of rows.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn import functional
 
-ROWS, OUTS = 64, 64  # of a tile
-STEPS = {4: 16}  # inputs added at once, by bytes of a number
-STEP = 64  # of others
+from engine.attention.dependent_launch import await_inputs, launch_options
+from engine.model.triton_layers import activated
+
 TOGETHER = tl.constexpr(8)  # tiles of rows that share what is read of a weight
-OPTIONS = {"num_warps": 4, "num_stages": 3}
+PROGRAMS = 128  # wanted of few rows, each with a part of the sums
+OUTS, UNIT, LEAST = 64, 128, 1024  # outputs of their tiles; a part is a multiple, and no smaller
+
+
+class Tile(NamedTuple):
+    """`step`: inputs added at once."""
+
+    rows: int
+    outs: int
+    step: int
+    warps: int
+    stages: int
+
+
+# By the most rows that have it. Outputs are a multiple of 64, so one instruction computes all.
+TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 64, 4, 5))
+LARGE, FLOAT32 = Tile(128, 128, 64, 8, 3), Tile(64, 64, 16, 4, 3)
+
+
+@triton.jit
+def _part(
+    rows, weight, row, out, count, begin, end, OUT, IN,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Sums over the inputs `begin .. end`, `[OUTS, ROWS]`."""
+    found = tl.zeros([OUTS, ROWS], tl.float32)
+    for first in range(begin, end, STEP):
+        at = first + tl.arange(0, STEP)
+        given = rows + row[None, :] * IN + at[:, None]
+        by = weight + out[:, None] * IN + at[None, :]
+        if EVEN:
+            given, by = tl.load(given, (row < count)[None, :], 0.0), tl.load(by)
+        else:
+            given = tl.load(given, (row < count)[None, :] & (at < end)[:, None], 0.0)
+            by = tl.load(by, (out < OUT)[:, None] & (at < end)[None, :], 0.0)
+        found = tl.dot(by, given, found, input_precision="ieee")
+    return found
+
+
+@triton.jit
+def _whole(
+    rows, weight, row, out, count, OUT, IN, EACH,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The sum of the parts, in their order."""
+    found = tl.zeros([OUTS, ROWS], tl.float32)
+    for begin in range(0, IN, EACH):
+        end = tl.minimum(begin + EACH, IN)
+        found += _part(rows, weight, row, out, count, begin, end, OUT, IN, ROWS, OUTS, STEP, EVEN)
+    return found
+
+
+@triton.jit
+def _finish(
+    output, found, other, bias, row, out, count, OUT, BIASED: tl.constexpr, GATE: tl.constexpr
+):  # fmt: skip
+    kind = output.dtype.element_ty
+    if BIASED:
+        found += tl.load(bias + out, out < OUT, 0.0).to(tl.float32)[:, None]
+    if GATE >= 0:
+        if BIASED:
+            other += tl.load(bias + OUT + out, out < OUT, 0.0).to(tl.float32)[:, None]
+        found = activated(found.to(kind).to(tl.float32), GATE) * other.to(kind).to(tl.float32)
+    there = (row < count)[None, :] & (out < OUT)[:, None]
+    tl.store(output + row[None, :] * OUT + out[:, None], found.to(kind), there)
 
 
 @triton.jit(do_not_specialize=["count"])
 def multiply_rows(
-    output, rows, weight, bias, count, OUT: tl.constexpr, IN: tl.constexpr,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, BIASED: tl.constexpr,
+    output, rows, weight, bias, sums, arrived, count, OUT, IN, EACH,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of `output` `[count, OUT]` of `rows` `[count, IN]` and a `weight` `[OUT, IN]`."""
-    ACROSS: tl.constexpr = (OUT + OUTS - 1) // OUTS
-    band = tl.program_id(0) // (TOGETHER * ACROSS) * TOGETHER
+    """A tile of `output` `[count, OUT]` of `rows` `[count, IN]` and a `weight` `[OUT, IN]`, or with
+    a GATE `[2 OUT, IN]`, gates first. PARTS > 1: one of so many programs of a tile, each with a
+    part of the sums, in float32 `sums` `[PARTS, count, OUT]`; the last to have `arrived` adds."""
+    await_inputs(OVERLAPS)
+    across = tl.cdiv(OUT, OUTS)
+    band = tl.program_id(0) // (TOGETHER * across) * TOGETHER
     high = tl.minimum(tl.cdiv(count, ROWS) - band, TOGETHER)
-    place = tl.program_id(0) % (TOGETHER * ACROSS)
+    place = tl.program_id(0) % (TOGETHER * across)
     row = ((band + place % high) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     out = (place // high * OUTS + tl.arange(0, OUTS)).to(tl.int64)
-    step = tl.arange(0, STEP)
-    found = tl.zeros([ROWS, OUTS], tl.float32)
-    for at in range(0, IN, STEP):
-        there = (at + step < IN)[None, :]
-        given = tl.load(
-            rows + row[:, None] * IN + at + step[None, :], (row < count)[:, None] & there, 0.0
-        )
-        by = tl.load(
-            weight + out[:, None] * IN + at + step[None, :], (out < OUT)[:, None] & there, 0.0
-        )
-        found = tl.dot(given, tl.trans(by), found, input_precision="ieee")
-    if BIASED:
-        found += tl.load(bias + out, out < OUT, 0.0).to(tl.float32)[None, :]
-    there = (row < count)[:, None] & (out < OUT)[None, :]
-    tl.store(output + row[:, None] * OUT + out[None, :], found.to(output.dtype.element_ty), there)
+    if PARTS == 1:
+        found = _whole(rows, weight, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN)
+        other = found
+        if GATE >= 0:
+            weight += OUT.to(tl.int64) * IN
+            other = _whole(rows, weight, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN)
+        _finish(output, found, other, bias, row, out, count, OUT, BIASED, GATE)
+    else:
+        begin = tl.program_id(1) * EACH
+        end = tl.minimum(begin + EACH, IN)
+        found = _part(rows, weight, row, out, count, begin, end, OUT, IN, ROWS, OUTS, STEP, EVEN)
+        there = (row < count)[None, :] & (out < OUT)[:, None]
+        mine = sums + row[None, :] * OUT + out[:, None]
+        part = count.to(tl.int64) * OUT
+        tl.store(mine + tl.program_id(1) * part, found, there)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1:
+            tl.store(arrived + tl.program_id(0), 0)
+            found = tl.zeros([OUTS, ROWS], tl.float32)
+            for each in range(PARTS):
+                found += tl.load(mine + each * part, there, 0.0, cache_modifier=".cg")
+            _finish(output, found, found, bias, row, out, count, OUT, BIASED, GATE)
 
 
-def multiplied(module: nn.Linear, rows: Tensor) -> Tensor:
-    """What the layer makes of `[..., in]`."""
-    (outs, width), rows = module.weight.shape, rows.contiguous()
-    output = rows.new_empty(*rows.shape[:-1], outs)
-    count = rows.numel() // width
-    biased = module.bias is not None
-    with torch.cuda.device_of(rows):
-        multiply_rows[triton.cdiv(count, ROWS) * triton.cdiv(outs, OUTS),](
-            output, rows, module.weight, module.bias if biased else rows, count,
-            OUT=outs, IN=width, ROWS=ROWS, OUTS=OUTS, STEP=STEPS.get(rows.element_size(), STEP),
-            BIASED=biased, **OPTIONS,
-        )  # fmt: skip
-    return output
+class Product:
+    """The forward of a linear layer: by `multiply_rows` of up to `most` rows, else by torch."""
+
+    def __init__(self, module: nn.Linear, most: int) -> None:
+        self._module, self._most = module, most
+        outs, width = module.weight.shape
+        parts = 1
+        while triton.cdiv(outs, OUTS) * parts < PROGRAMS and width // (2 * parts) >= LEAST:
+            parts *= 2
+        self._each = triton.cdiv(triton.cdiv(width, parts), UNIT) * UNIT
+        self._parts = triton.cdiv(width, self._each)
+        self._arrived = module.weight.new_zeros(triton.cdiv(outs, OUTS), dtype=torch.int32)
+
+    def takes(self, rows: Tensor) -> bool:
+        return rows.numel() <= self._most * rows.shape[-1]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if not self.takes(rows):
+            return functional.linear(rows, self._module.weight, self._module.bias)
+        return self._multiplied(rows, len(self._module.weight), -1)
+
+    def gated(self, rows: Tensor, activation: int) -> Tensor:
+        """As `triton_layers.gated` of gates and the rest; of rows that it takes."""
+        return self._multiplied(rows, len(self._module.weight) // 2, activation)
+
+    def _multiplied(self, rows: Tensor, outs: int, gate: int) -> Tensor:
+        weight, bias, rows = self._module.weight, self._module.bias, rows.contiguous()
+        width = rows.shape[-1]
+        output, count = rows.new_empty(*rows.shape[:-1], outs), rows.numel() // width
+        tile = FLOAT32
+        if rows.element_size() < 4:
+            tile = next((tile for tile in TILES if count <= tile.rows), LARGE)
+        parts, sums = 1 if gate >= 0 or count > tile.rows else self._parts, rows
+        if parts > 1:
+            sums = torch.empty(parts, count, outs, dtype=torch.float32, device=rows.device)
+        across = triton.cdiv(outs, tile.outs)
+        with torch.cuda.device_of(rows):
+            multiply_rows[triton.cdiv(count, tile.rows) * across, parts](
+                output, rows, weight, weight if bias is None else bias, sums, self._arrived,
+                count, outs, width, width if gate >= 0 else self._each,
+                ROWS=tile.rows, OUTS=tile.outs, STEP=tile.step,
+                EVEN=outs % tile.outs == 0 and width % tile.step == 0,
+                PARTS=parts, BIASED=bias is not None, GATE=gate,
+                num_warps=tile.warps, num_stages=tile.stages, **launch_options(rows),
+            )  # fmt: skip
+        return output

@@ -7,6 +7,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from torch.nn import functional
 
 from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
@@ -23,6 +24,7 @@ pytest.importorskip("triton")
 
 from engine.model import fused_layers
 from engine.model.triton_layers import rotated
+from engine.model.triton_products import Product
 
 pytestmark = ON_CUDA
 
@@ -43,6 +45,25 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
         assert used.called == fused
     worst = (found[1] - found[0]).abs().max() / found[0].abs().max()
     assert worst.item() <= NEARLY[model.dtype]
+
+
+COUNTS = (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 300)
+
+
+@pytest.mark.parametrize("shape", [(4096, 6144), (4096, 4096), (14336, 4096), (4160, 8)])
+@torch.inference_mode()
+def test_a_product_gives_a_row_its_bits(shape: tuple[int, int]) -> None:
+    """Law: in bfloat16, whatever tile the number of rows has, with a gate too; again and again."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    linear = torch.nn.Linear(*shape, device="cuda", dtype=torch.bfloat16)
+    rows = torch.randn(300, shape[0], device="cuda", generator=generator).bfloat16()
+    ours = Product(linear, 1 << 62)
+    found, gated = ours(rows), ours.gated(rows, 0)
+    wanted = functional.linear(rows.float(), linear.weight.float(), linear.bias.float())
+    assert (found - wanted).norm() <= 4e-3 * wanted.norm()
+    for count in COUNTS * 3:
+        assert torch.equal(ours(rows[:count]), found[:count])
+        assert torch.equal(ours.gated(rows[:count], 0), gated[:count])
 
 
 def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:

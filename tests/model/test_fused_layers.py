@@ -43,8 +43,8 @@ from engine.attention.triton_kernels import Splitting  # noqa: E402
 from engine.model import fused_layers as fused_layers_module  # noqa: E402
 from engine.model import triton_layers as kernels  # noqa: E402
 from engine.model import triton_products as products  # noqa: E402
-from engine.model.fused_layers import fused_layers, make_steady  # noqa: E402
-from engine.model.triton_products import multiplied  # noqa: E402
+from engine.model.fused_layers import EVERY, fused_layers, make_steady  # noqa: E402
+from engine.model.triton_products import Product  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPE = tiny.SHAPE | {
@@ -214,21 +214,27 @@ def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> N
 def check_products(count: int, shape: tuple[int, int]) -> None:
     linear = torch.nn.Linear(shape[0], shape[1], bias=shape[0] % 2 == 0)
     rows = torch.randn(1, count, shape[0])
+    ours = Product(linear, EVERY)
     with torch.inference_mode():
-        found, expected = multiplied(linear, rows), linear(rows)
+        found, expected = ours(rows), linear(rows)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(ours(rows), found)
         for chosen in ([0], [count - 1], [count - 1, 0, count // 2]):
-            assert torch.equal(multiplied(linear, rows[:, chosen]), found[:, chosen])
+            assert torch.equal(ours(rows[:, chosen]), found[:, chosen])
+        if shape[1] % 2 == 0:
+            expected = kernels.gated(found, 0)
+            torch.testing.assert_close(ours.gated(rows, 0), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("count", "shape"), [(64, (40, 130)), (3, (64, 64)), (66, (33, 5)), (600, (16, 70))]
+    ("count", "shape"),
+    [(64, (40, 130)), (3, (64, 64)), (66, (33, 5)), (600, (16, 70)), (70, (4200, 66))],
 )
 def test_a_product_gives_a_row_its_bits(
     count: int, shape: tuple[int, int], interpreted: Run
 ) -> None:
     """Law: what torch computes, and to the bit the same of a row alone as among others, at any
-    place; of more rows than are dealt out together, too."""
+    place; of more rows than are dealt out together, too, and of sums in parts."""
     interpreted(check_products, count, shape)
 
 
@@ -266,8 +272,9 @@ def test_a_steady_model_gives_a_row_its_bits(interpreted: Run) -> None:
 
 
 def check_loading(served: str, refused: str) -> None:
-    def wrong(module: torch.nn.Linear, rows: Tensor) -> Tensor:
-        return multiplied(module, rows) * 1.1
+    class Wrong(Product):
+        def __call__(self, rows: Tensor) -> Tensor:
+            return super().__call__(rows) * 1.1
 
     with (
         patch.object(loader, "available", lambda device: device == CPU),
@@ -284,7 +291,7 @@ def check_loading(served: str, refused: str) -> None:
         with pytest.raises(ModelError, match="has no layers of ours"):
             loader._steady(models[1], wanted[1], "it")
         with (
-            patch.object(fused_layers_module, "multiplied", wrong),
+            patch.object(fused_layers_module, "Product", Wrong),
             pytest.raises(ModelError, match="other logits"),
         ):
             loader._steady(models[0], wanted[0], "it")
@@ -360,16 +367,26 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
     "gate_rows": [{"WIDTH": 14336, "LANES": kernels.GATED, "ACTIVATION": i} for i in (0, 1)],
     "multiply_rows": [
         {
-            "OUT": 128256, "IN": 4096, "ROWS": products.ROWS, "OUTS": products.OUTS,
-            "STEP": products.STEP, "BIASED": 1,
+            "ROWS": tile.rows, "OUTS": tile.outs, "STEP": tile.step, "EVEN": even, "PARTS": parts,
+            "BIASED": 1, "GATE": gate,
         }
+        for tile in (*products.TILES, products.LARGE)
+        for even, parts, gate in ((1, 1, 0), (0, 1, -1), (1, 4, -1))
+        if parts == 1 or tile is not products.LARGE
     ],
 }  # fmt: skip
 FLOATS = ("factor", "offset", "post_epsilon", "pre_epsilon", "query_epsilon", "key_epsilon")
 NUMBERS = (
-    "step", "normed_step", "key_head", "key_slot", "value_head", "value_slot",
-    "count",
+    "step", "normed_step", "key_head", "key_slot", "value_head", "value_slot", "count", "OUT", "IN",
+    "EACH",
 )  # fmt: skip
+
+
+def options_of(constants: dict[str, int]) -> dict[str, int]:
+    """Of `multiply_rows`."""
+    tiles = (*products.TILES, products.LARGE)
+    warps, stages = next(each[3:] for each in tiles if each.rows == constants.get("ROWS", 16))
+    return {"num_warps": warps, "num_stages": stages}
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -380,8 +397,9 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel = getattr(products if name == "multiply_rows" else kernels, name)
-    known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32") | {"slots": "*i64"}
-    for constants in CONSTANTS[name]:
+    known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32")
+    known |= {"slots": "*i64", "sums": "*fp32", "arrived": "*i32"}
+    for constants in [each | {"OVERLAPS": 1} for each in CONSTANTS[name]]:
         types = {each: known.get(each, "*bf16") for each in kernel.arg_names}
         types |= dict.fromkeys(constants, "constexpr")
         aligned = {
@@ -392,7 +410,7 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         options: dict[str, Any] = {
             "add_rows": {"num_warps": kernels.warps_of(constants.get("LANES", 1))},
             "rotate_heads": {"num_warps": 1},
-            "multiply_rows": products.OPTIONS,
+            "multiply_rows": options_of(constants),
         }.get(name, {})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the compiler's own

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 1_585,
     "engine/cpu": 3_275,
-    "lab": 7_554,  # engine/lab and server/lab
-    "serving": 26_386,  # everything else but the script that trained the built-in pair
-    "all": 39_895,
+    "lab": 7_555,  # engine/lab and server/lab
+    "serving": 26_561,  # everything else but the script that trained the built-in pair
+    "all": 40_071,
 }
 TRAINING = "engine/demo"
 

@@ -33,7 +33,7 @@ from engine.scheduling.segment import Segment
 from engine.step.profiling import CHAINED, Rehearsal
 
 CONTEXT = 256  # tokens before the timed rows
-COPIED = {"cpu": 1 << 26, "cuda": 1 << 28}  # float32 numbers: more than any cache holds
+COPIED, COPIES = 1 << 26, 8  # float32 numbers: more than any cache holds; at once
 SETTLING = 4  # forwards until a small model is in the caches again, which a copy drove it out of
 
 
@@ -86,7 +86,7 @@ def _measured(
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
     start = longest - MAX_K - 1
-    source = torch.ones(COPIED[cache.device.type], device=cache.device)
+    source = torch.ones(COPIED, device=cache.device)
     sink = torch.empty_like(source)
     found: list[list[float]] = []
     for _ in range(rounds + 1):
@@ -118,9 +118,10 @@ def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
     """Bytes per second, read and written; on CUDA by the device's own clock."""
     timer = DeviceTimer() if source.is_cuda else HostTimer(clock)
     with timer:
-        sink.copy_(source)
+        for _ in range(COPIES):
+            sink.copy_(source)
     timer.wait()
-    return 2 * source.nbytes / timer.read()
+    return COPIES * 2 * source.nbytes / timer.read()
 
 
 def weight_bytes(model: LoadedModel) -> int:
