@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.attention.dependent_launch import await_inputs, launch_options
 from engine.attention.interface import Variation
 
 ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
@@ -125,11 +124,9 @@ def attend_splits(
     KEY_DIM: tl.constexpr, KEY_WIDTH: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
     CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One piece, `SHARED` heads with one of keys, one split: `sums` `[rows, heads, SPLITS,
     VALUE_DIM]`, and `tops` `[rows, heads, SPLITS, 2]`, the best score and the sum of weights."""
-    await_inputs(OVERLAPS)
     piece = pieces + tl.program_id(0) * PIECE
     if tl.load(piece + 1) == 0:
         return
@@ -176,10 +173,8 @@ def _store(sums, tops, at, top, total, parts, live, VALUE_DIM: tl.constexpr):
 def combine_splits(
     output, sums, tops, sinks,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row and head of `output` `[rows, heads, VALUE_DIM]`."""
-    await_inputs(OVERLAPS)
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
     wide = tl.arange(0, VALUE_WIDTH)
@@ -227,12 +222,12 @@ def attend(
             sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,
             *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
             **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
-            num_warps=WARPS, num_stages=STAGES, **launch_options(query),
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         combine_splits[len(output), heads](
             output, sums, tops, sums if how.sinks is None else how.sinks,
             VALUE_DIM=value_dim, VALUE_WIDTH=fixed["VALUE_WIDTH"], SPLITS=splitting.splits,
-            SINKS=how.sinks is not None, **launch_options(query),
+            SINKS=how.sinks is not None,
         )  # fmt: skip
 
 

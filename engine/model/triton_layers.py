@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.attention.dependent_launch import await_inputs, launch_options
-
 GATED = 1024  # numbers of a program
 LANES_A_WARP, MOST_WARPS = 512, 16  # of a row that is normalised
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}  # by transformers' names
@@ -59,10 +57,9 @@ def _factors(weight, there, offset):
 def add_rows(
     normed, summed, stream, rows, post, pre, factor, post_epsilon, pre_epsilon, offset,
     step, normed_step, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    ADDS: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr, OVERLAPS: tl.constexpr,
+    ADDS: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
 ):  # fmt: skip
     """`added`, of one row."""
-    await_inputs(OVERLAPS)
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     there = lanes < WIDTH
     x = tl.load(rows + row * step + lanes, there, 0.0).to(tl.float32)
@@ -84,11 +81,9 @@ def rotate_heads(
     query_epsilon, key_epsilon, offset, key_head, key_slot, value_head, value_slot,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     LANES: tl.constexpr, REST: tl.constexpr, NORMS: tl.constexpr, WRITES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """`rotated`, of one row and head. Halves of the first ROTARY numbers are paired; a lane of the
     only warp has both of a pair, so that none reads what another has written."""
-    await_inputs(OVERLAPS)
     HALF: tl.constexpr = ROTARY // 2
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, rest = tl.arange(0, LANES), ROTARY + tl.arange(0, REST)
@@ -142,11 +137,9 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def gate_rows(
-    output, gate_up, WIDTH: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    output, gate_up, WIDTH: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr
 ):  # fmt: skip
     """`gated`, of one row."""
-    await_inputs(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     there = lanes < WIDTH
@@ -183,7 +176,7 @@ def added(
         factor, last_epsilon, epsilon, offset if post is None else post.offset,
         rows.stride(-2), normed.stride(-2), WIDTH=width, LANES=lanes,
         ADDS=stream is not None, POST=post is not None, PRE=pre is not None,
-        num_warps=warps_of(lanes), **launch_options(rows),
+        num_warps=warps_of(lanes),
     )  # fmt: skip
     return summed, normed
 
@@ -215,7 +208,6 @@ def rotated(
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, ROTARY=rotary,
         LANES=triton.next_power_of_2(rotary // 2), REST=triton.next_power_of_2(dim - rotary + 1),
         NORMS=heads.query_norm is not None, WRITES=places is not None, num_warps=1,
-        **launch_options(packed),
     )  # fmt: skip
     return queries.transpose(1, 2)
 
@@ -225,11 +217,6 @@ def gated(gate_up: Tensor, activation: int) -> Tensor:
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     output = gate_up.new_empty(1, rows, width)
     gate_rows[rows, triton.cdiv(width, GATED)](
-        output,
-        gate_up,
-        WIDTH=width,
-        LANES=GATED,
-        ACTIVATION=activation,
-        **launch_options(gate_up),
+        output, gate_up, WIDTH=width, LANES=GATED, ACTIVATION=activation
     )
     return output

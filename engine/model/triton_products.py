@@ -15,11 +15,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.attention.dependent_launch import await_inputs, launch_options
 from engine.model.triton_layers import activated
 
 TOGETHER = tl.constexpr(8)  # tiles of rows that share what is read of a weight
-PROGRAMS = 128  # wanted of few rows, each with a part of the sums
+PROGRAMS = 256  # wanted of few rows, each with a part of the sums
 OUTS, UNIT, LEAST = 64, 128, 1024  # outputs of their tiles; a part is a multiple, and no smaller
 
 
@@ -90,12 +89,11 @@ def _finish(
 def multiply_rows(
     output, rows, weight, bias, sums, arrived, count, OUT, IN, EACH,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr, OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     """A tile of `output` `[count, OUT]` of `rows` `[count, IN]` and a `weight` `[OUT, IN]`, or with
     a GATE `[2 OUT, IN]`, gates first. PARTS > 1: one of so many programs of a tile, each with a
     part of the sums, in float32 `sums` `[PARTS, count, OUT]`; the last to have `arrived` adds."""
-    await_inputs(OVERLAPS)
     across = tl.cdiv(OUT, OUTS)
     band = tl.program_id(0) // (TOGETHER * across) * TOGETHER
     high = tl.minimum(tl.cdiv(count, ROWS) - band, TOGETHER)
@@ -169,6 +167,6 @@ class Product:
                 ROWS=tile.rows, OUTS=tile.outs, STEP=tile.step,
                 EVEN=outs % tile.outs == 0 and width % tile.step == 0,
                 PARTS=parts, BIASED=bias is not None, GATE=gate,
-                num_warps=tile.warps, num_stages=tile.stages, **launch_options(rows),
+                num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         return output

@@ -15,10 +15,12 @@ pytestmark = ON_CUDA
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 
 
-def replies(target: str, draft: str, dtype: str, k: int) -> dict[str, list[int]]:
+def replies(
+    target: str, draft: str, dtype: str, k: int, *, steady: bool = False
+) -> dict[str, list[int]]:
     config = EngineConfig.model_validate(
         {
-            "target": {"path": target, "dtype": dtype},
+            "target": {"path": target, "dtype": dtype, "batch_invariant": steady},
             "device": "cuda",
             "cache": {"num_blocks": 512},
             "speculation": {
@@ -60,3 +62,10 @@ def test_bfloat16_serves(tiny_target: str, tiny_draft: str) -> None:
     target's; near-ties may fall either way)."""
     found = replies(tiny_target, tiny_draft, "bfloat16", 4)
     assert {len(tokens) for tokens in found.values()} == {24}
+
+
+def test_batch_invariant_bfloat16_says_the_same_at_any_k(tiny_target: str, tiny_draft: str) -> None:
+    """Law: in graphs, too, a row's bits are its own: among other sequences and in a verification as
+    decoded alone."""
+    found = [replies(tiny_target, tiny_draft, "bfloat16", k, steady=True) for k in (0, 4)]
+    assert found[0] == found[1]

@@ -399,7 +399,7 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     kernel = getattr(products if name == "multiply_rows" else kernels, name)
     known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32")
     known |= {"slots": "*i64", "sums": "*fp32", "arrived": "*i32"}
-    for constants in [each | {"OVERLAPS": 1} for each in CONSTANTS[name]]:
+    for constants in CONSTANTS[name]:
         types = {each: known.get(each, "*bf16") for each in kernel.arg_names}
         types |= dict.fromkeys(constants, "constexpr")
         aligned = {
