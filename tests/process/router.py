@@ -1,0 +1,286 @@
+"""`python -m tests.process.router [ROUNDS]`: two plain replicas behind vllm-router, of which one is
+killed under 32 streams, in each of ROUNDS (3), and started again. A minute a round at most.
+
+Streams that break off go on by `resume`; each reply must be that of a replica that nobody disturbs.
+Then what else has to pass: bodies, errors, and clients that leave. 1 where anything did not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.serve import listen
+from tests.golden.replay import CHECKOUT, COMMON, MODEL, Refused, differences, kept
+from tests.golden.requests import CHAT, COMPLETIONS, RESPONSES, Request, requests
+from tests.golden.resuming import Received, read, told
+
+ROUTER = shutil.which("vllm-router", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+STREAMS, UNSTREAMED = 32, 8  # at a time
+KILL_AFTER = 400  # events of all streams together
+PATIENCE = 120.0  # seconds
+TO_START = 600.0  # as server.start_timeout_seconds: the first start on a machine compiles
+LONG = {"prompt": "def f(", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+# What `resume` cannot go on with, by the field that its refusal names.
+CANNOT = ({"n": 2}, {"provenance": True}, {"stop": ["zzz"], "logprobs": 1})
+
+
+@dataclass
+class Tally:
+    """What clients got."""
+
+    replies: int = 0
+    resumed: int = 0  # streams that broke off
+    unstreamed: int = 0
+    refused: list[str] = field(default_factory=list)  # why a stream could not go on
+    errors: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.replies} streams and {self.unstreamed} unstreamed replies, {len(self.errors)}"
+            f" client errors, {len(self.differing)} differing replies; {self.resumed} streams broke"
+            f" off and went on by `resume`, {len(self.refused)} could not and were told why"
+        )
+
+
+def free_port() -> int:
+    [listener] = listen("127.0.0.1", 0)
+    with listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], url: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process, from when it answers `path` with 200; killed at the end."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
+        try:
+            wait_for(url, path, process)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_for(url: str, path: str, process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + TO_START
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"{url}{path}").status_code == 200:
+                return
+        if process is not None and process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise RuntimeError(f"{url}{path} does not answer")
+
+
+class Replicas:
+    """Two of the built-in pair, on ports that stay theirs, and a router in front of them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        assert ROUTER is not None
+        self._stack = stack
+        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+        self.processes = [self.start(url) for url in self.urls]
+        self.url = f"http://127.0.0.1:{free_port()}"
+        command = (
+            ROUTER, "--worker-urls", *self.urls, "--port", self.url.rpartition(":")[2],
+            "--prometheus-port", str(free_port()), "--policy", "round_robin",
+            "--health-check-interval-secs", "1", "--health-check-endpoint", "/ready",
+            "--worker-startup-check-interval", "1",
+        )  # fmt: skip
+        stack.enter_context(running(command, self.url, "/health"))
+
+    def start(self, url: str) -> subprocess.Popen[bytes]:
+        settings = [word for setting in COMMON for word in ("--set", setting)]
+        port = url.rpartition(":")[2]
+        command = (sys.executable, "-m", "server", "serve", "--port", port, *settings)
+        return self._stack.enter_context(running(command, url, "/ready"))
+
+    def kill(self, which: int) -> None:
+        self.processes[which].send_signal(signal.SIGKILL)
+        self.processes[which].wait()
+
+    def restart(self, which: int) -> None:
+        """Until the router sends to it again."""
+        self.processes[which] = self.start(self.urls[which])
+        wait_for(self.url, "/health")
+
+
+def streams(number: int) -> list[Request]:
+    """32 of the recorded requests of every field, as streams of one choice, longer, half of them
+    without a seed; and three that `resume` cannot go on with."""
+    usage = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    without = {"n", "best_of", "echo", "provenance", "prompt_logprobs"}
+    found: list[Request] = []
+    for i, (route, fields) in enumerate(requests()):
+        prompt = fields.get("prompt", "")
+        many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+        if route == RESPONSES or many or {"stop", "logprobs"} <= fields.keys():
+            continue
+        own = {name: said for name, said in fields.items() if name not in without}
+        if i % 2:
+            del own["seed"]
+        found.append((route, {**own, **usage, "max_tokens": max(160, own["max_tokens"])}))
+    chosen = [found[(number + 37 * i) % len(found)] for i in range(STREAMS - len(CANNOT))]
+    return [*chosen, *((COMPLETIONS, {**LONG, **usage, **fields}) for fields in CANNOT)]
+
+
+def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
+    """One round: all streams at once, and a replica killed amid them."""
+    victim, survivor = number % 2, replicas.urls[1 - number % 2]
+    asked, events, due = streams(number), itertools.count(1), threading.Event()
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=replicas.url, timeout=PATIENCE, limits=limits) as http,
+        httpx.Client(base_url=survivor, timeout=PATIENCE) as direct,
+        ThreadPoolExecutor(STREAMS + UNSTREAMED) as pool,
+    ):
+
+        def seen() -> None:
+            if next(events) == KILL_AFTER:
+                due.set()
+
+        work = [pool.submit(read, http, request, seen=seen) for request in asked]
+        beside = [pool.submit(http.post, COMPLETIONS, json=whole(i)) for i in range(UNSTREAMED)]
+        if not due.wait(PATIENCE):
+            tally.errors.append("the streams do not begin")
+        replicas.kill(victim)
+        for request, one in zip(asked, work, strict=True):
+            try:
+                judge(direct, request, one.result(), tally)
+            except Refused as refused:
+                if request[1].keys() & {"n", "provenance"} or "stop" in request[1]:
+                    tally.refused.append(str(refused))
+                else:
+                    tally.errors.append(str(refused))
+            except RuntimeError as error:
+                tally.errors.append(str(error))
+        for i, post in enumerate(beside):
+            compare(direct, (COMPLETIONS, whole(i)), post.result(), tally)
+
+
+def whole(number: int) -> dict[str, Any]:
+    """A request without a stream, of which a router can ask another replica."""
+    return {**LONG, "model": MODEL, "prompt": f"def f{number}(", "temperature": 1, "seed": number}
+
+
+def judge(direct: httpx.Client, request: Request, received: Received, tally: Tally) -> None:
+    """Against what a replica says to the same request with the same seed."""
+    tally.replies += 1
+    tally.resumed += received.resumed > 0
+    again = (request[0], {**request[1], "seed": received.seed})
+    expected = told(request, read(direct, again, seen=int))
+    found = list(differences(expected, told(request, received)))
+    tally.differing += [f"{request}: {found[:3]}"] if found else []
+
+
+def compare(direct: httpx.Client, request: Request, got: httpx.Response, tally: Tally) -> None:
+    route, body = request
+    tally.unstreamed += 1
+    if got.status_code != 200:
+        tally.errors.append(f"{route} {body}: {got.status_code} {got.text}")
+        return
+    expected = kept(direct.post(route, json=body).json())
+    found = list(differences(expected, kept(got.json())))
+    tally.differing += [f"{request}: {found[:3]}"] if found else []
+
+
+# Bodies whose refusals must come as the server wrote them.
+WRONG: tuple[Request, ...] = (
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "temperature": 9.5}),
+    (COMPLETIONS, {"model": "another", "prompt": "a"}),
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "stream": True, "best_of": 2}),
+    (CHAT, {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "web_search": True}),
+    (COMPLETIONS, {"model": MODEL, "prompt": "a", "max_tokens": 100_000}),
+    (RESPONSES, {"model": MODEL, "input": "a", "store": True}),
+)
+
+
+def pass_through(replicas: Replicas) -> list[str]:
+    """What does not come through the router as the server says it."""
+    found: list[str] = []
+    with (
+        httpx.Client(base_url=replicas.url, timeout=PATIENCE) as http,
+        httpx.Client(base_url=replicas.urls[0], timeout=PATIENCE) as direct,
+    ):
+        for route, body in WRONG:
+            ours, theirs = direct.post(route, json=body), http.post(route, json=body)
+            if (ours.status_code, ours.text) != (theirs.status_code, theirs.text):
+                found.append(f"{route} {body}: {ours.text}, behind the router {theirs.text}")
+        named = http.post(COMPLETIONS, json=whole(0), headers={"X-Request-Id": "mine"})
+        if named.headers.get("x-request-id") != "mine":
+            found.append(f"X-Request-Id is {named.headers.get('x-request-id')}")
+        for stream in (True, False):
+            leave(http, stream=stream)
+        deadline = time.monotonic() + PATIENCE
+        while any(busy(url) for url in replicas.urls) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        took = PATIENCE - (deadline - time.monotonic())
+        if took > 1.0:
+            found.append(f"whose client has left runs on for {took:.1f} s")
+    return found
+
+
+def leave(http: httpx.Client, *, stream: bool) -> None:
+    """Ask for all that there is room for, and go away."""
+    body = {**LONG, "model": MODEL, "max_tokens": 900, "stream": stream}
+    with (
+        suppress(httpx.ReadTimeout),
+        http.stream("POST", COMPLETIONS, json=body, timeout=0.3) as reply,
+    ):
+        next(reply.iter_lines())
+
+
+def busy(url: str) -> bool:
+    text = httpx.get(f"{url}/metrics").text
+    return float(text.partition("\nforedraft_requests_running{")[2].split()[1]) > 0
+
+
+def measure(rounds: int) -> tuple[Tally, list[str]]:
+    """What clients got, and what did not pass the router."""
+    tally = Tally()
+    with ExitStack() as stack:
+        replicas = Replicas(stack)
+        missing = pass_through(replicas)
+        for number in range(rounds):
+            disturb(replicas, number, tally)
+            replicas.restart(number % 2)
+    return tally, missing
+
+
+def main(rounds: int) -> int:
+    if ROUTER is None:
+        sys.stderr.write("there is no vllm-router here: pip install vllm-router\n")
+        return 2
+    began = time.monotonic()
+    tally, missing = measure(rounds)
+    lines = [
+        *missing,
+        *tally.errors[:5],
+        *tally.differing[:5],
+        *sorted({*tally.refused}),
+        str(tally),
+    ]
+    sys.stdout.write("\n".join([*lines, f"in {time.monotonic() - began:.0f} s"]) + "\n")
+    return 1 if missing or tally.errors or tally.differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if sys.argv[1:] else 3))
