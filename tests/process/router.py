@@ -90,22 +90,30 @@ def wait_for(url: str, path: str, process: subprocess.Popen[bytes] | None = None
     raise RuntimeError(f"{url}{path} does not answer")
 
 
+@contextmanager
+def routing(replicas: Sequence[str], *, policy: str) -> Iterator[str]:
+    """The address of a router that has found these replicas."""
+    assert ROUTER is not None
+    port = free_port()
+    command = (
+        ROUTER, "--worker-urls", *replicas, "--port", str(port), "--policy", policy,
+        "--prometheus-port", str(free_port()),
+        "--worker-startup-check-interval", "1",  # seconds, and those between two looks at the load
+        "--health-check-interval-secs", "1", "--health-check-endpoint", "/ready",
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    with running(command, url, "/health"):
+        yield url
+
+
 class Replicas:
     """Two of the built-in pair, on ports that stay theirs, and a router in front of them."""
 
     def __init__(self, stack: ExitStack) -> None:
-        assert ROUTER is not None
         self._stack = stack
         self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
         self.processes = [self.start(url) for url in self.urls]
-        self.url = f"http://127.0.0.1:{free_port()}"
-        command = (
-            ROUTER, "--worker-urls", *self.urls, "--port", self.url.rpartition(":")[2],
-            "--prometheus-port", str(free_port()), "--policy", "round_robin",
-            "--health-check-interval-secs", "1", "--health-check-endpoint", "/ready",
-            "--worker-startup-check-interval", "1",
-        )  # fmt: skip
-        stack.enter_context(running(command, self.url, "/health"))
+        self.url = stack.enter_context(routing(self.urls, policy="round_robin"))
 
     def start(self, url: str) -> subprocess.Popen[bytes]:
         settings = [word for setting in COMMON for word in ("--set", setting)]
