@@ -168,6 +168,12 @@ class ServerConfig(Part):
         description="how long an idle connection stays open: longer than a proxy in front keeps its"
         " own, or requests meet connections that are about to close",
     )
+    router_names: bool = Field(
+        False,
+        description="tell the load under the names that some routers ask for, too: in `/metrics`"
+        " `vllm:num_requests_running`, `vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc`,"
+        " and `GET /get_load`",
+    )
     cors_origins: list[Annotated[str, AfterValidator(_origin)]] = Field(
         [],
         max_length=64,

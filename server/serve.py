@@ -81,7 +81,11 @@ class Service:
         self._listeners = listeners
         self._announce = announce
         name = config.model_names[0]
-        self._metrics = Metrics(model_name=name, engine=lambda: self._supervisor.pid)
+        self._metrics = Metrics(
+            model_name=name,
+            engine=lambda: self._supervisor.pid,
+            router_names=config.server.router_names,
+        )
         self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
         self._throughput = ThroughputLog(self._metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)

@@ -26,7 +26,9 @@ from server.observe.metrics import CONTENT_TYPE
 
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
 # reader types.
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/speculation/live"})
+OPEN_PATHS = frozenset(
+    {"/health", "/ready", "/metrics", "/version", "/speculation/live", "/get_load"}
+)
 ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
 
@@ -90,7 +92,15 @@ def health_router(services: Services) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return Response(services.metrics.render(), media_type=CONTENT_TYPE)
+        waiting = services.admission.waiting_tokens
+        return Response(services.metrics.render(waiting_tokens=waiting), media_type=CONTENT_TYPE)
+
+    if services.config.server.router_names:
+
+        @router.get("/get_load", include_in_schema=False)
+        async def load() -> Response:
+            """Sequences in flight."""
+            return JSONResponse({"load": services.client.inflight})
 
     @router.get("/version", response_model=replies.Version)
     async def version() -> Response:

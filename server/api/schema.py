@@ -291,6 +291,9 @@ class CommonRequest(Generating, ABC):
     modalities: Refused = refused("Other output than text.", ["text"])
     verbosity: Refused = refused("Verbosity control.", "medium")
     web_search_options: Refused = refused("Web search.")
+    # Routers in front add these to every request.
+    no_stop_trim: Refused = refused("Use `include_stop_str_in_output`.", False)
+    return_hidden_states: Refused = refused("Hidden states stay in the engine.", False)
     # fmt: on
 
     @property
@@ -455,6 +458,9 @@ class ChatPrompt(RequestBody):
             raise invalid(f"messages[{len(self.messages) - 1}]", said)
 
 
+NOT_TOLD_APART = "Reasoning is not told apart from text."
+
+
 class ChatRequest(CommonRequest, ChatPrompt):
     LOGPROBS = "top_logprobs"
 
@@ -470,6 +476,10 @@ class ChatRequest(CommonRequest, ChatPrompt):
     top_logprobs: int | None = described(None, "Alternatives per token.",
         ", and only with `logprobs`: true", ge=0, le=MAX_LOGPROBS)
     parallel_tool_calls: ParallelCalls = None
+    # Routers in front add these to every request.
+    include_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
+    separate_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
+    stream_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
     # fmt: on
 
     @property

@@ -27,7 +27,7 @@ from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
 from server.engine.open_requests import Held
 from server.observe.exchange import Ended
-from server.observe.metrics_table import METRICS, PARTS, Finish, Rejection
+from server.observe.metrics_table import METRICS, PARTS, ROUTER_NAMES, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -72,10 +72,15 @@ class Metrics(Collector):
 
     `model_name`: a label of every series, where it is given. `engine`: the pid of its process, if
     there is one; what it takes of the machine is told beside what this process takes.
+    `router_names`: those of ROUTER_NAMES, too.
     """
 
     def __init__(
-        self, *, model_name: str = "", engine: Callable[[], int | None] = lambda: None
+        self,
+        *,
+        model_name: str = "",
+        engine: Callable[[], int | None] = lambda: None,
+        router_names: bool = False,
     ) -> None:
         self._labels = {"model_name": model_name} if model_name else NO_LABELS
         # By name and label value ("": no label), all of them from the start, at zero, so that
@@ -85,6 +90,7 @@ class Metrics(Collector):
         }
         self._histograms = {m.name: Histogram(m.buckets) for m in METRICS if m.type == "histogram"}
         self._state: EngineState | None = None
+        self._aliases = ROUTER_NAMES if router_names else {}
         self.regret, self.gain = Regret(), Gain()
         self._set("build_info", 1, version("foredraft"))
         self._registry = CollectorRegistry()
@@ -92,8 +98,9 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         ProcessCollector(PREFIX + "engine", lambda: engine() or "none", registry=self._registry)
 
-    def render(self) -> bytes:
+    def render(self, *, waiting_tokens: int = 0) -> bytes:
         """The exposition format, of CONTENT_TYPE."""
+        self._set("waiting_prompt_tokens", waiting_tokens)
         self._set("spec_decode_estimated_regret_ratio", self.regret.value)
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
         return generate_latest(self._registry)
@@ -115,6 +122,12 @@ class Metrics(Collector):
                 values = [value] if metric.label else []
                 count = self._values[metric.name, value]
                 family.add_metric([*values, *self._labels.values()], count)
+            yield family
+        for alias, name in self._aliases.items():
+            family = GaugeMetricFamily(
+                alias, f"{PREFIX}{name}, for routers", labels=[*self._labels]
+            )
+            family.add_metric([*self._labels.values()], self._values[name, ""])
             yield family
 
     def observe_step(self, step: StepMetrics) -> None:

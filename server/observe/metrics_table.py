@@ -117,6 +117,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     gauge("requests_running", "sequences in the batch", of="num_running"),
     gauge("requests_waiting", "sequences queued in the engine", of="num_waiting"),
+    gauge("waiting_prompt_tokens", "prompt tokens of requests that wait for their first token"),
     gauge("kv_cache_usage_ratio", "blocks in use, of all blocks"),
     counter("prefix_cache_queried_tokens_total", "prompt tokens looked up", of="queried_tokens"),
     counter(
@@ -252,6 +253,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     gauge("build_info", "always 1, for its label", {"version": (version("foredraft"),)}),
 )
+
+# With `server.router_names`: what vLLM calls these.
+ROUTER_NAMES = {
+    "vllm:num_requests_running": "requests_running",
+    "vllm:num_requests_waiting": "requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage_ratio",
+}
 
 
 def markdown() -> str:

@@ -76,6 +76,9 @@ GOOD: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "resume": {"token_ids": [98], "seed": 7},
+    "include_reasoning": False,
+    "separate_reasoning": False,
+    "stream_reasoning": False,
 }
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 GOOD |= {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from engine.messages import StepMetrics
+from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL, Served, serve
 
 KEY = "sk-secret"
@@ -149,3 +152,34 @@ def test_version(http: httpx.Client) -> None:
     version = http.get("/version").json()
     assert version["name"] == "foredraft"
     assert version["proposer"] == "draft_model"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_load_is_told_under_the_names_of_routers_where_they_are_wanted(named: bool) -> None:
+    """Law: with `router_names` the names that routers cannot be told to change have the values of
+    ours, behind no key; without, there is nothing of them."""
+    gate = asyncio.Semaphore(0)
+    client = FakeClient(gate=gate)
+    with serve(client, router_names=named, api_key=KEY) as served:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        url = f"{served.url}/v1/completions"
+        with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=headers):
+            served.until(lambda: client.inflight == 1)
+            step = StepMetrics(num_running=3, num_waiting=2, blocks_used=1, blocks_total=4)
+            served.call(served.metrics.observe_step, step)
+            text = httpx.get(f"{served.url}/metrics").text
+            load = httpx.get(f"{served.url}/get_load", headers=headers if not named else {})
+        gate.release()
+        gate.release()
+    told = dict(re.findall(r"^(vllm:\S+) (\S+)$", text, re.MULTILINE))
+    assert {name: float(value) for name, value in told.items()} == (
+        {
+            "vllm:num_requests_running": 3,
+            "vllm:num_requests_waiting": 2,
+            "vllm:kv_cache_usage_perc": 0.25,
+        }
+        if named
+        else {}
+    )
+    assert load.status_code == (200 if named else 404)
+    assert not named or load.json() == {"load": 1}

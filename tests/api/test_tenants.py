@@ -193,6 +193,7 @@ def test_tokens_that_wait_are_bounded() -> None:
             assert refused.status_code == 429
             assert error_of(refused)["code"] == "queue_full"
             assert "101 prompt tokens wait" in error_of(refused)["message"]
+            assert waiting(served) == 101
             begun = {"max_tokens": 30, "resume": {"token_ids": [97] * 20, "seed": 1}}
             assert httpx.post(url, json={**BODY, **begun}).status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
@@ -202,6 +203,13 @@ def test_tokens_that_wait_are_bounded() -> None:
             for _ in range(7):
                 served.call(gate.release)
             assert httpx.post(url, json=BODY).status_code == 200
+            assert waiting(served) == 0
+
+
+def waiting(served: Served) -> float:
+    """What an autoscaler reads of the queue, in tokens."""
+    text = httpx.get(f"{served.url}/metrics").text
+    return float(text.partition("\nforedraft_waiting_prompt_tokens ")[2].split()[0])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def ask(http: httpx.Client, request: Request, left_out: Collection[str] = ()) ->
     reply = http.post(route, json={**body, "model": MODEL})
     if reply.status_code != 200:
         raise Refused(reply.status_code, f"{route} {body}: {reply.text}")
-    return _kept(_whole(route, reply.text) if "stream" in body else reply.json())
+    return kept(whole(route, reply.text) if "stream" in body else reply.json())
 
 
 class Refused(RuntimeError):
@@ -86,7 +86,7 @@ class Refused(RuntimeError):
         self.status = status
 
 
-def _whole(route: str, stream: str) -> dict[str, Any]:
+def whole(route: str, stream: str) -> dict[str, Any]:
     """What the events of a stream add up to, however it was cut into them."""
     lines = [line.removeprefix("data: ") for line in stream.split("\n") if line[:6] == "data: "]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -115,13 +115,13 @@ def _add(whole: dict[str, Any], event: dict[str, Any]) -> None:
             whole[name] = said
 
 
-def _kept(told: Any) -> Any:
+def kept(told: Any) -> Any:
     if isinstance(told, dict):
         # A number may be of a token that reads like one of these names.
         names = [n for n in told if n not in LEFT_OUT or isinstance(told[n], float)]
-        return {name: _kept(told[name]) for name in names}
+        return {name: kept(told[name]) for name in names}
     if isinstance(told, list):
-        return [_kept(item) for item in told]
+        return [kept(item) for item in told]
     return round(told, 3) if isinstance(told, float) else told
 
 

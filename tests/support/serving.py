@@ -73,7 +73,7 @@ def serve(
         await grammars.close()
 
     config = Config(ServerConfig(**{"served_model_name": MODEL, **server}), EngineConfig())
-    metrics = Metrics()
+    metrics = Metrics(router_names=config.server.router_names)
     grammars = GrammarChecker(config, metrics.observe_grammar)  # starts with the first grammar
     services = Services(
         config=config,
