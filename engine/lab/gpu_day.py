@@ -28,7 +28,7 @@ from engine.errors import ConfigError
 from engine.lab.files import write_json, write_text
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("attention", "engine_on", "graphs", "sampling", "memory")
+TESTS = ("attention", "fused", "engine_on", "graphs", "sampling", "packed_copy", "memory")
 KINDS = ("tests", "failures", "errors", "skipped")  # of tests in a report
 SHOWN = 100  # lines of what a part said, on the page
 Found = dict[str, Any]  # by part
