@@ -107,6 +107,12 @@ def test_the_chosen_one_is_within_the_bound(
     assert loads[order[0]] <= BOUND * sum(loads.values()) / len(loads) + saved
 
 
+@given(loads)
+def test_of_equals_the_one_with_the_least_to_do_is_next(loads: dict[str, int]) -> None:
+    order = Affinity().order(key_of(text(0, 1_000)), loads)
+    assert [loads[name] for name in order] == sorted(loads.values())
+
+
 @given(st.integers(0, 900), st.sampled_from(REPLICAS), st.sampled_from(REPLICAS))
 def test_the_longest_head_wins_where_there_is_room(load: int, longer: str, shorter: str) -> None:
     """Law: until as many tokens wait as are saved, it goes where most of it is."""
@@ -186,6 +192,15 @@ def test_what_is_remembered_is_bounded_and_the_longest_heads_go_first() -> None:
     left = 20 - len(other.heads)
     cached = key.ends[left - 1]
     assert affinity.send(key, "a") == first - cached + cached // ATTENDED
+
+
+def test_what_was_used_last_is_remembered_longest() -> None:
+    one, *others = (key_of(text(number, 1_000)) for number in range(9))
+    affinity = Affinity(heads=2 * len(one.heads))
+    new = affinity.send(one, "a")
+    for other in others:
+        affinity.send(other, "a")
+        assert affinity.send(one, "a") < new
 
 
 def test_a_replica_that_went_is_forgotten() -> None:
