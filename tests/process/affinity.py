@@ -20,13 +20,13 @@ SECONDS = 100.0
 NAMES = ("a", "b", "c", "d")
 
 
-def mixed(seed: int, rate: float = 10.0) -> list[Conversation]:
+def mixed(seed: int, *, rate: float = 10.0, seconds: float = SECONDS) -> list[Conversation]:
     """Chats under twelve system prompts, questions about two hundred documents, others."""
     rng = random.Random(seed)
     systems = [words(rng, (200, 800)) for _ in range(12)]
     documents = [words(rng, (1000, 3000)) for _ in range(200)]
     found, start = list[Conversation](), 0.0
-    while (start := start + rng.expovariate(rate)) < SECONDS:
+    while (start := start + rng.expovariate(rate)) < seconds:
         kind, own = rng.random(), random.Random(rng.random())
         if kind < 0.4:
             head, turns = often_the_first(rng, systems), rng.randint(2, 8)
@@ -39,12 +39,12 @@ def mixed(seed: int, rate: float = 10.0) -> list[Conversation]:
     return found
 
 
-def hot(seed: int, rate: float = 60.0) -> list[Conversation]:
+def hot(seed: int, *, rate: float = 60.0, seconds: float = SECONDS / 4) -> list[Conversation]:
     """Nine of ten ask about one document, more than one replica can answer."""
     rng = random.Random(seed)
     document = words(rng, (2000, 2000))
     found, start = list[Conversation](), 0.0
-    while (start := start + rng.expovariate(rate)) < SECONDS / 4:
+    while (start := start + rng.expovariate(rate)) < seconds:
         head = document if rng.random() < 0.9 else words(rng, (200, 400))
         own = random.Random(rng.random())
         found.append(Conversation(start, list(head), 1, (30, 60), (60, 120), 0.0, own))
