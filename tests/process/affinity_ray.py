@@ -1,5 +1,5 @@
 """`python -m tests.process.affinity_ray`: prefix affinity through Ray Serve, over servers with
-scripted engines that have the engine's own prefix cache. Needs `ray[serve]`; about three minutes.
+scripted engines that have the engine's own prefix cache. Needs `ray[serve]`; about five minutes.
 
 Four replicas against one with their memory and speed: hits, skew, time to the first token, and the
 sums of all their /metrics against what clients were told. Then from one replica to four and back

@@ -75,7 +75,7 @@ DOORS = {
     "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "opentelemetry": ["server.observe.tracing"],
-    "ray": ["server.replicas.ray"],  # those of that prefix
+    "ray": ["server.replicas.ray_app", "server.replicas.ray_router"],
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
