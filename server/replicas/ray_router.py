@@ -24,8 +24,8 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, where there i
 
     Every process with a handle has a router, which counts what it sent itself: tokens to compute,
     from the choice until the call has ended, in whatever way. A call is one of `handle.remote`; of
-    `handle.choose_replica` without a dispatch Ray tells no end. A handle keeps the first router that
-    it had: to have another one, the application needs another name, or the caller a new start.
+    `handle.choose_replica` without a dispatch Ray tells no end. A handle keeps the first router it
+    had: to have another one, the application needs another name, or the caller a new start.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
