@@ -17,14 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 import engine.lab.scripted
 from engine.__main__ import build_parser, read_config
 from engine.child import follow_parent
 from engine.errors import ModelError
 from engine.lab.scripted import Running, make_ready
 from engine.logs import configure_logging
-from engine.messages import Estimates, Mode, Outputs, Ready, Reason, StepMetrics
+from engine.messages import Estimates, Mode, Outputs, Ready, Reason, StepMetrics, Submit
 from engine.process import EngineProcess
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.sequence import Sequence as Held
 
 VARIABLE = "FOREDRAFT_SCRIPT"
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
@@ -44,6 +48,8 @@ class Script:
     raise_after: int | None = None  # an unexpected exception in the step after that many tokens
     die_after: int | None = None  # SIGKILL to itself
     hang_after: int | None = None  # sleeps for ever inside a step
+    blocks: int = 0  # of a prefix cache, of 16 tokens each; 0: there is none
+    row_seconds: float = 0.0  # of a step, for each prompt token that the cache does not hold
     only_once: str | None = None  # a path: the troubles above befall only the first to create it
 
     def environment(self) -> dict[str, str]:
@@ -70,6 +76,9 @@ class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
         super().__init__(ready)
         self.script = script
         self.mode: Mode = "auto"
+        self.pool = BlockPool(script.blocks, 16, prefix_caching=True)
+        self._held: dict[str, tuple[Held, Running]] = {}
+        self._queried = self._rows = 0  # prompt tokens since the last step; of those, not cached
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
         self.mode, self.draft = mode, {"auto": self.ready.k_max, "fixed": k, "off": 0}[mode]
@@ -80,13 +89,41 @@ class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
         metrics.estimates = Estimates(mode=self.mode, k=self.draft, reason=reason)
         return metrics
 
+    def add(self, submit: Submit) -> None:
+        super().add(submit)
+        running = self.running[submit.id]
+        seq = Held(submit.id, submit.params, list(running.tokens), len(submit.prompt))
+        self.pool.adopt(seq, self.pool.match(seq))
+        seq.cached_tokens = len(seq.blocks) * self.pool.block_size
+        self._held[submit.id] = seq, running
+        self._queried += len(seq.tokens)
+        self._rows += len(seq.tokens) - seq.cached_tokens
+        self._publish(seq)
+
+    def _publish(self, seq: Held) -> None:
+        if self.pool.reserve(seq, len(seq.tokens)):
+            self.pool.publish(seq, len(seq.tokens))
+
     def next_token(self, running: Running) -> int:
         return next_token(running.tokens, self.script.vocab_size)
 
     def step(self) -> Outputs:
         self._trouble()
-        time.sleep(self.script.step_seconds)
-        return super().step()
+        queried, rows = self._queried, self._rows
+        self._queried = self._rows = 0
+        time.sleep(self.script.step_seconds + self.script.row_seconds * rows)
+        outputs = super().step()
+        for i, item in enumerate(outputs.items):
+            if item.cached_tokens is not None:
+                cached = self._held[item.id][0].cached_tokens
+                outputs.items[i] = msgspec.structs.replace(item, cached_tokens=cached)
+        outputs.metrics.queried_tokens, outputs.metrics.cached_tokens = queried, queried - rows
+        for id in self._held.keys() - self.running.keys():
+            seq, running = self._held.pop(id)
+            seq.tokens[:] = running.tokens[:-1]  # the last one was never computed
+            self._publish(seq)
+            self.pool.release(seq)
+        return outputs
 
     def _trouble(self) -> None:
         script = self.script

@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_585,
     "engine/cpu": 3_275,
     "lab": 7_555,  # engine/lab and server/lab
-    "serving": 26_559,  # everything else but the script that trained the built-in pair
-    "all": 40_069,
+    "serving": 26_804,  # everything else but the script that trained the built-in pair
+    "all": 40_314,
 }
 TRAINING = "engine/demo"
 

@@ -39,7 +39,7 @@ SERVER_LEVELS = {
     "server.api": 4,
     "server.app": 5, "server.connection": 5,
     "server.serve": 6, "server.cli": 7, "server.__main__": 8,
-    "server.lab": 7,
+    "server.lab": 7, "server.replicas": 7,
 }  # fmt: skip
 # Programs of their own.
 OFFLINE = {
@@ -75,6 +75,7 @@ DOORS = {
     "zmq": ["engine.process", "server.engine.client"],
     "prometheus_client": ["server.observe.metrics"],
     "opentelemetry": ["server.observe.tracing"],
+    "ray": ["server.replicas.ray_app", "server.replicas.ray_router"],
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
