@@ -102,7 +102,7 @@ async def start(
 def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
-    ready = services.require_ready()
+    ready = services.client.require_open()
     request.check_settings(services)
     if request.priority and not tenant.may_prioritise:
         raise unsupported("priority", "is not among what this key may ask for; it must be 0")

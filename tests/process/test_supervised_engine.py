@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineLost
 from server.config import ServerConfig
 from server.engine.mailbox import Stream
-from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
+from server.errors import NotReady
+from tests.process.harness import PATIENCE, House, house, is_gone, read_all, tokens_of, until
 from tests.support.scripted import COMMAND, Script, expected_tokens
 from tests.support.streams import read
 
@@ -114,8 +115,10 @@ def test_kill_9_mid_stream() -> None:
             assert all("killed by SIGKILL" in sentence for sentence in sentences)
             assert home.states[:3] == ["starting", "ready", "lost"]
             assert home.client.inflight == 0
-            with pytest.raises(EngineLost, match="try again"):
+            with pytest.raises(NotReady, match=r"started again; try again in \d+ s") as early:
                 home.submit("too-early", 5)
+            assert early.value.retry_seconds is not None
+            assert 2 <= early.value.retry_seconds <= PATIENCE
             await home.reach("ready", times=2)
             assert home.states == ["starting", "ready", "lost", "starting", "ready"]
             assert home.supervisor.pid != first
@@ -282,6 +285,32 @@ def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
                 assert rest[n][-1].rounds == 60 + n
             assert home.states == ["starting", "ready", "lost", "starting", "ready"]
             assert home.client.inflight == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_while_there_is_no_engine_waits_for_it() -> None:
+    """Law: a request between two engines is served by the next one; one before the first engine is
+    refused, and so is one when the server is about to end."""
+
+    async def scenario() -> None:
+        async with house(Script(start_seconds=1.0), settings=SURVIVING) as home:
+            with pytest.raises(NotReady, match="minute or two"):
+                home.submit("too-early", 5)
+            await home.reach("ready")
+            assert home.supervisor.pid is not None
+            os.kill(home.supervisor.pid, signal.SIGKILL)
+            await home.reach("lost")
+            await serves(home, "between")
+            os.kill(home.supervisor.pid, signal.SIGKILL)
+            await home.reach("lost", times=2)
+            held = home.submit("held", 5)
+            stopping = asyncio.create_task(home.supervisor.stop(PATIENCE))
+            await asyncio.sleep(0)
+            with pytest.raises(NotReady, match="shutting down"):
+                home.submit("too-late", 5)
+            await read_all(held)
+            await stopping
 
     asyncio.run(scenario())
 
