@@ -287,7 +287,12 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     useless_to_retry: bool = False  # it could not be made from this configuration
 
 
-Event = Ready | Outputs | Fatal
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The engine was told to end, by somebody else than the front end, and does not take a request
+    that it got since."""
+
+
+Event = Ready | Outputs | Fatal | Leaving
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:

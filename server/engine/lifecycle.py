@@ -104,7 +104,7 @@ class Lifecycle:
 
     def replace(self) -> None:
         self._ready_since = None
-        self._go("starting", "replaced, with the configuration read anew")
+        self._go("starting", "replaced")
 
     def fail(self, sentence: str, *, why: str) -> None:
         """Give up for good. `sentence` is for the operator, `why` for the log's line."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Event, Ready, Stop
+from engine.messages import Event, Leaving, Ready, Stop
 from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
@@ -214,6 +214,8 @@ class EngineSupervisor:
             self._start_seconds = now - self._spawned
             self._lifecycle.ready(now)
             self._serving.set()
+        if isinstance(event, Leaving):
+            self.replace(self._engine)
         incarnation.receive(event)
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:

@@ -543,3 +543,29 @@ def test_signals_to_the_engine_alone() -> None:
             await serves(home)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_what_comes_to_an_engine_that_was_told_to_end(seconds: float) -> None:
+    """Bug: after a SIGTERM to the engine new requests failed with a 500. Law: they are the next
+    engine's, which takes over at once, with what runs; where nothing is held they may try again."""
+    settings = ServerConfig(resume_seconds=seconds)
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=settings) as home:
+            runs = (await started_streams(home, 1))[0]
+            assert home.supervisor.pid is not None
+            os.kill(home.supervisor.pid, signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            late = home.submit("late", 7)
+            if seconds:
+                assert tokens_of(await read_all(late)) == expected_tokens((1, 2, 3), 7)
+                await read(runs)
+            else:
+                assert "replaced" in await ends_as_lost(late)
+                assert "replaced" in await ends_as_lost(runs)
+            await home.reach("ready", times=2)
+            await serves(home)
+            assert "lost" not in home.states
+
+    asyncio.run(scenario())
