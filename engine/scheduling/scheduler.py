@@ -28,7 +28,8 @@ _OLDEST_TURN = 4  # one admission in this many is the oldest request's, whatever
 class Scheduler:
     """`waiting` is by priority, then first come, first served; `running` by priority, then in order
     of admission. So whoever gives way is the least important, and of those the youngest. Of the
-    most important that wait, the tenant that was served least is next (`fair_share`)."""
+    most important that wait, the tenant that was served least is next, and of those that run, the
+    tenant that holds the most blocks gives way (`fair_share`)."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
@@ -182,7 +183,7 @@ class Scheduler:
             room = (len(seq.blocks) + pool.num_free) * size - end
             k = min(k, max(0, room))
             while not pool.reserve(seq, end + k):
-                self._preempt(plan, self._youngest(plan, seq))
+                self._preempt(plan, self._gives_way(plan, seq))
                 if seq.status != "running":
                     return 0
         # Within one forward every layer writes its keys before anyone attends, so a sequence
@@ -192,16 +193,19 @@ class Scheduler:
         plan.chunks.append(Chunk(seq, start, length, k))
         return length + k
 
-    def _youngest(self, plan: StepPlan, seq: Sequence) -> Sequence:
-        """Who gives way to `seq`: the least important of those that are not in the plan, the
-        youngest of them; `seq` itself if all of them are more important than it."""
+    def _gives_way(self, plan: StepPlan, seq: Sequence) -> Sequence:
+        """Who gives way to `seq`: of the least important of those that are not in the plan, it
+        among them, one of the tenant that holds the most blocks; the youngest but for `seq`."""
         planned = {id(chunk.seq) for chunk in plan.chunks}
-        for other in reversed(self.running):
-            if other is not seq and id(other) not in planned:
-                return other if _priority(other) >= _priority(seq) else seq
+        able = [one for one in reversed(self.running) if id(one) not in planned]
         # Alone, it would fit: no sequence grows beyond the pool (`max_len`).
-        assert planned
-        return seq
+        assert planned or len(able) > 1
+        least = _priority(able[0])
+        able = [one for one in able if _priority(one) == least]
+        if len(self._tenants) > 1:
+            tenant = self._shares.holds_most(able, self.running)
+            able = [one for one in able if one.tenant == tenant]
+        return next((one for one in able if one is not seq), seq)
 
     def _preempt(self, plan: StepPlan, seq: Sequence) -> None:
         self.running.remove(seq)

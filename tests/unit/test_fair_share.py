@@ -130,6 +130,29 @@ def test_blocks_are_given_up_too() -> None:
     audit(scheduler)
 
 
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_who_holds_the_most_blocks_gives_way_first(weight: float) -> None:
+    """Bug: when the cache was full, the youngest gave way, whoever's growth it was for: a quiet
+    tenant's one request was computed anew for a noisy one's. Law: the noisy one's are, by weight,
+    and everybody comes to an end."""
+    scheduler = scheduler_of(blocks=16, sequences=8)
+    for i in range(4):
+        scheduler.add(sequence(f"n{i}", [i] * 6, max_tokens=24, tenant="noisy", weight=weight))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    [quiet] = of("quiet", 1, size=6, max_tokens=24)
+    scheduler.add(quiet)
+    preempted = Counter[str]()
+    while scheduler.waiting or scheduler.running:
+        plan = scheduler.schedule(k_of(0))
+        preempted.update(seq.tenant for seq in plan.preempted)
+        run(scheduler, plan)
+        audit(scheduler)
+        for seq in [seq for seq in scheduler.running if not scheduler.room(seq)]:
+            scheduler.finish(seq, "length")
+    assert preempted["noisy"] > 0
+    assert (preempted["quiet"] > 0) == (weight > 1)
+
+
 def test_who_matters_more_does_not_give_way() -> None:
     """Law: places go by priority first."""
     scheduler, _ = filled(4, priority=-1)
