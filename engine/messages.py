@@ -271,6 +271,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
     default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody
     draft: str = ""  # path of the draft model, if there is one
+    measured: bytes = b""  # what steps cost, for the next engine of this configuration
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

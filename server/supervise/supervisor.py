@@ -56,6 +56,7 @@ class EngineSupervisor:
         self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
         self._start_seconds: float | None = None  # of the last one that got ready
+        self._measured = b""  # by one of the present configuration
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._hurry = asyncio.Event()
@@ -181,6 +182,7 @@ class EngineSupervisor:
         if self._wanted is None or self._end.is_set():
             return None
         self._replace.clear()
+        self._measured = b""
         self._before, self._engine, self._wanted = self._engine, self._wanted, None
         self._lifecycle.replace()
         self._expect_after(0.0)
@@ -198,7 +200,7 @@ class EngineSupervisor:
                 on_event=lambda event: self._on_event(event, incarnation),
             )
             self._spawned = time.monotonic()
-            await incarnation.spawn(self._command, self._engine)
+            await incarnation.spawn(self._command, self._engine, self._measured)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)
@@ -211,7 +213,7 @@ class EngineSupervisor:
             if self._end.is_set():
                 return
             self._before, now = None, time.monotonic()
-            self._start_seconds = now - self._spawned
+            self._start_seconds, self._measured = now - self._spawned, event.measured
             self._lifecycle.ready(now)
             self._serving.set()
         if isinstance(event, Leaving):

@@ -361,6 +361,27 @@ def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
     asyncio.run(scenario())
 
 
+def test_what_an_engine_measured_is_the_next_ones_too() -> None:
+    """Law: after a loss it is handed on, to an engine of the same configuration; where the operator
+    wants another one, or code that was updated, it is not."""
+
+    async def scenario() -> None:
+        async with house(Script()) as home:
+            await home.reach("ready")
+            found = []
+            for times in (2, 3):
+                assert home.supervisor.pid is not None
+                os.kill(home.supervisor.pid, signal.SIGKILL)
+                await home.reach("ready", times=times)
+                found.append(home.client.ready)
+            home.supervisor.replace(EngineConfig())
+            await home.reach("ready", times=4)
+            found.append(home.client.ready)
+            assert [ready.measured for ready in found if ready] == [b"11", b"111", b"1"]
+
+    asyncio.run(scenario())
+
+
 def test_a_replaced_engine_costs_no_stream_a_token() -> None:
     """Law: the operator may have another engine under running streams; it is no loss."""
 
