@@ -53,7 +53,9 @@ class Incarnation:
         """None while it runs; minus the signal's number when a signal ended it."""
         return self._process.returncode if self._process is not None else None
 
-    async def spawn(self, command: Sequence[str], config: EngineConfig, measured: bytes) -> None:
+    async def spawn(
+        self, command: Sequence[str], config: EngineConfig, measured: bytes = b""
+    ) -> None:
         """Start `command --config .. --commands .. --events ..`, and `--measured ..` where an
         engine of this configuration told that. Raises OSError."""
         path, known = self.folder / "engine.json", self.folder / "measured"
