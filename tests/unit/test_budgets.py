@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_585,
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
-    "serving": 26_628,  # everything else but the script that trained the built-in pair
-    "all": 40_137,
+    "serving": 26_643,  # everything else but the script that trained the built-in pair
+    "all": 40_152,
 }
 TRAINING = "engine/demo"
 

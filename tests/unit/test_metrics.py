@@ -227,7 +227,8 @@ def test_openmetrics_names_a_reply_of_each_bucket() -> None:
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
     body, kind = metrics.rendered(accept)
     assert kind.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
-    families = list(openmetrics.text_string_to_metric_families(body.decode()))
+    parse = openmetrics.text_string_to_metric_families
+    families = list(parse(body.decode()))  # type: ignore[no-untyped-call]
     found = {f.name: f.samples for f in families}["foredraft_time_to_first_token_seconds"]
     named = {s.labels["le"]: s.exemplar for s in found if s.exemplar is not None}
     assert [(e.labels["reply"], e.value) for e in named.values()] == [
