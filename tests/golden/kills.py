@@ -81,7 +81,8 @@ def engine_of(server: int) -> int:
 
 
 def metric(http: httpx.Client, name: str) -> float:
-    found = re.search(rf"^foredraft_{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    series = rf"^foredraft_{name}{{[^}}]*}} (\S+)$"  # by its model
+    found = re.search(series, http.get("/metrics").text, re.MULTILINE)
     assert found, name
     return float(found[1])
 
