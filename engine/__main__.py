@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,15 +27,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     followed = follow_parent()
     configure_logging("info")
     parsed = build_parser("python -m engine", __doc__).parse_args(arguments)
-    return EngineProcess(
-        lambda: _make_engine(parsed.config), parsed.commands, parsed.events, alone=not followed
-    ).run()
+    make = partial(_make_engine, parsed.config, parsed.measured)
+    return EngineProcess(make, parsed.commands, parsed.events, alone=not followed).run()
 
 
 def build_parser(prog: str, description: str | None) -> Parser:
     """What the supervisor gives every engine process."""
     parser = Parser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="EngineConfig as JSON")
+    parser.add_argument("--measured", type=Path, help="what an engine of it measured at start")
     parser.add_argument("--commands", required=True, help="endpoint to read commands from")
     parser.add_argument("--events", required=True, help="endpoint to send events to")
     return parser
@@ -53,16 +54,18 @@ def read_config(path: Path) -> EngineConfig:
         raise ConfigError(f"{path.name}: {where}: {given}") from error
 
 
-def _make_engine(path: Path) -> StepEngine:
+def _make_engine(path: Path, measured: Path | None) -> StepEngine:
     config = read_config(path)
+    known = measured.read_bytes() if measured is not None else b""
     limit_threads(config.threads, os.environ)
-    gc.disable()  # what is imported stays, and is not to be walked a hundred times
+    gc.disable()  # what is imported stays, and is not to be walked, now or later
     from engine.core import Engine  # brings torch in, which reads the environment once
     from engine.cpu.jit import logged_compilation
 
+    gc.freeze()
     gc.enable()
     with logged_compilation():
-        return Engine(config)
+        return Engine(config, measured=known)
 
 
 if __name__ == "__main__":

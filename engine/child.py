@@ -98,12 +98,19 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
         environment[name] = str(threads)
 
 
-def freeze_memory() -> None:
-    """The garbage collector never walks it in the middle of a step again, and it lies in huge pages
-    where Linux makes some of small ones: behind a forward a page's place has to be looked up anew,
-    and Python's objects, read in every step, are thousands of small pages."""
+def freeze_memory() -> threading.Thread:
+    """The garbage collector never walks it in the middle of a step again, and once the thread has
+    ended, it lies in huge pages where Linux makes some of small ones: behind a forward a page's
+    place has to be looked up anew, and Python's objects, read in every step, are thousands of small
+    pages."""
     gc.collect()
     gc.freeze()
+    gathering = threading.Thread(target=_gather, name="huge-pages", daemon=True)
+    gathering.start()
+    return gathering
+
+
+def _gather() -> None:
     if not _MAPS.exists():  # not Linux
         return
     advise = ctypes.CDLL(None).madvise

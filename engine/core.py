@@ -8,12 +8,16 @@ request never gets that far: `add` turns it into an Output with an error.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from engine.config import EngineConfig
 from engine.control.controller import KController, Load
 from engine.control.modes import Modes, build_controller
+from engine.control.profile import Profile
 from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
@@ -55,13 +59,17 @@ from engine.step.report import begun_ending, ending, introduction, report
 from engine.step.rounds import Rounds
 from engine.step.trace import open_trace
 
+logger = logging.getLogger(__name__)
+
 
 class Engine:
     """`add` and `abort` at any time between steps; `step` while `has_work`.
 
     `pair`, `proposer`, `cache`, `controller`: for benchmarks and tests. Models already loaded, a
-    drafter in place of the configured one, a part of a cache, what builds the controller. Raises
-    ConfigError, ModelError or MemoryPlanError.
+    drafter in place of the configured one, a part of a cache, what builds the controller.
+    `measured`: what an engine of this configuration told of itself on this machine (`ready`): its
+    memory is there, and what steps cost is known. Raises ConfigError, ModelError or
+    MemoryPlanError.
     """
 
     def __init__(
@@ -73,11 +81,13 @@ class Engine:
         proposer: Proposer | None = None,
         cache: KVCache | None = None,
         controller: Callable[..., KController] = build_controller,
+        measured: bytes = b"",
     ) -> None:
         self._clock = clock
+        lap, known = Stopwatch(time.perf_counter), _profile_in(measured)
         pair = pair or load_pair(config)
-        target = pair.target
-        self._cache, memory = build_cache(config, pair, cache)
+        target, loaded = pair.target, lap()
+        self._cache, memory = build_cache(config, pair, cache, later=known is not None)
         draft = None
         if pair.draft is not None:
             draft = runner_of(config, pair.draft, self._cache, clock, translation=pair.translation)
@@ -104,8 +114,13 @@ class Engine:
         self._rounds = Rounds(
             self._proposer, main, self._allowance, self._runner, self._acceptor, draws
         )
-        measured = profile_at_start(config, self._runner, draft, self._cache, target.max_model_len)
-        self._controller.profile(measured)
+        built = lap()
+        profile = known or profile_at_start(
+            config, self._runner, draft, self._cache, target.max_model_len
+        )
+        self._controller.profile(profile)
+        what = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
+        logger.info(what, loaded, built, lap())
         self._compiling = Compiling(
             lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
@@ -113,12 +128,14 @@ class Engine:
         self._overhead = Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
         self._swap = DraftSwap(
-            config, target, main, draft, cache=self._cache, measured=measured,
+            config, target, main, draft, cache=self._cache, measured=profile,
             modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,
             clock=clock,
         )  # fmt: skip
-        self.ready = self._introduction(config, target, memory)
-        self._trace = open_trace(config, self.ready, measured, stops=stops)
+        if known is not None:
+            self._cache.populate()
+        self.ready = self._introduction(config, target, memory, profile)
+        self._trace = open_trace(config, self.ready, profile, stops=stops)
         self._id_log = open_id_log(config.speculation, target.vocab_size)
 
     def _main_proposer(
@@ -140,7 +157,9 @@ class Engine:
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )
 
-    def _introduction(self, config: EngineConfig, target: LoadedModel, memory: MemoryPlan) -> Ready:
+    def _introduction(
+        self, config: EngineConfig, target: LoadedModel, memory: MemoryPlan, profile: Profile
+    ) -> Ready:
         return introduction(
             config,
             target,
@@ -149,6 +168,7 @@ class Engine:
             attention=self._runner.attention,
             k_max=self._controller.k_max,
             proposers=self._proposer.names,
+            profile=profile,
         )
 
     # -- between steps -----------------------------------------------------------------------
@@ -343,6 +363,14 @@ class Engine:
     def _take_pending(self) -> list[Output]:
         pending, self._pending = self._pending, []
         return pending
+
+
+def _profile_in(measured: bytes) -> Profile | None:
+    """None: there is none that this code understands."""
+    try:
+        return msgspec.msgpack.decode(measured, type=Profile)
+    except msgspec.DecodeError:
+        return None
 
 
 def _pool_of(config: EngineConfig, cache: KVCache) -> BlockPool:

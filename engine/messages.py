@@ -271,6 +271,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
     default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody
     draft: str = ""  # path of the draft model, if there is one
+    measured: bytes = b""  # what steps cost, for the next engine of this configuration
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -287,7 +288,12 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     useless_to_retry: bool = False  # it could not be made from this configuration
 
 
-Event = Ready | Outputs | Fatal
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The engine was told to end, by somebody else than the front end, and does not take a request
+    that it got since."""
+
+
+Event = Ready | Outputs | Fatal | Leaving
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ from engine.messages import (
     Drain,
     Event,
     Fatal,
+    Leaving,
     Mode,
-    Output,
     Outputs,
     Ready,
     SetSpeculation,
@@ -143,8 +143,7 @@ class EngineProcess:
     def _execute(self, engine: StepEngine, command: Command) -> None:
         match command:
             case Submit() if self._draining:
-                refused = Output(id=command.id, finish="error", error="the engine is shutting down")
-                self._send(Outputs([refused], engine.gauges()))
+                self._send(Leaving())
             case Submit():
                 engine.add(command)
             case Abort():

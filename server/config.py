@@ -178,7 +178,9 @@ class ServerConfig(Part):
         [],
         max_length=64,
         description='pages that may call this server from a browser: `["https://app.example"]`, or'
-        ' `["*"]` for all. Without a key, what another page would have done here is a 403',
+        ' `["*"]` for all. Without a key, what another page would have done here is a 403, and a'
+        " page by plain HTTP is another one unless its host is an address or a name of this"
+        " network",
     )
     grammar_seconds: float = Field(
         0.5,

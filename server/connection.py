@@ -18,6 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from server.api.errors import ApiError
+from server.api.exchanges import exchange_of
 from server.observe.exchange import Exchange, request_id
 
 LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
@@ -97,13 +98,18 @@ class Connection(H11Protocol):
             return
         self._refused = True
         self._disarm()
-        answered = False
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            answered = self.cycle.response_started
-        if not answered:
-            self._write_error(ApiError(status, message, code=code))
+        error = ApiError(status, message, code=code)
+        cycle: Any = self.cycle
+        unanswered = self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if unanswered:  # its line in the log is written when it has ended
+                self._write_error(error, exchange_of(cycle.scope))
+        elif unanswered:
+            exchange = Exchange(id=request_id())
+            self._write_error(error, exchange)
+            exchange.end()
         # To close at once would reset the connection, and a client that is still sending would
         # never read why.
         self._unset_keepalive_if_required()
@@ -112,9 +118,9 @@ class Connection(H11Protocol):
             self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
-    def _write_error(self, error: ApiError) -> None:
+    def _write_error(self, error: ApiError, exchange: Exchange) -> None:
         body = json.dumps(error.body).encode()
-        exchange = Exchange(id=request_id(), status=error.status, error=error.code)
+        exchange.status, exchange.error = error.status, error.code
         headers = [
             (b"x-request-id", exchange.id.encode()),
             (b"content-type", b"application/json"),
@@ -125,7 +131,6 @@ class Connection(H11Protocol):
         response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
-        exchange.end()
 
     def _watch_head(self) -> None:
         if self._refused or self.transport.is_closing():

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from engine.errors import EngineError
+from engine.errors import EngineError, EngineLost
 
 
 class QueueFull(EngineError):
     """There is no room for the request now: too much is in flight, or too many grammars are being
     compiled. `retry_seconds`: when there may be, if that is known."""
+
+    def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class NotReady(EngineLost):
+    """The engine takes no requests at the moment; nothing was submitted. `retry_seconds`: when it
+    may, if that is known."""
 
     def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 """`foredraft serve`: one front end from its first log line to its exit code.
 
-Owns the socket, the signals, and the order of starting and stopping. The engine starts first, the
+Owns the signals, and the order of starting and stopping. The engine starts first, the
 tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
 SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
 at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where
@@ -11,19 +11,17 @@ Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import uvicorn
@@ -35,12 +33,12 @@ from engine.logs import LogFormat, configure_logging
 from engine.messages import StepMetrics
 from server.api.services import Services
 from server.app import create_app
-from server.config import Config, ServerConfig
-from server.connection import Connection
+from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
+from server.listening import cut_connections, http_server, listen, load_certificate, tls_context
 from server.observe.metrics import Metrics
 from server.observe.speculation import SpeculationLog
 from server.observe.throughput import EVERY_SECONDS, ThroughputLog
@@ -54,9 +52,6 @@ EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 CLOSE_SECONDS = 1.0  # for connections to end after their requests have, beyond what grace is left
-BACKLOG = 2048
-NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of a machine without IPv6, say
-SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
 # What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
 # Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
 # first token, as soon as others stream.
@@ -163,7 +158,7 @@ class Service:
         finally:
             telling.cancel()
             http.should_exit = True
-            _cut_connections(http)
+            cut_connections(http)
             await serving
             await self._grammars.close()
 
@@ -199,7 +194,7 @@ class Service:
             if self._http is not None:
                 self._http.force_exit = True
                 if self._http.should_exit:  # all has ended but for who does not read
-                    _cut_connections(self._http)
+                    cut_connections(self._http)
             return
         grace = self._config.server.grace_seconds
         logger.info("%s: no new requests; running ones have %g s", name, grace)
@@ -240,96 +235,6 @@ def _text_of(config: EngineConfig) -> dict[str, object]:
     """What may change a reply."""
     names = ("target", "attention", "device", "threads")
     return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
-
-
-def _cut_connections(http: uvicorn.Server) -> None:
-    """Of clients that do not read; their tasks end as when a client leaves."""
-    for connection in list(http.server_state.connections):
-        assert isinstance(connection, Connection)
-        connection.cut()
-
-
-def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """None: plain HTTP. Raises ConfigError."""
-    if config.tls_certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    load_certificate(context, config)
-    return context
-
-
-def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """For new connections. Raises ConfigError, and then those before stay."""
-    assert config.tls_certificate is not None
-    paths = f"{config.tls_certificate} and {config.tls_key}"
-    for into in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # tried on another one first
-        try:
-            # A key with a password would have asked the terminal for it.
-            into.load_cert_chain(config.tls_certificate, config.tls_key, password=lambda: b"")
-        except (OSError, ssl.SSLError) as error:
-            reason = error.strerror or "they are no certificate with its key, or it has a password"
-            raise ConfigError(f"cannot use the certificate {paths}: {reason}") from None
-
-
-def http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
-    """uvicorn without its signal handlers: when it stops is the Service's decision."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=Connection,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=bool(config.trusted_proxies),
-            forwarded_allow_ips=config.trusted_proxies,
-            ssl_context_factory=None if tls is None else lambda config, default: tls,
-            server_header=False,
-            ws="none",
-            backlog=BACKLOG,
-            timeout_keep_alive=config.keep_alive_seconds,
-            timeout_graceful_shutdown=None,  # the Service cuts who does not end
-        )
-    )
-    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
-    return server
-
-
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets: one for each address that the name has, and for `::` one that takes IPv4
-    as well. Raises ConfigError."""
-    listeners = list[socket.socket]()
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for address, family in {str(info[4][0]): info[0] for info in found}.items():
-            try:
-                listeners.append(_listener(address, family, port))
-            except OSError as error:
-                if error.errno not in NOT_HERE or len(found) == 1:
-                    raise
-            else:
-                port = listeners[0].getsockname()[1]
-    except OSError as error:
-        for listener in listeners:
-            listener.close()
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {reason}; choose another with --host and --port"
-        ) from None
-    return listeners
-
-
-def _listener(address: str, family: socket.AddressFamily, port: int) -> socket.socket:
-    both = family == socket.AF_INET6 and address == "::" and socket.has_dualstack_ipv6()
-    listener = socket.create_server(
-        (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
-    )
-    # Connections inherit it. asyncio sets it only where the socket names its protocol, which this
-    # one does not; and without it a chunk waits for the ACK of the one before, up to 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # As well, and else the kernel would take megabytes for a client that does not read: what is
-    # not sent yet is merged here, which keeps it small and gives it to the client in fewer pieces.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-    return listener
 
 
 def load_for(config: Config) -> Tokenizer:

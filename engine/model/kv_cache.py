@@ -11,7 +11,9 @@ what a forward reads is more pages of 4 KiB than processors know the places of.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
@@ -27,6 +29,8 @@ from engine.errors import MemoryPlanError
 from engine.scheduling.memory import gib
 
 HUGE_PAGE = 1 << 21  # bytes
+_POPULATE = 23  # of Linux's madvise, since 5.14: with what is written there already
+_AT_ONCE = 16 * HUGE_PAGE  # bytes
 _LINE = 64  # of a cache: no vector is to lie across two
 
 
@@ -43,6 +47,7 @@ class Plane:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        later: bool = False,
     ) -> None:
         self.block_size = block_size
         self.where: dict[int, tuple[int, int]] = {}
@@ -56,7 +61,7 @@ class Plane:
             for index, member in enumerate(members):
                 self.where[member] = (stack, index)
             sizes = ((len(members), heads, slots, dim) for dim in (key_dim, value_dim))
-            keys, values = (_zeros(size, dtype, device) for size in sizes)
+            keys, values = (_zeros(size, dtype, device, later=later) for size in sizes)
             self.stacks.append((keys, values))
 
     @property
@@ -64,9 +69,9 @@ class Plane:
         return sum(tensor.nbytes for pair in self.stacks for tensor in pair)
 
 
-def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Every page touched at once: memory that is not there is to be missed at start. Raises
-    MemoryPlanError."""
+def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, *, later: bool) -> Tensor:
+    """Every page touched at once, unless `later`: memory that is not there is to be missed at
+    start. Raises MemoryPlanError."""
     if device.type != "cpu":
         return torch.zeros(tuple(size), dtype=dtype, device=device)
     needed = prod(size) * dtype.itemsize
@@ -77,14 +82,16 @@ def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
             f"the system refuses {gib(needed)} for keys or values ({error.strerror}): lower "
             "cache.cpu_memory_gib or raise the limits of this process"
         ) from error
-    memory[:: mmap.PAGESIZE] = 0
+    if not later:
+        memory[:: mmap.PAGESIZE] = 0
     return torch.from_numpy(memory).view(dtype).view(tuple(size))
 
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens; planes are added at start, before any forward.
     `dtype`: of all planes, instead of each model's own. With `scrap`, planes have one block more,
-    of that number, which no sequence ever holds. `own`: the blocks that whoever has this cache may
+    of that number, which no sequence ever holds. `later`: on a CPU, pages are touched when they are
+    written, or by `populate`. `own`: the blocks that whoever has this cache may
     write; all, but for a `part`."""
 
     def __init__(
@@ -95,7 +102,9 @@ class KVCache:
         *,
         scrap: bool = False,
         dtype: torch.dtype | None = None,
+        later: bool = False,
     ) -> None:
+        self.later = later
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = torch.device(device)
@@ -131,9 +140,18 @@ class KVCache:
             block_size=self.block_size,
             dtype=self.dtype or dtype,
             device=self.device,
+            later=self.later,
         )
         self.planes[name] = plane
         return plane
+
+    def populate(self) -> threading.Thread:
+        """Have the thread touch the pages that nobody has yet. What is written meanwhile stays."""
+        pairs = [pair for plane in self.planes.values() for pair in plane.stacks]
+        tensors = [tensor for pair in pairs for tensor in pair if tensor.device.type == "cpu"]
+        touching = threading.Thread(target=_populate, args=(tensors,), name="cache", daemon=True)
+        touching.start()
+        return touching
 
     def straighten(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> int:
         """Move the KV of the kept nodes of a token tree to where a chain would have written it.
@@ -183,6 +201,18 @@ def space(size: int) -> npt.NDArray[np.uint8]:
     with suppress(OSError):  # a kernel that has none
         whole.madvise(mmap.MADV_HUGEPAGE)
     return _from_border(np.frombuffer(whole, np.uint8), HUGE_PAGE, size)
+
+
+def _populate(tensors: Sequence[Tensor]) -> None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
+        return
+    advise = ctypes.CDLL(None).madvise  # which lets go of the interpreter, unlike mmap's
+    for tensor in tensors:
+        for first in range(0, tensor.nbytes, _AT_ONCE):
+            start = ctypes.c_void_p(tensor.data_ptr() + first)
+            size = min(_AT_ONCE, tensor.nbytes - first)
+            if advise(start, ctypes.c_size_t(size), _POPULATE):
+                break  # it is too old, or the tensor too small to begin with a page
 
 
 def _from_border(memory: npt.NDArray[np.uint8], of: int, size: int) -> npt.NDArray[np.uint8]:

@@ -219,17 +219,18 @@ def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
 
 
 def build_cache(
-    config: EngineConfig, pair: Pair, given: KVCache | None = None
+    config: EngineConfig, pair: Pair, given: KVCache | None = None, *, later: bool = False
 ) -> tuple[KVCache, MemoryPlan]:
     """An empty cache, planes not yet added, and the plan it follows, which is logged. Or the one
-    that is `given`, and a plan of the blocks that are its own. Raises MemoryPlanError."""
+    that is `given`, and a plan of the blocks that are its own. `later` as of KVCache. Raises
+    MemoryPlanError."""
     plan = memory_plan(config, pair, given)
     for line in plan.lines():
         logger.info("%s", line)
     if given is not None:
         assert (plan.blocks, config.cache.block_size) == (len(given.own), given.block_size)
         return given, plan
-    return _empty_cache(plan.blocks, config, pair), plan
+    return _empty_cache(plan.blocks, config, pair, later=later), plan
 
 
 def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
@@ -241,10 +242,13 @@ def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
     return _empty_cache(config.cache.num_blocks, config, pair)
 
 
-def _empty_cache(num_blocks: int, config: EngineConfig, pair: Pair) -> KVCache:
+def _empty_cache(
+    num_blocks: int, config: EngineConfig, pair: Pair, *, later: bool = False
+) -> KVCache:
     device, dtype = pair.target.device, _kept_in(config, pair)
     scrap = device.type == "cuda"  # where graphs write what fills them up
-    return KVCache(num_blocks, config.cache.block_size, device, scrap=scrap, dtype=dtype)
+    size = config.cache.block_size
+    return KVCache(num_blocks, size, device, scrap=scrap, dtype=dtype, later=later)
 
 
 def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:

@@ -50,6 +50,18 @@ class FairShare:
                 break
         return min(reversed(heads.values()), key=lambda seq: self._served[seq.tenant])
 
+    def is_crowded_out(self, head: Sequence, running: Seq[Sequence]) -> bool:
+        """Whether `head`'s tenant has nothing running, beside one that has most of what runs."""
+        count = Counter(seq.tenant for seq in running)
+        return head.tenant not in count and 2 * max(count.values(), default=0) > len(running)
+
+    def holds_most(self, able: Iterable[Sequence], running: Iterable[Sequence]) -> str:
+        """Of the tenants of `able` the one that holds the most blocks by its weight."""
+        held = Counter[str]()
+        for seq in running:
+            held[seq.tenant] += len(seq.blocks)
+        return max(able, key=lambda seq: held[seq.tenant] / seq.weight).tenant
+
     def gives_way(self, head: Sequence, running: Seq[Sequence]) -> Sequence | None:
         """Who has to give its place to `head`: of the tenant with the most running sequences by
         weight the youngest, if that tenant has no fewer than `head`'s after it. So two tenants

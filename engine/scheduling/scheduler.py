@@ -2,9 +2,9 @@
 
 One rule: computed chases total. Owns every Sequence (queue, status, counts, blocks) and is the only
 place where their state moves: `schedule` plans, `commit` takes a step's result, `finish` and
-`abort` end. Promises that decoding never starves, that the budget holds, that tenants share what
-there is, and that every sequence can end, however small the pool. Answers what fits, not what pays:
-K is the controller's.
+`abort` end. Promises that decoding goes on at least every other step, that the budget holds, that
+tenants share what there is, and that every sequence can end, however small the pool. Answers what
+fits, not what pays: K is the controller's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _OLDEST_TURN = 4  # one admission in this many is the oldest request's, whatever
 class Scheduler:
     """`waiting` is by priority, then first come, first served; `running` by priority, then in order
     of admission. So whoever gives way is the least important, and of those the youngest. Of the
-    most important that wait, the tenant that was served least is next (`fair_share`)."""
+    most important that wait, the tenant that was served least is next, and of those that run, the
+    tenant that holds the most blocks gives way (`fair_share`)."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
@@ -38,6 +39,7 @@ class Scheduler:
         self._tenants: Counter[str] = Counter()  # of all sequences
         self._num_passed = 0  # admissions in a row that passed the oldest over
         self._unfit: Sequence | None = None  # next, but there were no blocks for it
+        self._was_first = False  # the last step was a newcomer's alone
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
         self._max_running = min(config.max_sequences, config.max_step_tokens)
@@ -101,8 +103,12 @@ class Scheduler:
         Preempted sequences are queued again, at the head.
         """
         plan = StepPlan()
-        if len(self._tenants) > 1:
-            self._make_way(plan)
+        if len(self._tenants) > 1 and self._make_way(plan):
+            self._was_first = True
+            for seq in plan.admitted:
+                self._extend(plan, seq, self._budget, want)
+            return plan
+        self._was_first = False
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for seq in self.running:
@@ -131,16 +137,21 @@ class Scheduler:
             takewhile(lambda seq: _priority(seq) == most_important, self.waiting)
         )
 
-    def _make_way(self, plan: StepPlan) -> None:
+    def _make_way(self, plan: StepPlan) -> bool:
         """Where there is no room for who is next, the youngest of those tenants that have more
-        running than its own give way until there is; then it is admitted ahead of all growth."""
+        running than its own give way until there is; then it is admitted ahead of all growth.
+
+        Returns whether it is to have this step for itself. So it is where its tenant has nothing
+        running and another one has most of the batch, whose size must not tell in the time to the
+        first token; at most every other step, since decoding never starves."""
         unfit, self._unfit = self._unfit, None
         is_full = len(self.running) >= self._max_running
-        if not self.waiting or not (is_full or unfit is not None):
-            return
+        if not self.waiting:
+            return False
         head = self._next()
-        if not is_full and head is not unfit:
-            return
+        is_first = not self._was_first and self._shares.is_crowded_out(head, self.running)
+        if not (is_full or is_first or head is unfit):
+            return False
         while not (fits := self._admit(head)):
             loser = self._shares.gives_way(head, self.running)
             if loser is None:
@@ -148,6 +159,7 @@ class Scheduler:
             self._preempt(plan, loser)
         if fits:
             plan.admitted.append(head)
+        return fits and is_first
 
     def _decode(
         self,
@@ -182,7 +194,7 @@ class Scheduler:
             room = (len(seq.blocks) + pool.num_free) * size - end
             k = min(k, max(0, room))
             while not pool.reserve(seq, end + k):
-                self._preempt(plan, self._youngest(plan, seq))
+                self._preempt(plan, self._gives_way(plan, seq))
                 if seq.status != "running":
                     return 0
         # Within one forward every layer writes its keys before anyone attends, so a sequence
@@ -192,16 +204,19 @@ class Scheduler:
         plan.chunks.append(Chunk(seq, start, length, k))
         return length + k
 
-    def _youngest(self, plan: StepPlan, seq: Sequence) -> Sequence:
-        """Who gives way to `seq`: the least important of those that are not in the plan, the
-        youngest of them; `seq` itself if all of them are more important than it."""
+    def _gives_way(self, plan: StepPlan, seq: Sequence) -> Sequence:
+        """Who gives way to `seq`: of the least important of those that are not in the plan, it
+        among them, one of the tenant that holds the most blocks; the youngest but for `seq`."""
         planned = {id(chunk.seq) for chunk in plan.chunks}
-        for other in reversed(self.running):
-            if other is not seq and id(other) not in planned:
-                return other if _priority(other) >= _priority(seq) else seq
+        able = [one for one in reversed(self.running) if id(one) not in planned]
         # Alone, it would fit: no sequence grows beyond the pool (`max_len`).
-        assert planned
-        return seq
+        assert planned or len(able) > 1
+        least = _priority(able[0])
+        able = [one for one in able if _priority(one) == least]
+        if len(self._tenants) > 1:
+            tenant = self._shares.holds_most(able, self.running)
+            able = [one for one in able if one.tenant == tenant]
+        return next((one for one in able if one is not seq), seq)
 
     def _preempt(self, plan: StepPlan, seq: Sequence) -> None:
         self.running.remove(seq)

@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 from itertools import groupby
 
+import msgspec
+
 from engine.config import DraftModelConfig, EngineConfig
+from engine.control.profile import Profile
 from engine.messages import TARGET, FinishReason, Output, Ready
 from engine.model.loaded import LoadedModel
 from engine.scheduling.memory import MemoryPlan
@@ -23,6 +26,7 @@ def introduction(
     attention: str,
     k_max: int,
     proposers: tuple[str, ...],
+    profile: Profile,
 ) -> Ready:
     """`proposers`: all of them, the main one last."""
     *_, main = proposers
@@ -46,6 +50,7 @@ def introduction(
         proposers=proposers if k_max else (),
         draft=draft.path if isinstance(draft, DraftModelConfig) else "",
         default_proposers=_default_proposers(config, main),
+        measured=msgspec.msgpack.encode(profile),
     )
 
 

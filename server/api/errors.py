@@ -21,6 +21,7 @@ from server.errors import (
     DeadlineExceeded,
     GenerationFailed,
     GrammarRefused,
+    NotReady,
     QueueFull,
 )
 from server.observe.exchange import EXCHANGE
@@ -76,10 +77,6 @@ class ApiError(Exception):
         return {"error": error}
 
 
-class NotReady(EngineLost):
-    """The engine takes no requests at the moment; nothing was submitted."""
-
-
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
@@ -120,6 +117,9 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(429, str(error), code="queue_full", retry_seconds=error.retry_seconds)
         case DeadlineExceeded():
             return ApiError(504, str(error), code="deadline_exceeded")
+        case NotReady():
+            later = error.retry_seconds
+            return ApiError(503, f"{error}", code="engine_unavailable", retry_seconds=later)
         case EngineLost():
             return ApiError(503, f"{error}", code="engine_unavailable")
         case GenerationFailed(bad_request=True):

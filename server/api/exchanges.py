@@ -14,6 +14,17 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 W3C = ("traceparent", "tracestate")
 
 
+def exchange_of(scope: Scope) -> Exchange:
+    """Of this request, whoever asks first."""
+    if (found := scope.get("exchange")) is not None:
+        assert isinstance(found, Exchange)
+        return found
+    exchange = Exchange(id=request_id(Headers(scope=scope).get("x-request-id", "")))
+    exchange.method = scope["method"] if scope["method"] in METHODS else "-"
+    scope["exchange"] = exchange
+    return exchange
+
+
 class Exchanges:
     """`paths`: of all routes. `tell` is called with each request when it has ended (traces)."""
 
@@ -28,10 +39,9 @@ class Exchanges:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        exchange = Exchange(id=request_id(headers.get("x-request-id", "")))
-        exchange.method = scope["method"] if scope["method"] in METHODS else "-"
+        exchange = exchange_of(scope)
         if self._tell is not None:
+            headers = Headers(scope=scope)
             exchange.parent = {name: headers[name] for name in W3C if name in headers}
 
         async def answer(message: Message) -> None:

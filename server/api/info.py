@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.messages import Ready
@@ -22,7 +22,6 @@ from server.api.field_table import ROWS
 from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
-from server.observe.metrics import CONTENT_TYPE
 
 # Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
 # reader types.
@@ -91,9 +90,10 @@ def health_router(services: Services) -> APIRouter:
         return JSONResponse(body, status_code=503, headers={"Retry-After": "2"})
 
     @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        waiting = services.admission.waiting_tokens
-        return Response(services.metrics.render(waiting_tokens=waiting), media_type=CONTENT_TYPE)
+    async def metrics(http: Request) -> Response:
+        accept, waiting = http.headers.get("accept", ""), services.admission.waiting_tokens
+        body, kind = services.metrics.rendered(accept, waiting_tokens=waiting)
+        return Response(body, media_type=kind)
 
     if services.config.server.router_names:
 

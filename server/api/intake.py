@@ -102,7 +102,7 @@ async def start(
 def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """The engine's facts, once the request is known to fit them; its prompts aside."""
     services.check_model(request.model)
-    ready = services.require_ready()
+    ready = services.client.require_open()
     request.check_settings(services)
     if request.priority and not tenant.may_prioritise:
         raise unsupported("priority", "is not among what this key may ask for; it must be 0")
@@ -155,18 +155,32 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
         )
 
 
+def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
+    """How many a reply has of its prompts, alternatives included, and of one token of each of its
+    sequences."""
+    per_token = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
+    each = 0 if request.alternatives is None else request.alternatives + 1
+    echoed = num_tokens * request.fan_out if request.echoes else 0
+    return num_tokens * per_token + echoed * each, each * request.num_sequences
+
+
 def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
     """What is certain to be in the reply, and a length that the client named."""
-    per_token = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
-    count, name = num_tokens * per_token, "prompt_logprobs"
-    if request.alternatives is not None:
-        each = request.alternatives + 1
-        named = (request.length or 0) * request.num_sequences if request.names_length else 0
-        echoed = num_tokens * request.fan_out if request.echoes else 0
-        count, name = count + (named + echoed) * each, name if per_token else request.LOGPROBS
+    count, each = _logprobs(num_tokens, request)
+    count += each * max(request.min_tokens, request.length or 0 if request.names_length else 0)
     if count > most:
+        name = "prompt_logprobs" if request.prompt_logprobs is not None else request.LOGPROBS
         said = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
         raise invalid(name, f"{said} at most {most} are given (`server.max_logprobs`)")
+
+
+def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most: int) -> int:
+    """Of one reply. Where nobody said how many, no more than it may have log-probabilities of."""
+    tokens = request.length if request.length is not None else ready.max_model_len
+    count, each = _logprobs(num_tokens, request)
+    if each and not request.names_length:
+        tokens = min(tokens, max((most - count) // each, 1))
+    return tokens
 
 
 def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
@@ -196,7 +210,11 @@ def _spec(
     id: str,
     seed: int,
 ) -> GenerationSpec:
-    params = _sampling_params(request, prompts, ready, seed=seed, salt=tenant.salt)
+    num_tokens, most = sum(map(len, prompts.ids)), services.config.server.max_logprobs
+    max_tokens = _most_tokens(num_tokens, request, ready, most=most)
+    params = _sampling_params(
+        request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=tenant.salt
+    )
     bounds = (services.config.server.request_timeout_seconds, request.timeout)
     guessing, proposers = Guessing(), proposers_of(params, ready)
     if proposers:
@@ -231,6 +249,7 @@ def _sampling_params(
     prompts: Prompts,
     ready: Ready,
     *,
+    max_tokens: int,
     seed: int,
     salt: Callable[[str], str],
 ) -> SamplingParams:
@@ -241,7 +260,7 @@ def _sampling_params(
         logprobs = 0  # to choose by
     changed: dict[str, Any] = {
         "seed": seed & MASK,
-        "max_tokens": request.length if request.length is not None else ready.max_model_len,
+        "max_tokens": max_tokens,
         "temperature": request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
         "top_k": request.top_k if 0 < request.top_k < ready.vocab_size else 0,
         "stop_token_ids": (*request.stop_token_ids, *(() if request.ignore_eos else prompts.ends)),

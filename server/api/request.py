@@ -156,6 +156,7 @@ EXPECTED = {  # of pydantic's errors
     "too_long": "a list of at most {max_length}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
     "literal_error": "{expected}",
     "union_tag_invalid": "{expected_tags}",
 }

@@ -197,6 +197,8 @@ class ResponsesRequest(Generating):
     context_management: Refused = refused("Nothing is compacted.", [])
     access_programs: Refused = refused("There are none.")
     image: Refused = refused("Text only.")
+    resume: Refused = refused("A response's events are numbered, and the last one holds all of it:"
+        " a rest would tell neither. Chat completions can be gone on with.")
     # fmt: on
 
     @cached_property

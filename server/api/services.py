@@ -9,11 +9,10 @@ from functools import cached_property
 from importlib.metadata import version
 
 from engine.messages import Ready
-from server.api.errors import ApiError, NotReady
+from server.api.errors import ApiError
 from server.config import Config
 from server.engine.admission import Admission
 from server.engine.client import EngineClient
-from server.engine.lifecycle import NOT_READY
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.observe.exchange import Exchange
@@ -44,19 +43,12 @@ class Services:
             pace=self.metrics.pace,
         )
 
-    def require_ready(self) -> Ready:
-        """The engine's facts. Raises NotReady (503) when it takes no requests."""
-        ready = self.client.ready
-        if self.client.state != "ready" or ready is None:
-            raise NotReady(NOT_READY.get(self.client.state, "the engine is not ready"))
-        return ready
-
     def known(self, model: str = "") -> Ready:
         """The engine's facts as last known, whether it runs or not. Raises NotReady (503) before it
         ever was ready, and as `check_model` where the request names a model."""
         if model:
             self.check_model(model)
-        return self.client.ready if self.client.ready is not None else self.require_ready()
+        return self.client.ready or self.client.require_open()
 
     def check_model(self, name: str) -> None:
         """Raises ApiError (404) unless the model goes by that name here."""

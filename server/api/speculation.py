@@ -19,14 +19,13 @@ from pydantic import ConfigDict, Field
 from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
 from server.api import replies
 from server.api.auth import check_admin
-from server.api.errors import ApiError, NotReady, invalid, missing
+from server.api.errors import ApiError, invalid, missing
 from server.api.fields import Schema, described
 from server.api.limits import MAX_LABEL_LENGTH
 from server.api.request import RequestBody, Source, wrong
 from server.api.routes import REFUSALS, BodyRouter, refusals
 from server.api.services import Services
 from server.engine.client import EngineClient
-from server.engine.lifecycle import NOT_READY
 from server.observe.speculation import Gain, Share
 
 logger = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ def speculation_router(services: Services) -> APIRouter:
             return JSONResponse(_present(services, ready))
         asked = request.switch(ready.k_max)
         if services.client.state in ("draining", "failed", "stopped"):
-            raise NotReady(NOT_READY[services.client.state])
+            raise services.client.not_ready()
         services.client.set_speculation(asked)
         logger.info("POST /speculation: K is to be %s", _in_words(asked))
         return JSONResponse(_present(services, ready))

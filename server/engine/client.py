@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -36,6 +38,7 @@ from engine.messages import (
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
 from server.engine.open_requests import Held, OpenRequests
+from server.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
 
 class EngineClient:
     """Speaks to one engine incarnation after the other; the supervisor says which, and sets
-    `state`. `on_metrics` is called with every step's metrics, heartbeats included. For
+    `state`, `expected` (when the next one may be ready, by the monotonic clock) and `ending` (there
+    will be no next one). `on_metrics` is called with every step's metrics, heartbeats included. For
     `resume_seconds` and `on_held` see OpenRequests."""
 
     def __init__(
@@ -57,6 +61,8 @@ class EngineClient:
     ) -> None:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None  # of the present incarnation, or the last one's
+        self.expected: float | None = None
+        self.ending = False
         self.on_metrics = on_metrics
         self.speculation = SetSpeculation("auto")  # as last set
         self.estimates: Estimates | None = None  # as the engine last sent
@@ -71,11 +77,29 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._requests)
 
+    def require_open(self) -> Ready:
+        """The facts of the engine that a request may be for: of the present one or, where requests
+        outlive engines, of the one before the next. Raises NotReady."""
+        coming = self.state in ("starting", "lost") and self._requests.hold_seconds > 0
+        if self.ready is None or not (self.state == "ready" or (coming and not self.ending)):
+            raise self.not_ready()
+        return self.ready
+
+    def not_ready(self) -> NotReady:
+        """Why no request is taken, and when one may be."""
+        if self.ending:
+            return NotReady(NOT_READY["stopped"])
+        if self.ready is None or self.state not in ("starting", "lost"):
+            return NotReady(NOT_READY[self.state])
+        left = max(2, ceil((self.expected or 0) - time.monotonic()))
+        said = f"{NOT_READY['lost']}; try again in {left} s"
+        return NotReady(said, retry_seconds=left)
+
     def submit(self, submit: Submit) -> Stream:
-        """Hand a request to the engine. Never blocks. Raises EngineLost when it is not ready."""
-        if self.state != "ready" or self._link is None:
-            raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
-        return self._requests.add(submit)
+        """Hand a request to the engine, or to the next one. Never blocks. Raises NotReady."""
+        if waits := self.state != "ready":
+            self.require_open()
+        return self._requests.add(submit, waits=waits)
 
     def abort(self, ids: Iterable[str]) -> None:
         """End these requests at once on this side, and abort them in the engine. Never blocks; ids
@@ -90,10 +114,10 @@ class EngineClient:
 
     async def swap_draft(self, path: str) -> Swap:
         """Have this incarnation load another draft model, one at a time: whether it is refused or
-        on trial. Raises EngineLost."""
+        on trial. Raises EngineLost, which may be NotReady."""
         assert not self.loading
-        if self.state != "ready" or self._link is None:
-            raise EngineLost(NOT_READY.get(self.state, NOT_READY["lost"]))
+        if self.state != "ready":
+            raise self.not_ready()
         self.loading, self._swapped = path, asyncio.get_running_loop().create_future()
         self.send(SwapDraft(path))
         return await asyncio.shield(self._swapped)  # whoever waits for it

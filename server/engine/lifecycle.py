@@ -26,9 +26,9 @@ LONGEST_BACKOFF_SECONDS = 30.0
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
 
 NOT_READY: dict[EngineState, str] = {
-    "starting": "the engine is starting, the first time for a minute or two; try again in a moment",
+    "starting": "the engine is starting, which may take a minute or two; try again in a moment",
     "draining": "the server is shutting down",
-    "lost": "the engine was lost and is being restarted; try again in a moment",
+    "lost": "the engine was lost and is being started again",
     "failed": "the engine failed and is not being restarted",
     "stopped": "the server is shutting down",
 }
@@ -104,7 +104,7 @@ class Lifecycle:
 
     def replace(self) -> None:
         self._ready_since = None
-        self._go("starting", "replaced, with the configuration read anew")
+        self._go("starting", "replaced")
 
     def fail(self, sentence: str, *, why: str) -> None:
         """Give up for good. `sentence` is for the operator, `why` for the log's line."""

@@ -86,7 +86,7 @@ class OpenRequests:
         on_held: Callable[[Held, float], None],
     ) -> None:
         self._send = send
-        self._seconds = seconds
+        self.hold_seconds = seconds
         self._on_held = on_held
         self._requests: dict[str, OpenRequest] = {}
         self._suspects: list[OpenRequest] = []  # that the engine has still to be tried with
@@ -97,11 +97,15 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, submit: Submit) -> Stream:
-        """To the engine, at once unless it is tried with a suspect."""
+    def add(self, submit: Submit, *, waits: bool = False) -> Stream:
+        """To the engine, at once unless it is tried with a suspect. `waits`: for the next one,
+        which is awaited; it is held."""
         assert submit.id not in self._requests, f"request id {submit.id} is used twice"
         request = self._requests[submit.id] = OpenRequest(submit)
-        if self._tried is None:
+        if waits:
+            request.cut_at = time.monotonic()
+            self._watch_held(request.cut_at)
+        elif self._tried is None:
             self._submit(request)
         return request.stream
 
@@ -135,7 +139,7 @@ class OpenRequests:
     def hold(self, sentence: str, *, planned: bool) -> int:
         """The engine is gone, which `planned` says is no request's fault. Returns how many of the
         losses before this one a request explains that was given up."""
-        if self._seconds == 0:
+        if self.hold_seconds == 0:
             self.fail(sentence)
             return 0
         present = [request for request in self._requests.values() if request.sent]
@@ -147,7 +151,7 @@ class OpenRequests:
             request.cut_at = request.cut_at or now
         self._suspects, self._tried, self._sentence = [], None, sentence
         if present:
-            asyncio.get_running_loop().call_later(self._seconds, self._end_late, now)
+            self._watch_held(now)
         guilty = [request for request in present if request.alone > 1]
         for request in guilty:
             self._give_up(request)
@@ -198,13 +202,16 @@ class OpenRequests:
         self._end_held(request, "given_up")
         request.stream.put(Output(id=request.id, finish="error", error=said))
 
+    def _watch_held(self, now: float) -> None:
+        asyncio.get_running_loop().call_later(self.hold_seconds, self._end_late, now)
+
     def _end_late(self, cut: float) -> None:
         """What was cut off by then, and has been held for as long as it may be."""
         every = self._requests.values()
         late = [each for each in every if each.cut_at is not None and each.cut_at <= cut]
         for request in late:
             self._end_held(request, "too_late")
-            said = f"{self._sentence}; the reply could not go on within {self._seconds:g} s"
+            said = f"{self._sentence}; the reply could not go on within {self.hold_seconds:g} s"
             request.stream.fail(said)
         self._let_go(late)
 

@@ -31,14 +31,15 @@ from server.errors import GrammarRefused, QueueFull
 logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 512
-START_SECONDS = 60.0  # for the first child to read the tokenizer
-WAIT_SECONDS = 0.5  # for a lost one to be replaced
+START_SECONDS = 60.0  # for a child to read the tokenizer
 PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by then, ...
 SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 PIPE_SECONDS = 1.0  # until the pipe of a child that was killed is closed
 Verdict = tuple[str, CheckOutcome]  # a sentence, "" for accepted
 BUSY: Verdict = ("too many grammars are being compiled; try again", "busy")
+LOST: Verdict = ("the process that compiles grammars was lost with this one; try again", "busy")
+TRIES = 2  # of a grammar whose child is lost, which may have been another one's doing
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
@@ -69,7 +70,6 @@ class GrammarChecker:
         self._child = _Child()
         self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
         self._unusable: str | None = None
-        self._served = False
         self._retired = False
 
     def start(self) -> None:
@@ -124,21 +124,26 @@ class GrammarChecker:
         return sentence
 
     async def _compile(self, grammar: Grammar) -> Verdict:
-        try:
-            starting = not (self._served or self._retired)
-            async with asyncio.timeout(START_SECONDS if starting else WAIT_SECONDS):
-                await self._known.wait()
-        except TimeoutError:
-            return BUSY
-        if self._unusable is not None:
-            raise GrammarRefused(self._unusable, param=None)
-        child = self._child
-        try:
-            async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
-                return await child.ask(grammar)
-        except (TimeoutError, OSError):
-            await child.kill()
-            return BUSY
+        for _ in range(TRIES):
+            try:
+                async with asyncio.timeout(0 if self._retired else START_SECONDS):
+                    await self._known.wait()
+            except TimeoutError:
+                return BUSY
+            if self._unusable is not None:
+                raise GrammarRefused(self._unusable, param=None)
+            child = self._child
+            try:
+                async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
+                    return await child.ask(grammar)
+            except TimeoutError:
+                await child.kill()
+                return BUSY
+            except OSError:
+                if child is self._child:  # which `_keep` may not know yet
+                    self._known.clear()
+                await child.kill()
+        return LOST
 
     async def _keep(self) -> None:
         """A child, and another when it is lost, until it is known that none can work, or that none
@@ -149,7 +154,6 @@ class GrammarChecker:
                 async with asyncio.timeout(START_SECONDS):
                     self._unusable = await child.start(self._command) or None
                 self._known.set()
-                self._served = True
                 if self._unusable is None:
                     await child.listen()
                     self._known.clear()

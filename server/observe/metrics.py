@@ -13,7 +13,8 @@ from importlib.metadata import version
 from itertools import accumulate
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,6 +22,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
@@ -30,7 +32,6 @@ from server.observe.exchange import Ended
 from server.observe.metrics_table import METRICS, PARTS, ROUTER_NAMES, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "foredraft_"
 NO_LABELS: Mapping[str, str] = {}
 # Where the fields of a step go, by key and field: every step does this, so it looks nothing up.
@@ -42,23 +43,31 @@ _MODES = get_args(Mode)
 
 
 class Histogram:
-    """Counts by bucket, whose bounds include their values."""
+    """Counts by bucket, whose bounds include their values, and the last reply in each that was
+    named."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
+        self._named: dict[int, Exemplar] = {}
 
-    def observe(self, value: float, count: int = 1) -> None:
-        """The same value `count` times."""
-        self._counts[bisect_left(self._bounds, value)] += count
+    def observe(self, value: float, count: int = 1, *, reply: str = "") -> None:
+        """The same value `count` times. `reply`: the id of the one that it is of."""
+        at = bisect_left(self._bounds, value)
+        self._counts[at] += count
         self._sum += value * count
+        if reply:
+            self._named[at] = Exemplar({"reply": reply}, value)
 
     def family(
         self, name: str, meaning: str, labels: Mapping[str, str] = NO_LABELS
     ) -> HistogramMetricFamily:
         names = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        counts = enumerate(zip(names, accumulate(self._counts), strict=True))
+        buckets = [
+            (*bucket, self._named[i]) if i in self._named else bucket for i, bucket in counts
+        ]
         family = HistogramMetricFamily(name, meaning, labels=[*labels])
         family.add_metric([*labels.values()], buckets, self._sum)
         return family
@@ -98,12 +107,18 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         ProcessCollector(PREFIX + "engine", lambda: engine() or "none", registry=self._registry)
 
-    def render(self, *, waiting_tokens: int = 0) -> bytes:
-        """The exposition format, of CONTENT_TYPE."""
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return self.rendered("")[0]
+
+    def rendered(self, accept: str, *, waiting_tokens: int = 0) -> tuple[bytes, str]:
+        """As a scraper that says so accepts it, and its type: OpenMetrics has replies' ids beside
+        the buckets that they fell into."""
         self._set("waiting_prompt_tokens", waiting_tokens)
         self._set("spec_decode_estimated_regret_ratio", self.regret.value)
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
-        return generate_latest(self._registry)
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind
 
     def total(self, name: str) -> float:
         """A gauge, or a counter summed over its label."""
@@ -173,8 +188,9 @@ class Metrics(Collector):
         self._add("requests_total", 1, ended.finish)
         self._add("prompt_tokens_total", ended.prompt_tokens)
         if ended.first_token is not None:
-            self._histograms["time_to_first_token_seconds"].observe(ended.first_token)
-        self._histograms["e2e_request_latency_seconds"].observe(ended.total)
+            first = self._histograms["time_to_first_token_seconds"]
+            first.observe(ended.first_token, reply=ended.id)
+        self._histograms["e2e_request_latency_seconds"].observe(ended.total, reply=ended.id)
         self._histograms["request_prompt_tokens"].observe(ended.prompt_tokens)
         self._histograms["request_generation_tokens"].observe(ended.reply_tokens)
 

@@ -240,7 +240,8 @@ METRICS: tuple[Metric, ...] = (
     counter("engine_restarts_total", "times the engine process was started again"),
     counter(
         "held_requests_total",
-        "sequences that were held when their engine was lost or replaced, by what became of them:"
+        "sequences that were held when their engine was lost or replaced, or that came while there"
+        " was none, by what became of them:"
         " `resumed`, `too_late` (`server.resume_seconds` were over) or `given_up` (they were alone"
         " with two engines in a row that were lost)",
         {"outcome": get_args(Held)},

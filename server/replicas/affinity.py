@@ -3,9 +3,9 @@ long as it has no more to do than the others by much; else the next one, and of 
 the least to do.
 
 Promises: the chosen replica has a load of at most `bound` times the mean plus what the head saves
-there; so a head that many ask for is held by as many replicas as it takes. This holds for the sum of
-several routers, too, each of which knows its own requests alone. What is remembered of a replica is
-bounded. One that comes takes what has no place yet or no room; one that goes gives away only its
+there; so a head that many ask for is held by as many replicas as it takes. This holds for the sum
+of several routers, too, each of which knows its own requests alone. What is remembered of a replica
+is bounded. One that comes takes what has no place yet or no room; one that goes gives away only its
 own. No Ray here.
 """
 

@@ -53,15 +53,20 @@ class Incarnation:
         """None while it runs; minus the signal's number when a signal ended it."""
         return self._process.returncode if self._process is not None else None
 
-    async def spawn(self, command: Sequence[str], config: EngineConfig) -> None:
-        """Start `command --config .. --commands .. --events ..`. Raises OSError."""
-        path = self.folder / "engine.json"
+    async def spawn(
+        self, command: Sequence[str], config: EngineConfig, measured: bytes = b""
+    ) -> None:
+        """Start `command --config .. --commands .. --events ..`, and `--measured ..` where an
+        engine of this configuration told that. Raises OSError."""
+        path, known = self.folder / "engine.json", self.folder / "measured"
         path.write_text(config.model_dump_json(), encoding="utf-8")
+        known.write_bytes(measured)
         read_end, self._stdin = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
+                *(("--measured", str(known)) if measured else ()),
                 stdin=read_end,
                 stdout=STDERR,  # stdout is the front end's
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end alone

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Event, Ready, Stop
+from engine.messages import Event, Leaving, Ready, Stop
 from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
@@ -55,6 +55,8 @@ class EngineSupervisor:
         self._on_state = on_state
         self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
+        self._start_seconds: float | None = None  # of the last one that got ready
+        self._measured = b""  # by one of the present configuration
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._hurry = asyncio.Event()
@@ -95,7 +97,7 @@ class EngineSupervisor:
         if self._stopping:
             self._hurry.set()
         else:
-            self._stopping = True
+            self._stopping = self._client.ending = True
             self._replace.clear()
             await self._drain(time.monotonic() + grace)
             self._end.set()
@@ -150,7 +152,7 @@ class EngineSupervisor:
             if self._before is not None:  # and this one never served
                 logger.error("the configuration before comes back: %s", loss.sentence)
                 self._engine, self._before = self._before, None
-                return 0.0
+                return self._expect_after(0.0)
             return self._lost(loss)
         finally:
             self._incarnation = None
@@ -167,6 +169,12 @@ class EngineSupervisor:
         # Whatever kills the engine again and again must not come along to its last try.
         if delay is None or self._lifecycle.has_last_try:
             self._client.fail_all(loss.sentence)
+        return delay if delay is None else self._expect_after(delay)
+
+    def _expect_after(self, delay: float) -> float:
+        """Of the next start, as long as the last one took. Returns `delay`."""
+        if self._start_seconds is not None:
+            self._client.expected = time.monotonic() + delay + self._start_seconds
         return delay
 
     async def _replaced(self, incarnation: Incarnation) -> float | None:
@@ -174,8 +182,10 @@ class EngineSupervisor:
         if self._wanted is None or self._end.is_set():
             return None
         self._replace.clear()
+        self._measured = b""
         self._before, self._engine, self._wanted = self._engine, self._wanted, None
         self._lifecycle.replace()
+        self._expect_after(0.0)
         self._client.send(Stop())
         await _within(STOP_SECONDS, incarnation.over)
         self._client.hold("the engine was replaced", planned=True)
@@ -189,7 +199,8 @@ class EngineSupervisor:
                 incarnation.events,
                 on_event=lambda event: self._on_event(event, incarnation),
             )
-            await incarnation.spawn(self._command, self._engine)
+            self._spawned = time.monotonic()
+            await incarnation.spawn(self._command, self._engine, self._measured)
         except OSError as error:
             return Loss(f"the engine process could not be started: {error}")
         silence = await self._watch(incarnation)
@@ -201,9 +212,12 @@ class EngineSupervisor:
         if isinstance(event, Ready):
             if self._end.is_set():
                 return
-            self._before = None
-            self._lifecycle.ready(time.monotonic())
+            self._before, now = None, time.monotonic()
+            self._start_seconds, self._measured = now - self._spawned, event.measured
+            self._lifecycle.ready(now)
             self._serving.set()
+        if isinstance(event, Leaving):
+            self.replace(self._engine)
         incarnation.receive(event)
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:

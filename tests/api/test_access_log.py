@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -155,6 +156,52 @@ def test_what_is_not_http_has_an_id_and_a_line(lines: Lines) -> None:
     assert fields["error"] == "invalid_http"
     assert f"x-request-id: {fields['request']}\r\n" in said
     assert re.fullmatch(OWN, fields["request"])
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+BODIES = {
+    "no chunk": (b"canary\r\n\r\n", 400, "invalid_http"),
+    "long trailers": (b"0\r\n" + b"a: %b\r\n\r\n" % (b"b" * 70_000), 431, "head_too_large"),
+}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_that_breaks_http_is_one_line(lines: Lines, body: str, cut: bool) -> None:
+    """Bug: it was two, and the answer had another id than the client's."""
+    sent, status, code = BODIES[body]
+    head = CHUNKED + f"X-Request-Id: mine:1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    with asking() as (served, _):
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as raw:
+            for piece in (head, sent) if cut else (head + sent,):
+                raw.sendall(piece)
+                time.sleep(0.05)
+            said = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
+        [(message, fields)] = lines.take(served)
+    assert said.startswith(f"HTTP/1.1 {status} ")
+    assert "x-request-id: mine:1\r\n" in said
+    assert message.startswith(f"POST /v1/completions {status} request=mine:1 ")
+    assert fields["error"] == code
+
+
+def test_a_body_that_breaks_http_behind_its_answer(
+    lines: Lines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Law: the answer before it stands alone, and the connection ends."""
+    with asking() as (served, _):
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(CHUNKED + b"Connection: keep-alive\r\n\r\n")
+            said = raw.recv(65536)
+            time.sleep(0.05)
+            raw.sendall(b"canary\r\n\r\n")
+            said += b"".join(iter(lambda: raw.recv(65536), b""))
+        loud = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        [(message, _)] = lines.take(served)
+    assert loud == []
+    assert said.count(b"HTTP/1.1") == 1
+    assert message.startswith("POST /v1/completions 401 ")
 
 
 def test_a_client_that_left_is_a_line(lines: Lines) -> None:

@@ -14,6 +14,7 @@ from tests.support.responses import BODY, RESPONSES, SAID
 served, http = responses.served, responses.http
 
 BAD = [
+    ({"resume": {"token_ids": [1], "seed": 1}}, "resume", "unsupported_field"),
     ({"input": None}, "input", "missing_field"),
     ({"input": []}, "input", "invalid_value"),
     ({"input": 5}, "input", "invalid_value"),

@@ -108,3 +108,21 @@ def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
     body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 20, "stop": "a"}
     with serve(client, max_logprobs=1024) as served:
         assert httpx.post(f"{served.url}{CHAT}", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_length_that_nobody_named_ends_where_its_log_probabilities_do(stream: bool) -> None:
+    """Bug: a reply of any length was kept in memory, each token with its alternatives. Law: it has
+    as many as it may, shared by its choices, and ends by `length`; `min_tokens` are named."""
+    client = FakeClient(ready=make_ready(max_model_len=10**6, eos_ids=[]), tokens_per_step=9)
+    body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 7, "n": 2}
+    with serve(client, max_logprobs=1024) as served:
+        reply = httpx.post(f"{served.url}{CHAT}", json={**body, "stream": stream})
+        assert reply.status_code == 200
+        assert {submit.params.max_tokens for submit in client.submitted} == {64}
+        if not stream:
+            choices = reply.json()["choices"]
+            assert [choice["finish_reason"] for choice in choices] == ["length"] * 2
+            assert [len(choice["logprobs"]["content"]) for choice in choices] == [64, 64]
+        reply = httpx.post(f"{served.url}{CHAT}", json={**body, "min_tokens": 65})
+        assert reply.json()["error"]["param"] == "top_logprobs"

@@ -48,6 +48,41 @@ def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
     assert "access-control-allow-origin" not in foreign.headers
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example:8000", 403),
+        ("http://evil.example", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("http://evil.example.", 403),
+        ("http://localhost.evil.example:8000", 403),
+        ("http://[", 403),
+        ("https://llm.example", 200),
+        ("http://localhost:8000", 200),
+        ("http://foredraft:8000", 200),
+        ("http://GPU-box.local:8000", 200),
+        ("http://[::1]:8000", 200),
+        ("http://192.168.1.9", 200),
+        ("http://api.localhost.", 200),
+    ],
+)
+def test_a_page_whose_name_was_made_to_point_here_is_refused(
+    plain: Served, origin: str, status: int
+) -> None:
+    """Bug: a stranger's page whose name points to this machine by now (DNS rebinding) was taken for
+    the server's own. Law: nobody else is refused: programs behind any name, pages that a proxy
+    serves by HTTPS, names of this network."""
+    host = origin.partition("://")[2]
+    assert complete(plain, origin, host=host).status_code == status
+    assert complete(plain, None, host=host).status_code == 200
+
+
+def test_a_configured_page_may_have_any_name() -> None:
+    """Law: a page by plain HTTP behind a proxy is allowed by its origin."""
+    with serve(cors_origins=["http://llm.example"]) as served:
+        assert complete(served, "http://llm.example", host="llm.example").status_code == 200
+
+
 def test_configured_pages_are_served(opened: Served) -> None:
     """Law: the preflight is answered, and the reply may be read."""
     ask = {"origin": PAGE, "access-control-request-method": "POST",

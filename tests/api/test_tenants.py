@@ -17,8 +17,8 @@ from openai import OpenAI, RateLimitError
 from server.api.auth import ApiKey
 from server.config import ServerConfig
 from server.keys import Keyring
+from server.listening import http_server
 from server.observe.metrics import Metrics
-from server.serve import http_server
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
 

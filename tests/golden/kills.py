@@ -2,9 +2,8 @@
 clients ask the recorded requests over and over. Every reply must be the recorded one: 1 where one
 is not, or where a client got an error.
 
-A request that comes while an engine starts gets a 503 and is asked again, as the SDKs do. `--stop`:
-SIGSTOP instead of SIGKILL, which the watchdog has to notice. `--every 60`: seconds between the end
-of one restart and the next kill, instead of so many tokens: COUNT minutes of a soak.
+`--stop`: SIGSTOP instead of SIGKILL, which the watchdog has to notice. `--every 60`: seconds
+between the end of one restart and the next kill, not so many tokens: COUNT minutes of a soak.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from tests.golden.replay import CONCURRENCY, TEXTS, Refused, ask, differences, serving
+from tests.golden.replay import CONCURRENCY, TEXTS, ask, differences, serving
 from tests.golden.requests import requests
 
 SETTINGS = (
@@ -47,7 +46,6 @@ class Tally:
     """What the clients got."""
 
     replies: int = 0
-    refused: int = 0  # 503, and asked again
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,13 +62,6 @@ def client(
         found: list[str] = []
         try:
             reply = ask(http, asked[number])
-        except Refused as refused:
-            if refused.status == 503 and "try again in a moment" in str(refused):
-                t.refused += 1
-                time.sleep(0.5)
-            else:
-                t.errors.append(f"{number}: {refused}")
-            continue
         except (RuntimeError, httpx.HTTPError) as error:
             t.errors.append(f"{number}: {error!r}")
             continue
@@ -90,7 +81,8 @@ def engine_of(server: int) -> int:
 
 
 def metric(http: httpx.Client, name: str) -> float:
-    found = re.search(rf"^foredraft_{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    series = rf"^foredraft_{name}{{[^}}]*}} (\S+)$"  # by its model
+    found = re.search(series, http.get("/metrics").text, re.MULTILINE)
     assert found, name
     return float(found[1])
 
@@ -171,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{len(took)} kills by {'SIGSTOP' if said.stop else 'SIGKILL'}: {tally.replies} replies,"
         f" {len(tally.errors)} client errors, {len(tally.differing)} differing replies (text, ids,"
         f" log-probabilities or usage), {gaps:.0f} sequences resumed after {mean:.1f} s on average,"
-        f" {tally.refused} asked again; kill to ready {statistics.median(took):.1f} s (median),"
+        f" kill to ready {statistics.median(took):.1f} s (median),"
         f" {max(took):.1f} s at most; blocks {'all back' if idle else 'LOST'}",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from engine.config import EngineConfig, ScheduleConfig
+from engine.config import AdaptiveConfig, EngineConfig, ScheduleConfig
 from engine.control.controller import FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
@@ -82,6 +82,22 @@ def test_a_bad_request_ends_with_a_sentence(
     assert ends["good"].finish == "length"
     assert ends["bad"].finish == "error"
     assert says in (ends["bad"].error or "")
+
+
+def test_what_one_engine_measured_is_not_measured_again(config: EngineConfig, pair: Pair) -> None:
+    """Law: an engine that is told what steps cost takes that as it is, and its replies are the
+    same; what it does not understand, such as another version's, it measures."""
+    speculation = config.speculation.model_copy(update={"controller": AdaptiveConfig(k_max=3)})
+    adaptive = config.model_copy(update={"speculation": speculation})
+    told, replies = b"", []
+    for given in (b"", b"first", b"\x80", b"\xff"):
+        engine = Engine(adaptive, pair=pair, measured=told if given == b"first" else given)
+        assert (engine.ready.measured == told) == (given == b"first")
+        told = told or engine.ready.measured
+        engine.add(Submit("a", [1, 2, 3], params(max_tokens=20), 0.0))
+        replies.append([token for output in drain(engine)[0] for token in output.tokens])
+    assert replies == replies[:1] * 4
+    assert len(told) > 100
 
 
 def test_a_duplicate_id_is_refused_and_the_first_goes_on(config: EngineConfig, pair: Pair) -> None:

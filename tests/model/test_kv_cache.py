@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -22,6 +25,26 @@ def test_memory_that_is_refused_is_said_in_a_sentence() -> None:
     and "OSError: [Errno 12] Cannot allocate memory"."""
     with pytest.raises(MemoryPlanError, match=r"refuses .* GiB .*cache\.cpu_memory_gib"):
         KVCache(1 << 52, 4, "cpu").add_plane("target", LAYERS, torch.float32)
+
+
+def resident() -> int:
+    """Bytes that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_pages_that_are_touched_later_are_there_in_the_end() -> None:
+    """Law: at first they take no memory, then all that they will; what was written meanwhile stays,
+    and the rest is zeros."""
+    cache, before = KVCache(1 << 16, 16, "cpu", later=True), resident()
+    plane = cache.add_plane("target", LAYERS, torch.float32)
+    assert resident() - before < plane.nbytes / 8
+    keys, values = plane.stacks[0]
+    keys[1, 1, 5::1000, 3] = 7.0
+    cache.populate().join()
+    assert resident() - before > plane.nbytes * 7 / 8
+    assert keys[1, 1, 5::1000, 3].eq(7.0).all()
+    assert keys.sum() == 7.0 * len(range(5, keys.shape[2], 1000))
+    assert not values.any()
 
 
 def filled(dtype: torch.dtype | None = None) -> KVCache:

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from server.serve import listen
+from server.listening import listen
 from tests.golden.replay import CHECKOUT, COMMON, MODEL, Refused, differences, kept
 from tests.golden.requests import CHAT, COMPLETIONS, RESPONSES, Request, requests
 from tests.golden.resuming import Received, read, told

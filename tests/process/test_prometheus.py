@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.serve import listen
+from server.listening import listen
 from tests.process.harness import PATIENCE
 from tests.process.served import ROOT, SCRIPTED, Server, serving
 from tests.support.promql import BY, MODEL, filled, selectors

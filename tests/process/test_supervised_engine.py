@@ -13,7 +13,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineLost
 from server.config import ServerConfig
 from server.engine.mailbox import Stream
-from tests.process.harness import House, house, is_gone, read_all, tokens_of, until
+from server.errors import NotReady
+from tests.process.harness import PATIENCE, House, house, is_gone, read_all, tokens_of, until
 from tests.support.scripted import COMMAND, Script, expected_tokens
 from tests.support.streams import read
 
@@ -114,8 +115,10 @@ def test_kill_9_mid_stream() -> None:
             assert all("killed by SIGKILL" in sentence for sentence in sentences)
             assert home.states[:3] == ["starting", "ready", "lost"]
             assert home.client.inflight == 0
-            with pytest.raises(EngineLost, match="try again"):
+            with pytest.raises(NotReady, match=r"started again; try again in \d+ s") as early:
                 home.submit("too-early", 5)
+            assert early.value.retry_seconds is not None
+            assert 2 <= early.value.retry_seconds <= PATIENCE
             await home.reach("ready", times=2)
             assert home.states == ["starting", "ready", "lost", "starting", "ready"]
             assert home.supervisor.pid != first
@@ -286,6 +289,32 @@ def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
     asyncio.run(scenario())
 
 
+def test_what_comes_while_there_is_no_engine_waits_for_it() -> None:
+    """Law: a request between two engines is served by the next one; one before the first engine is
+    refused, and so is one when the server is about to end."""
+
+    async def scenario() -> None:
+        async with house(Script(start_seconds=1.0), settings=SURVIVING) as home:
+            with pytest.raises(NotReady, match="minute or two"):
+                home.submit("too-early", 5)
+            await home.reach("ready")
+            assert home.supervisor.pid is not None
+            os.kill(home.supervisor.pid, signal.SIGKILL)
+            await home.reach("lost")
+            await serves(home, "between")
+            os.kill(home.supervisor.pid, signal.SIGKILL)
+            await home.reach("lost", times=2)
+            held = home.submit("held", 5)
+            stopping = asyncio.create_task(home.supervisor.stop(PATIENCE))
+            await asyncio.sleep(0)
+            with pytest.raises(NotReady, match="shutting down"):
+                home.submit("too-late", 5)
+            await read_all(held)
+            await stopping
+
+    asyncio.run(scenario())
+
+
 def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
     """Law: the same where the engine itself says that it cannot go on."""
     script = Script(step_seconds=0.01, raise_after=10, only_once=str(tmp_path / "once"))
@@ -328,6 +357,27 @@ def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
             os.kill(home.supervisor.pid, signal.SIGKILL)
             assert "SIGKILL" in await ends_as_lost(stream)
             await home.reach("failed")
+
+    asyncio.run(scenario())
+
+
+def test_what_an_engine_measured_is_the_next_ones_too() -> None:
+    """Law: after a loss it is handed on, to an engine of the same configuration; where the operator
+    wants another one, or code that was updated, it is not."""
+
+    async def scenario() -> None:
+        async with house(Script()) as home:
+            await home.reach("ready")
+            found = []
+            for times in (2, 3):
+                assert home.supervisor.pid is not None
+                os.kill(home.supervisor.pid, signal.SIGKILL)
+                await home.reach("ready", times=times)
+                found.append(home.client.ready)
+            home.supervisor.replace(EngineConfig())
+            await home.reach("ready", times=4)
+            found.append(home.client.ready)
+            assert [ready.measured for ready in found if ready] == [b"11", b"111", b"1"]
 
     asyncio.run(scenario())
 
@@ -512,5 +562,31 @@ def test_signals_to_the_engine_alone() -> None:
             assert tokens_of(outputs) == expected_tokens((1, 2, 3), 40)
             await home.reach("ready", times=2)
             await serves(home)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_what_comes_to_an_engine_that_was_told_to_end(seconds: float) -> None:
+    """Bug: after a SIGTERM to the engine new requests failed with a 500. Law: they are the next
+    engine's, which takes over at once, with what runs; where nothing is held they may try again."""
+    settings = ServerConfig(resume_seconds=seconds)
+
+    async def scenario() -> None:
+        async with house(SLOW, settings=settings) as home:
+            runs = (await started_streams(home, 1))[0]
+            assert home.supervisor.pid is not None
+            os.kill(home.supervisor.pid, signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            late = home.submit("late", 7)
+            if seconds:
+                assert tokens_of(await read_all(late)) == expected_tokens((1, 2, 3), 7)
+                await read(runs)
+            else:
+                assert "replaced" in await ends_as_lost(late)
+                assert "replaced" in await ends_as_lost(runs)
+            await home.reach("ready", times=2)
+            await serves(home)
+            assert "lost" not in home.states
 
     asyncio.run(scenario())

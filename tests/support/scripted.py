@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -139,13 +140,15 @@ def _due(limit: int | None, count: int) -> bool:
     return limit is not None and count >= limit
 
 
-def make_engine(script: Script) -> ScriptedEngine:
+def make_engine(script: Script, measured: bytes = b"") -> ScriptedEngine:
+    """`measured`: what it tells the next one."""
     time.sleep(script.start_seconds)
     if script.refuse_to_start is not None:
         raise ModelError(script.refuse_to_start)
     if script.crash_at_start:
         raise RuntimeError("the script says so")
     ready = make_ready(vocab_size=script.vocab_size, k_max=script.tokens_per_step - 1)
+    ready = msgspec.structs.replace(ready, measured=measured)
     return ScriptedEngine(script, ready)
 
 
@@ -167,9 +170,11 @@ def main() -> int:
     parsed = parser.parse_args()
     config = read_config(parsed.config)  # what the supervisor wrote must be readable
     script = load_script()
+    told = parsed.measured.read_bytes() if parsed.measured is not None else b""
     if config.threads is not None and config.threads == parsed.refuse_threads:
         script = dataclasses.replace(script, refuse_to_start=f"no {config.threads} threads here")
-    code = EngineProcess(lambda: make_engine(script), parsed.commands, parsed.events).run()
+    make = partial(make_engine, script, told + b"1")
+    code = EngineProcess(make, parsed.commands, parsed.events).run()
     time.sleep(script.exit_seconds)
     return code
 

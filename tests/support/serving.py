@@ -20,9 +20,9 @@ from server.config import Config, ServerConfig
 from server.connection import Connection
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
+from server.listening import listen
 from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
-from server.serve import listen
 from server.text.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient

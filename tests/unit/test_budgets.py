@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_585,
     "engine/cpu": 3_275,
     "lab": 7_555,  # engine/lab and server/lab
-    "serving": 26_804,  # everything else but the script that trained the built-in pair
-    "all": 40_314,
+    "serving": 27_061,  # everything else but the script that trained the built-in pair
+    "all": 40_571,
 }
 TRAINING = "engine/demo"
 

@@ -17,7 +17,8 @@ from server import serve
 from server.cli import build_parser, main, overrides
 from server.config import Config, load_config
 from server.lab.bench.front import main as bench_front
-from server.serve import listen, welcome
+from server.listening import listen
+from server.serve import welcome
 
 
 def parsed(*arguments: str) -> Config:

@@ -112,6 +112,27 @@ def test_places_are_taken_until_they_are_even_and_not_in_turns() -> None:
     assert preempted == 2
 
 
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_newcomer_has_its_first_step_for_itself(count: int) -> None:
+    """Bug: a quiet tenant's prompt was computed in a step with all that a noisy one decodes, so its
+    first token took as long as that batch. Law: it has a step alone, whether there is a free place
+    or not, but never two in a row; and where no tenant has most of the batch, none has."""
+    scheduler = scheduler_of(sequences=5)
+    for seq in of("noisy", count, max_tokens=1000):
+        scheduler.add(seq)
+    run(scheduler, scheduler.schedule(k_of(0)))
+    alone = []
+    for tenant in ("quiet", "other", "third", "", "fourth"):
+        for seq in of(tenant, 1, max_tokens=1000) if tenant else ():
+            scheduler.add(seq)
+        plan = scheduler.schedule(k_of(0))
+        assert [seq.tenant for seq in plan.admitted[:1]] == ([tenant] if tenant else [])
+        alone.append([chunk.seq.tenant for chunk in plan.chunks] == [tenant])
+        run(scheduler, plan)
+        assert len(scheduler.running[0].tokens) == 5 + len(alone) - sum(alone)
+    assert alone == [True, False, True, False, False]
+
+
 def test_blocks_are_given_up_too() -> None:
     """Law: where places are free and the cache is full of one tenant's, another one's request runs
     a step later."""
@@ -128,6 +149,29 @@ def test_blocks_are_given_up_too() -> None:
         run(scheduler, scheduler.schedule(k_of(0)))
     assert quiet.status == "running"
     audit(scheduler)
+
+
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_who_holds_the_most_blocks_gives_way_first(weight: float) -> None:
+    """Bug: when the cache was full, the youngest gave way, whoever's growth it was for: a quiet
+    tenant's one request was computed anew for a noisy one's. Law: the noisy one's are, by weight,
+    and everybody comes to an end."""
+    scheduler = scheduler_of(blocks=16, sequences=8)
+    for i in range(4):
+        scheduler.add(sequence(f"n{i}", [i] * 6, max_tokens=24, tenant="noisy", weight=weight))
+    run(scheduler, scheduler.schedule(k_of(0)))
+    [quiet] = of("quiet", 1, size=6, max_tokens=24)
+    scheduler.add(quiet)
+    preempted = Counter[str]()
+    while scheduler.waiting or scheduler.running:
+        plan = scheduler.schedule(k_of(0))
+        preempted.update(seq.tenant for seq in plan.preempted)
+        run(scheduler, plan)
+        audit(scheduler)
+        for seq in [seq for seq in scheduler.running if not scheduler.room(seq)]:
+            scheduler.finish(seq, "length")
+    assert preempted["noisy"] > 0
+    assert (preempted["quiet"] > 0) == (weight > 1)
 
 
 def test_who_matters_more_does_not_give_way() -> None:

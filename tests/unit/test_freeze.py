@@ -33,7 +33,7 @@ def test_nothing_is_another_afterwards() -> None:
         partly[at : at + 2] = bytes([at // mmap.PAGESIZE % 251, 7])
     before = partly[:]
     objects = [{"number": i, "text": str(i)} for i in range(100_000)]
-    freeze_memory()
+    freeze_memory().join()
     assert partly[:] == before
     assert untouched[:] == bytes(len(untouched))
     assert objects == [{"number": i, "text": str(i)} for i in range(100_000)]
@@ -44,7 +44,7 @@ def test_it_takes_no_memory_that_was_never_written() -> None:
     """Law: a cache for keys and values that nobody has filled yet stays what the plan says."""
     untouched = anonymous(64 * HUGE_PAGE)
     before = resident()
-    freeze_memory()
+    freeze_memory().join()
     assert resident() - before < 32 * HUGE_PAGE
     assert len(untouched) == 64 * HUGE_PAGE
 
@@ -58,5 +58,5 @@ def resident() -> int:
 def test_it_does_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Law: where the system has no such file, nothing fails."""
     monkeypatch.setattr(engine.child, "_MAPS", tmp_path / "none")
-    freeze_memory()
+    freeze_memory().join()
     assert gc.get_freeze_count() > 0

@@ -38,6 +38,7 @@ SERVER_LEVELS = {
     "server.generation": 3,
     "server.api": 4,
     "server.app": 5, "server.connection": 5,
+    "server.listening": 6,
     "server.serve": 6, "server.cli": 7, "server.__main__": 8,
     "server.lab": 7, "server.replicas": 7,
 }  # fmt: skip
@@ -78,7 +79,8 @@ DOORS = {
     "ray": ["server.replicas.ray_app", "server.replicas.ray_router"],
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
-    "uvicorn": ["server.app", "server.cli", "server.__main__", "server.serve", "server.connection"],
+    "uvicorn": ["server.app", "server.cli", "server.__main__", "server.listening", "server.serve",
+                "server.connection"],
 }  # fmt: skip
 CPU_DOOR = {
     "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws", "engine.cpu.fused",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import Estimates, StepMetrics, StepSeconds, Swap
@@ -214,6 +216,32 @@ def test_series_are_fixed() -> None:
     assert samples(other)["steps_total"] == 0
     assert {name.partition("{")[0].removesuffix("_bucket").removesuffix("_count").removesuffix(
         "_sum") for name in before} == {metric.name for metric in METRICS}  # fmt: skip
+
+
+def test_openmetrics_names_a_reply_of_each_bucket() -> None:
+    """Law: the last reply that fell into a bucket stands beside it, by the id that its line in the
+    log has; whoever does not ask for that gets plain text without. The counts are the same."""
+    metrics = Metrics()
+    for name, seconds in (("cmpl-old", 0.3), ("cmpl-new", 0.3), ("cmpl-slow", 70.0)):
+        metrics.observe_request(replace(ended("stop"), id=name, first_token=seconds))
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+    body, kind = metrics.rendered(accept)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    parse = openmetrics.text_string_to_metric_families
+    families = list(parse(body.decode()))  # type: ignore[no-untyped-call]
+    found = {f.name: f.samples for f in families}["foredraft_time_to_first_token_seconds"]
+    named = {s.labels["le"]: s.exemplar for s in found if s.exemplar is not None}
+    assert [(e.labels["reply"], e.value) for e in named.values()] == [
+        ("cmpl-new", 0.3), ("cmpl-slow", 70.0)
+    ]  # fmt: skip
+    plain, kind = metrics.rendered("*/*")
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"cmpl-" not in plain
+    ours = {(s.name, *sorted(s.labels.items())): s.value for f in families for s in f.samples
+            if s.name.startswith("foredraft_")}  # fmt: skip
+    same = [s for f in text_string_to_metric_families(plain.decode()) for s in f.samples
+            if s.name.startswith("foredraft_")]  # fmt: skip
+    assert ours == {(s.name, *sorted(s.labels.items())): s.value for s in same}
 
 
 def test_every_series_names_its_model() -> None:

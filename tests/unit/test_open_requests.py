@@ -308,3 +308,23 @@ async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> N
     world.requests.come_back(make_ready(k_max=2, proposers=("draft_model",)))
     said_again = [one.params.speculation for one in world.told if isinstance(one, Submit)]
     assert said_again == [None, None, asked[2]]
+
+
+@in_a_loop
+async def test_what_comes_between_two_engines_is_held_as_well() -> None:
+    """Law: it goes to the next engine as it was, is none of a later loss's suspects, and ends with
+    a sentence where no engine comes in time."""
+    world = World(seconds=0.05)
+    world.add("before")
+    world.lose()
+    world.taken()
+    world.requests.add(Submit("between", [1, 2], PARAMS, 0.0), waits=True)
+    late = world.requests.add(Submit("late", [1, 2], PARAMS, 0.0), waits=True)
+    assert world.taken() == []
+    world.requests.come_back(READY)
+    assert world.taken() == ["before", "between", "late"]
+    world.say("between", 5, cached_tokens=0)
+    await asyncio.sleep(0.1)
+    with pytest.raises(EngineLost, match=r"within 0\.05 s"):
+        late.take()
+    assert world.outcomes == ["resumed", "too_late", "too_late"]

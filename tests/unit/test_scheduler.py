@@ -366,6 +366,7 @@ class Walk:
             blocks=blocks, budget=budget, sequences=6, prefix_caching=prefix_caching, own=own
         )
         self.ended: Counter[str] = Counter()
+        self.were_passed = False
         self.num_added = self.num_preempted = self.num_cached = 0
         self.kv = [[-1] * SIZE for _ in range(blocks)]  # whose key lies in each slot
 
@@ -404,12 +405,20 @@ class Walk:
             self.commit(chunk)
 
     def check(self, plan: StepPlan, decoding: list[Sequence]) -> None:
-        """Budget; one writer per block; reads are covered; decoding is never passed over."""
+        """Budget; one writer per block; reads are covered; decoding is never passed over, but for
+        one step of another tenant's that has just come."""
         assert plan.num_tokens <= self.budget
         self.num_preempted += len(plan.preempted)
         planned = [c.seq for c in plan.chunks]
         assert len({id(s) for s in planned}) == len(planned)
-        assert all(s in planned or s in plan.preempted for s in decoding)
+        passed = [s for s in decoding if not (s in planned or s in plan.preempted)]
+        if passed:
+            assert self.num_tenants > 1
+            assert not self.were_passed
+            [first] = plan.admitted
+            assert planned == [first]
+            assert first.tenant not in {s.tenant for s in passed}
+        self.were_passed = bool(passed)
         writers: Counter[int] = Counter()
         for chunk in plan.chunks:
             assert chunk.length >= 1

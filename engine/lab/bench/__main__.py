@@ -82,7 +82,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
         reply=parsed.tokens or LONGEST, clock=clock,
         others=other_arms(pair, race.arms, parsed.target, parsed.draft),
     )  # fmt: skip
-    freeze_memory()  # as a server does
+    freeze_memory().join()  # as a server does
     facts = {**pair_facts(pair, clock), "rounds": race.rounds}
     comparison = race.run(player)
     more: dict[str, Any] = {}
