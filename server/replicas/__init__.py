@@ -1,0 +1,1 @@
+"""Many replicas of one model as one server."""

@@ -1,0 +1,219 @@
+"""`python -m tests.process.replicas [KILLS] [--proxy haproxy] [--no-scaling]`: replicas of the
+built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`), while 32 clients ask the recorded
+requests of `tests/golden`, streams and not. Under ten minutes; 1 where anything is wrong.
+
+First two replicas, of which one is killed KILLS (3) times by SIGKILL. Every reply must be the
+recorded one; a stream that no other replica can go on with (several choices, and what else is told)
+must say so, and be none that could. Then one replica, more while the clients come all at once, and
+one again: every reply must be the recorded one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.golden.replay import COMMON, CONFIGURATIONS, TEXTS, ask, differences
+from tests.golden.requests import RESPONSES, Request, requests
+from tests.process.served import ROOT
+
+CLIENTS = 32
+PATIENCE = 240.0  # seconds for replicas to come or to go
+NAME = f"replicas-{os.getpid()}"
+SETTINGS = (*COMMON, CONFIGURATIONS["adaptive"], "cache.num_blocks=512")
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@dataclass
+class Tally:
+    """What the clients got."""
+
+    replies: int = 0
+    streams: int = 0
+    told: int = 0  # streams that could not go on, and said so
+    errors: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __str__(self) -> str:
+        shown = "".join(f"\n  {line}" for line in (*self.errors[:5], *self.differing[:5]))
+        return (
+            f"{self.replies} replies ({self.streams} streams), {len(self.errors)} client errors,"
+            f" {len(self.differing)} differing, {self.told} streams that could not go on and said"
+            f" so{shown}"
+        )
+
+
+def may_go_on(asked: Request) -> bool:
+    """Whether `resume` is for such a stream."""
+    route, body = asked
+    scored = "stop" in body and ("logprobs" in body or "top_logprobs" in body)
+    return route != RESPONSES and body.get("n", 1) == 1 and not (scored or "provenance" in body)
+
+
+def client(
+    http: httpx.Client, turns: itertools.count[int], over: Callable[[], bool], t: Tally
+) -> None:
+    """One request after the other until it is `over`."""
+    recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
+    asked = requests()
+    while not over():
+        number = next(turns) * 37 % len(asked)
+        one, found = asked[number], list[str]()
+        try:
+            found = list(differences(recorded[number], ask(http, one)))
+        except (RuntimeError, httpx.HTTPError, KeyError) as error:
+            with t.lock:
+                if "no other one goes on with it: `resume`" in str(error) and not may_go_on(one):
+                    t.told += 1
+                else:
+                    t.errors.append(f"{number} {one}: {error!r}")
+            continue
+        with t.lock:
+            t.replies += 1
+            t.streams += "stream" in one[1]
+            t.differing += [f"{number} {one}: {found[:3]}"] if found else []
+
+
+@contextmanager
+def asking(url: str, clients: int) -> Iterator[Tally]:
+    """So many clients meanwhile."""
+    over, turns, tally = threading.Event(), itertools.count(), Tally()
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=url, timeout=PATIENCE, limits=limits) as http,
+        ThreadPoolExecutor(clients) as pool,
+    ):
+        work = [pool.submit(client, http, turns, over.is_set, tally) for _ in range(clients)]
+        try:
+            yield tally
+        finally:
+            over.set()
+        for one in work:
+            one.result()
+
+
+def replicas() -> list[int]:
+    """The pids of those that run or start."""
+    listed = subprocess.run(("ps", "-A", "-o", "pid=,args="), capture_output=True, text=True)
+    words = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, args in words if args.startswith(f"ray::ServeReplica:{NAME}:Replica")]
+
+
+def running() -> int:
+    from ray import serve
+
+    found = serve.status().applications[NAME].deployments["Replica"].replica_states
+    return int(found.get("RUNNING", 0)) if sum(found.values()) == found.get("RUNNING", 0) else 0
+
+
+def until(condition: Callable[[], bool], what: str) -> float:
+    began = time.monotonic()
+    while not condition():
+        time.sleep(0.2)
+        if time.monotonic() - began > PATIENCE:
+            raise SystemExit(f"in vain: {what}")
+    return time.monotonic() - began
+
+
+@contextmanager
+def on_ray(port: int) -> Iterator[None]:
+    """A cluster of this machine alone."""
+    import ray
+    from ray import serve
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=2**27)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def deploy(**options: Any) -> None:
+    from ray import serve
+
+    from server.replicas.ray_app import build
+
+    serve.run(build({"set": list(SETTINGS), "gpus": 0, **options}), name=NAME, route_prefix="/")
+    least = options["min_replicas"]
+    until(lambda: running() == least, f"{least} replicas")
+
+
+def kill(url: str, count: int, seed: int) -> Tally:
+    chance = random.Random(seed)
+    deploy(min_replicas=2)
+    with asking(url, CLIENTS) as tally:
+        for _ in range(count):
+            time.sleep(2 + 3 * chance.random())
+            os.kill(chance.choice(replicas()), signal.SIGKILL)
+            until(lambda: running() != 2, "Ray to notice a death")
+            took = until(lambda: running() == 2, "two replicas again")
+            sys.stderr.write(f"killed one, which was replaced after {took:.0f} s: {tally}\n")
+        time.sleep(2)
+    return tally
+
+
+def scale(url: str) -> Tally:
+    deploy(min_replicas=1, max_replicas=2, queue_seconds=0.05, upscale_seconds=2,
+           downscale_seconds=5)  # fmt: skip
+    with asking(url, 1) as few:
+        with asking(url, CLIENTS) as many:
+            took = until(lambda: running() == 2, "a second replica")
+            sys.stderr.write(f"two replicas after {took:.0f} s\n")
+        took = until(lambda: running() == 1, "one replica again")
+        sys.stderr.write(f"one replica after {took:.0f} s more\n")
+    few.replies, few.streams = few.replies + many.replies, few.streams + many.streams
+    few.errors += many.errors
+    few.differing += many.differing
+    few.told += many.told
+    return few
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m tests.process.replicas", description=__doc__)
+    parser.add_argument("kills", type=int, nargs="?", default=3)
+    parser.add_argument("--proxy", choices=["python", "haproxy"], default="python")
+    parser.add_argument("--no-scaling", action="store_true")
+    parser.add_argument("--port", type=int, default=18_090)
+    parser.add_argument("--seed", type=int, default=0)
+    said = parser.parse_args(arguments)
+    os.environ.update(ENVIRONMENT, RAY_SERVE_ENABLE_HA_PROXY=str(int(said.proxy == "haproxy")))
+    url, tallies = f"http://127.0.0.1:{said.port}", dict[str, Tally]()
+    with on_ray(said.port):
+        if said.kills:
+            tallies[f"{said.kills} kills"] = kill(url, said.kills, said.seed)
+        if not said.no_scaling:
+            tallies["1 to 2 to 1 replicas"] = scale(url)
+    for name, tally in tallies.items():
+        sys.stdout.write(f"{name}, {said.proxy} proxy: {tally}\n")
+    wrong = [tally for tally in tallies.values() if tally.errors or tally.differing]
+    wrong += [tally for name, tally in tallies.items() if "kills" not in name and tally.told]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
