@@ -36,6 +36,7 @@ from server.replicas.ingress import Asked, Ingress, Part, ReplicaLost
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 
+LOOK_BACK_SECONDS = 15.0  # of loads, which replicas tell every ten
 BESIDE = 64  # requests beyond what a replica admits: to be refused by it, or quick to answer
 INGRESS_REQUESTS = 10_000
 REQUEST_ID = b"x-request-id"
@@ -224,7 +225,7 @@ def _number(options: RayOptions) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=options.min_replicas,
             max_replicas=options.max_replicas,
-            look_back_period_s=max(options.upscale_seconds, 1.0),
+            look_back_period_s=LOOK_BACK_SECONDS,
             upscale_delay_s=options.upscale_seconds,
             downscale_delay_s=options.downscale_seconds,
             policy=policy,

@@ -44,16 +44,17 @@ class Gauge:
         return Load(max(waiting * usual, prompt_tokens), rate, self._capacity)
 
 
-def wanted(loads: Sequence[Load], *, replicas: int, seconds: float) -> int:
-    """More than there are where what waits would take them longer than `seconds`; fewer where these
-    can do all that is asked for. Every replica is taken for as fast as the fastest."""
+def wanted(loads: Sequence[Load], *, running: int, target: int, seconds: float) -> int:
+    """More than run where what waits would take them longer than `seconds`; fewer than the `target`
+    where these can do all that is asked for. Every replica is taken for as fast as the fastest."""
     capacity = max((load.capacity for load in loads), default=0.0)
-    queued, rate = sum(load.queued for load in loads), sum(load.rate for load in loads)
     if not capacity:
-        return replicas
-    if queued > seconds * capacity * replicas:
-        return max(replicas + 1, ceil((rate + queued / seconds) / capacity))
-    return min(replicas, max(1, ceil((rate + queued / seconds) / (BUSY * capacity))))
+        return target
+    queued, rate = sum(load.queued for load in loads), sum(load.rate for load in loads)
+    asked = (rate + queued / seconds) / capacity
+    if queued > seconds * capacity * running:
+        return max(running + 1, ceil(asked))
+    return min(target, max(1, ceil(asked / BUSY)))
 
 
 class ByTokens:
@@ -71,5 +72,6 @@ class ByTokens:
             for replica in told.get(names[0], ())
             if all(replica in told.get(name, ()) for name in names)
         ]
-        present = context.current_num_replicas
-        return wanted(loads, replicas=present, seconds=self._seconds), context.policy_state
+        running, target = context.current_num_replicas, context.target_num_replicas
+        found = wanted(loads, running=running, target=target, seconds=self._seconds)
+        return found, context.policy_state

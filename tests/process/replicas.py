@@ -2,10 +2,11 @@
 built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`), while 32 clients ask the recorded
 requests of `tests/golden`, streams and not. Under ten minutes; 1 where anything is wrong.
 
-First two replicas, of which one is killed KILLS (3) times by SIGKILL. Every reply must be the
-recorded one; a stream that no other replica can go on with (several choices, and what else is told)
-must say so, and be none that could. Then one replica, more while the clients come all at once, and
-one again: every reply must be the recorded one.
+First a client leaves two replicas amid a stream, which ends there. Then one of them is killed by
+SIGKILL, KILLS (1) times. Every reply must be the recorded one; a stream that no other replica can
+go on with (several choices, and what else is told) must say so, and be none that could. Then one
+replica, more while the clients come all at once, and one again: every reply must be the recorded
+one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +30,8 @@ from typing import Any
 
 import httpx
 
-from tests.golden.replay import COMMON, CONFIGURATIONS, TEXTS, ask, differences
-from tests.golden.requests import RESPONSES, Request, requests
+from tests.golden.replay import COMMON, CONFIGURATIONS, MODEL, TEXTS, ask, differences
+from tests.golden.requests import COMPLETIONS, RESPONSES, Request, requests
 from tests.process.served import ROOT
 
 CLIENTS = 32
@@ -166,6 +168,7 @@ def deploy(**options: Any) -> None:
 def kill(url: str, count: int, seed: int) -> Tally:
     chance = random.Random(seed)
     deploy(min_replicas=2)
+    sys.stderr.write(f"a client that leaves is noticed after {leave(url):.1f} s\n")
     with asking(url, CLIENTS) as tally:
         for _ in range(count):
             time.sleep(2 + 3 * chance.random())
@@ -175,6 +178,30 @@ def kill(url: str, count: int, seed: int) -> Tally:
             sys.stderr.write(f"killed one, which was replaced after {took:.0f} s: {tally}\n")
         time.sleep(2)
     return tally
+
+
+def leave(url: str) -> float:
+    """Seconds from when a client left amid a stream to when no replica works for it any more. Its
+    first chunk must come long before the last one would."""
+    body = {"model": MODEL, "prompt": "x = 1", "max_tokens": 1500, "ignore_eos": True}
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        before = total(http, 'requests_total{.*finish="abort"')
+        with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as stream:
+            lines = [line for line, _ in zip(stream.iter_lines(), range(6), strict=False)]
+            assert lines[0].startswith("data: {")
+            assert total(http, "requests_running{") == 1
+        return until(
+            lambda: total(http, 'requests_total{.*finish="abort"') == before + 1
+            and total(http, "requests_running{") == 0,
+            "the end of a request whose client left",
+        )
+
+
+def total(http: httpx.Client, series: str) -> float:
+    """Over replicas."""
+    found = re.findall(rf"^foredraft_{series}.* (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found, series
+    return sum(map(float, found))
 
 
 def scale(url: str) -> Tally:
@@ -195,7 +222,7 @@ def scale(url: str) -> Tally:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m tests.process.replicas", description=__doc__)
-    parser.add_argument("kills", type=int, nargs="?", default=3)
+    parser.add_argument("kills", type=int, nargs="?", default=1)
     parser.add_argument("--proxy", choices=["python", "haproxy"], default="python")
     parser.add_argument("--no-scaling", action="store_true")
     parser.add_argument("--port", type=int, default=18_090)
