@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
@@ -28,6 +29,8 @@ from server.api.gather import until_gone
 from server.api.sse import DONE, as_event
 from server.generation.told import Told
 from server.observe.metrics import CONTENT_TYPE
+
+logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
 RETRY_SECONDS = 0.5  # between tries to go on, while replicas refuse for the moment
@@ -109,7 +112,7 @@ class _Answer:
         self._send = send
         self._seconds = seconds
         self._told: Told | None = None  # of a stream that has begun to leave
-        self._says = self._over = False  # a piece of it has left; the last one has
+        self._events, self._over = 0, False  # that have left; whether the last one has
         self._losses = 0  # in a row, without a piece between
         self._deadline = 0.0  # to go on
 
@@ -140,7 +143,11 @@ class _Answer:
         if self._told is None:
             raise ApiError(503, f"{said} {self._losses} times", code="replica_lost")
         said = f"{said}, and no other one goes on with it: {why.message}"
-        await self._send_body(as_event(ApiError(503, said, code="replica_lost").body))
+        body, name = ApiError(503, said, code="replica_lost").body, None
+        if self._asked.scope["path"].endswith("/responses"):  # whose events are of another form
+            name, told = "error", body["error"] | {"type": "error"}
+            body |= told | {"sequence_number": self._events}
+        await self._send_body(as_event(body, name))
         await self._send_body(b"", more=False)
 
     async def _relay(self) -> None:
@@ -163,7 +170,9 @@ class _Answer:
                 if part.told is not None:
                     self._told.tokens += part.told.tokens
                 await self._send_body(part.body)
-                self._says, self._over = True, part.body.endswith(DONE)
+                if not part.body.startswith(b":"):  # a ping says nothing
+                    self._events += part.body.count(b"\n\n")
+                self._over = part.body.endswith(DONE)
         await self._send_body(b"", more=False)
 
     def _next(self) -> Asked:
@@ -172,8 +181,9 @@ class _Answer:
         if told is None:
             return self._asked
         name = Told(id=told.id, created=told.created)
-        if not self._says:
+        if not self._events:
             return replace(self._asked, told=name)
+        logger.info("%s goes on behind %d tokens", told.id, len(told.tokens))
         said = json.loads(self._asked.body.removeprefix(BOM_UTF8))  # a replica has read it before
         before = (said.get("resume") or {}).get("token_ids", [])
         said["resume"] = {

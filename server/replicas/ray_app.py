@@ -135,6 +135,7 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         config = self._config
+        begin_to_log(config.log_level, config.log_format)
         return Ingress(
             self._ask,
             metrics=self._metrics,

@@ -163,6 +163,24 @@ def test_a_stream_that_cannot_go_on_says_why(
     assert says in error["message"]
 
 
+def test_a_stream_of_responses_ends_in_its_own_form() -> None:
+    """Law: with an event `error` that goes on counting, which the SDKs know by either form."""
+
+    async def ask() -> httpx.Response:
+        engine = scripted("abcdef")
+        world = World(engine, cut=lambda number: 3 if number == 1 else None)
+        body = {"model": MODEL, "input": "ab", "max_output_tokens": 50, "stream": True}
+        return await world.post("/v1/responses", body)
+
+    reply = asyncio.run(ask())
+    *events, last = reply.text.removesuffix("\n\n").split("\n\n")
+    name, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))
+    assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
+    assert "no other one goes on with it: unknown field `resume`" in told["message"]
+    assert told["error"]["message"] == told["message"]
+
+
 def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
     """Law: a queue that is full is no reason to end a stream that ran, within the seconds."""
 

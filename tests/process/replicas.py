@@ -1,6 +1,6 @@
 """`python -m tests.process.replicas [KILLS] [--proxy haproxy] [--no-scaling]`: replicas of the
-built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`), while 32 clients ask the recorded
-requests of `tests/golden`, streams and not. Under ten minutes; 1 where anything is wrong.
+built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`), while 32 clients ask for the recorded
+streams of `tests/golden` and 8 for everything there. Under ten minutes; 1 where anything is wrong.
 
 First a client leaves two replicas amid a stream, which ends there. Then one of them is killed by
 SIGKILL, KILLS (1) times. Every reply must be the recorded one; a stream that no other replica can
@@ -34,7 +34,8 @@ from tests.golden.replay import COMMON, CONFIGURATIONS, MODEL, TEXTS, ask, diffe
 from tests.golden.requests import COMPLETIONS, RESPONSES, Request, requests
 from tests.process.served import ROOT
 
-CLIENTS = 32
+CLIENTS = 32  # that ask for streams, or come all at once
+OTHERS = 8  # beside them, for replies of all kinds
 PATIENCE = 240.0  # seconds for replicas to come or to go
 NAME = f"replicas-{os.getpid()}"
 SETTINGS = (*COMMON, CONFIGURATIONS["adaptive"], "cache.num_blocks=512")
@@ -59,6 +60,15 @@ class Tally:
     differing: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.replies + other.replies,
+            self.streams + other.streams,
+            self.told + other.told,
+            self.errors + other.errors,
+            self.differing + other.differing,
+        )
+
     def __str__(self) -> str:
         shown = "".join(f"\n  {line}" for line in (*self.errors[:5], *self.differing[:5]))
         return (
@@ -72,23 +82,25 @@ def may_go_on(asked: Request) -> bool:
     """Whether `resume` is for such a stream."""
     route, body = asked
     scored = "stop" in body and ("logprobs" in body or "top_logprobs" in body)
-    return route != RESPONSES and body.get("n", 1) == 1 and not (scored or "provenance" in body)
+    told = scored or "provenance" in body or body.get("echo", False)
+    prompt = body.get("prompt", "")
+    many = body.get("n", 1) > 1 or (isinstance(prompt, list) and not isinstance(prompt[0], int))
+    return route != RESPONSES and not (told or many)
 
 
-def client(
-    http: httpx.Client, turns: itertools.count[int], over: Callable[[], bool], t: Tally
-) -> None:
-    """One request after the other until it is `over`."""
+def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool], t: Tally) -> None:
+    """One request after the other until it is `over`. `turn`: the number of the next."""
     recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
     asked = requests()
     while not over():
-        number = next(turns) * 37 % len(asked)
+        number = turn()
         one, found = asked[number], list[str]()
         try:
             found = list(differences(recorded[number], ask(http, one)))
         except (RuntimeError, httpx.HTTPError, KeyError) as error:
             with t.lock:
-                if "no other one goes on with it: `resume`" in str(error) and not may_go_on(one):
+                reason = str(error).partition("no other one goes on with it: ")[2]
+                if "`resume`" in reason and not may_go_on(one):
                     t.told += 1
                 else:
                     t.errors.append(f"{number} {one}: {error!r}")
@@ -100,15 +112,20 @@ def client(
 
 
 @contextmanager
-def asking(url: str, clients: int) -> Iterator[Tally]:
-    """So many clients meanwhile."""
+def asking(url: str, clients: int, *, streams: bool = False) -> Iterator[Tally]:
+    """So many clients meanwhile; `streams`: for nothing else."""
+    asked = [i for i, (_, body) in enumerate(requests()) if "stream" in body or not streams]
     over, turns, tally = threading.Event(), itertools.count(), Tally()
+
+    def next_turn() -> int:
+        return asked[next(turns) * 37 % len(asked)]  # so that neighbours are of different fields
+
     limits = httpx.Limits(max_connections=None)
     with (
         httpx.Client(base_url=url, timeout=PATIENCE, limits=limits) as http,
         ThreadPoolExecutor(clients) as pool,
     ):
-        work = [pool.submit(client, http, turns, over.is_set, tally) for _ in range(clients)]
+        work = [pool.submit(client, http, next_turn, over.is_set, tally) for _ in range(clients)]
         try:
             yield tally
         finally:
@@ -169,15 +186,15 @@ def kill(url: str, count: int, seed: int) -> Tally:
     chance = random.Random(seed)
     deploy(min_replicas=2)
     sys.stderr.write(f"a client that leaves is noticed after {leave(url):.1f} s\n")
-    with asking(url, CLIENTS) as tally:
+    with asking(url, CLIENTS, streams=True) as streams, asking(url, OTHERS) as others:
         for _ in range(count):
             time.sleep(2 + 3 * chance.random())
             os.kill(chance.choice(replicas()), signal.SIGKILL)
             until(lambda: running() != 2, "Ray to notice a death")
             took = until(lambda: running() == 2, "two replicas again")
-            sys.stderr.write(f"killed one, which was replaced after {took:.0f} s: {tally}\n")
+            sys.stderr.write(f"killed one, which was replaced after {took:.0f} s\n")
         time.sleep(2)
-    return tally
+    return streams + others
 
 
 def leave(url: str) -> float:
@@ -185,13 +202,13 @@ def leave(url: str) -> float:
     first chunk must come long before the last one would."""
     body = {"model": MODEL, "prompt": "x = 1", "max_tokens": 1500, "ignore_eos": True}
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        before = total(http, 'requests_total{.*finish="abort"')
+        before = total(http, 'requests_total{.*reason="abort"')
         with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as stream:
             lines = [line for line, _ in zip(stream.iter_lines(), range(6), strict=False)]
             assert lines[0].startswith("data: {")
             assert total(http, "requests_running{") == 1
         return until(
-            lambda: total(http, 'requests_total{.*finish="abort"') == before + 1
+            lambda: total(http, 'requests_total{.*reason="abort"') == before + 1
             and total(http, "requests_running{") == 0,
             "the end of a request whose client left",
         )
@@ -213,11 +230,7 @@ def scale(url: str) -> Tally:
             sys.stderr.write(f"two replicas after {took:.0f} s\n")
         took = until(lambda: running() == 1, "one replica again")
         sys.stderr.write(f"one replica after {took:.0f} s more\n")
-    few.replies, few.streams = few.replies + many.replies, few.streams + many.streams
-    few.errors += many.errors
-    few.differing += many.differing
-    few.told += many.told
-    return few
+    return few + many
 
 
 def main(arguments: Sequence[str]) -> int:
