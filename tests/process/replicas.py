@@ -1,12 +1,13 @@
 """`python -m tests.process.replicas [KILLS] [--proxy haproxy] [--no-scaling]`: replicas of the
-built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`), while 32 clients ask for the recorded
-streams of `tests/golden` and 8 for everything there. Under ten minutes; 1 where anything is wrong.
+built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`). Under ten minutes; 1 where anything
+is wrong.
 
-First a client leaves two replicas amid a stream, which ends there. Then one of them is killed by
-SIGKILL, KILLS (1) times. Every reply must be the recorded one; a stream that no other replica can
-go on with (several choices, and what else is told) must say so, and be none that could. Then one
-replica, more while the clients come all at once, and one again: every reply must be the recorded
-one.
+A client leaves two replicas amid a stream, which ends there. One of them is killed by SIGKILL under
+32 long streams, which must be what they were undisturbed. One is killed KILLS (1) times while 32
+clients ask for the recorded streams of `tests/golden` and 8 for everything there: every reply must
+be the recorded one; a stream that no other replica can go on with (of several choices, say) must
+say so, and be none that could. Then one replica, another one while the clients come all
+at once, and one again: every reply must be the recorded one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -182,19 +184,55 @@ def deploy(**options: Any) -> None:
     until(lambda: running() == least, f"{least} replicas")
 
 
+def together(url: str, then: Callable[[], None]) -> Tally:
+    """CLIENTS long streams at a time, undisturbed; and once more, while `then` is called."""
+    fields = {"max_tokens": 256, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
+    asked: list[Request] = [
+        (COMPLETIONS, {"prompt": f"def f{i}(x):", "temperature": i % 3 / 2, "seed": i,
+                       **fields, "stream": True, "stream_options": {"include_usage": True}})
+        for i in range(CLIENTS)
+    ]  # fmt: skip
+    tally = Tally()
+    limits = httpx.Limits(max_connections=None)
+    with (
+        httpx.Client(base_url=url, timeout=PATIENCE, limits=limits) as http,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
+        before = list(pool.map(partial(ask, http), asked))
+        work = [pool.submit(ask, http, one) for one in asked]
+        time.sleep(1)
+        then()
+        for number, one in enumerate(work):
+            try:
+                found = list(differences(before[number], one.result()))
+            except (RuntimeError, httpx.HTTPError) as error:
+                tally.errors.append(f"{number}: {error!r}")
+                continue
+            tally.replies, tally.streams = tally.replies + 1, tally.streams + 1
+            tally.differing += [f"{number}: {found[:3]}"] if found else []
+    return tally
+
+
 def kill(url: str, count: int, seed: int) -> Tally:
     chance = random.Random(seed)
+
+    def one() -> None:
+        os.kill(chance.choice(replicas()), signal.SIGKILL)
+
     deploy(min_replicas=2)
     sys.stderr.write(f"a client that leaves is noticed after {leave(url):.1f} s\n")
+    long = together(url, one)
+    took = until(lambda: running() == 2, "two replicas again")
+    sys.stderr.write(f"killed one under long streams, replaced after {took:.0f} s: {long}\n")
     with asking(url, CLIENTS, streams=True) as streams, asking(url, OTHERS) as others:
         for _ in range(count):
             time.sleep(2 + 3 * chance.random())
-            os.kill(chance.choice(replicas()), signal.SIGKILL)
+            one()
             until(lambda: running() != 2, "Ray to notice a death")
             took = until(lambda: running() == 2, "two replicas again")
             sys.stderr.write(f"killed one, which was replaced after {took:.0f} s\n")
         time.sleep(2)
-    return streams + others
+    return long + streams + others
 
 
 def leave(url: str) -> float:
