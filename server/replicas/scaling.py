@@ -48,9 +48,9 @@ def wanted(loads: Sequence[Load], *, running: int, target: int, seconds: float) 
     """More than run where what waits would take them longer than `seconds`; fewer than the `target`
     where these can do all that is asked for. Every replica is taken for as fast as the fastest."""
     capacity = max((load.capacity for load in loads), default=0.0)
-    if not capacity:
-        return target
     queued, rate = sum(load.queued for load in loads), sum(load.rate for load in loads)
+    if not capacity:  # not known; but nothing asks for none
+        return target if queued or rate or not loads else 1
     asked = (rate + queued / seconds) / capacity
     if queued > seconds * capacity * running:
         return max(running + 1, ceil(asked))

@@ -219,17 +219,19 @@ def kill(url: str, count: int, seed: int) -> Tally:
     def one() -> None:
         os.kill(chance.choice(replicas()), signal.SIGKILL)
 
+    def both() -> bool:  # a new process says that Ray has noticed
+        return len(replicas()) == 2 and running() == 2
+
     deploy(min_replicas=2)
     sys.stderr.write(f"a client that leaves is noticed after {leave(url):.1f} s\n")
     long = together(url, one)
-    took = until(lambda: running() == 2, "two replicas again")
+    took = until(both, "two replicas again")
     sys.stderr.write(f"killed one under long streams, replaced after {took:.0f} s: {long}\n")
     with asking(url, CLIENTS, streams=True) as streams, asking(url, OTHERS) as others:
         for _ in range(count):
             time.sleep(2 + 3 * chance.random())
             one()
-            until(lambda: running() != 2, "Ray to notice a death")
-            took = until(lambda: running() == 2, "two replicas again")
+            took = until(both, "two replicas again")
             sys.stderr.write(f"killed one, which was replaced after {took:.0f} s\n")
         time.sleep(2)
     return long + streams + others

@@ -14,6 +14,9 @@ from server.replicas.scaling import ByTokens, Gauge, Load, wanted
     [
         ([Load(0, 0, 0)], 1),  # nothing is known yet
         ([Load(9000, 0, 0)], 1),
+        ([Load(0, 5, 0)] * 3, 3),
+        ([Load(0, 0, 0)] * 3, 1),  # idle from the start
+        ([], 0),
         ([Load(0, 1000, 1000)], 1),  # full, and nothing waits
         ([Load(1900, 1000, 1000)], 1),
         ([Load(2100, 1000, 1000)], 3),  # 1000 a second, and 2100 within two of them
