@@ -1,50 +1,36 @@
 """`foredraft serve`: one front end from its first log line to its exit code.
 
-Owns the signals, and the order of starting and stopping. The engine starts first, the
-tokenizer loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM,
-SIGINT, SIGQUIT or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second:
-at once. SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where
-there is a file of keys or a certificate, SIGHUP reads these again instead.
+Owns the signals, and the order of starting and stopping. The engine starts first, the tokenizer
+loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM, SIGINT, SIGQUIT
+or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second: at once.
+SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where there is
+a file of keys or a certificate, SIGHUP reads these again instead.
 Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
 import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
 import uvicorn
 import uvloop
 
-from engine.config import EngineConfig, check_folders, model_folder
+from engine.config import EngineConfig, check_folders
 from engine.errors import ConfigError, EngineError
-from engine.logs import LogFormat, configure_logging
-from engine.messages import StepMetrics
-from server.api.services import Services
 from server.app import create_app
 from server.config import Config
-from server.engine.client import EngineClient
 from server.engine.lifecycle import EngineState
-from server.generation.structured import GrammarChecker
-from server.keys import Keyring
 from server.listening import cut_connections, http_server, listen, load_certificate, tls_context
-from server.observe.metrics import Metrics
-from server.observe.speculation import SpeculationLog
-from server.observe.throughput import EVERY_SECONDS, ThroughputLog
-from server.observe.tracing import make_traces
-from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
-from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
+from server.replica import Replica, begin_to_log
+from server.supervise.supervisor import ENGINE_COMMAND
+from server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +38,6 @@ EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 CLOSE_SECONDS = 1.0  # for connections to end after their requests have, beyond what grace is left
-# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
-# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
-# first token, as soon as others stream.
-SWITCH_SECONDS = 0.0005
 
 
 class Service:
@@ -75,26 +57,9 @@ class Service:
         self._reload = reload
         self._listeners = listeners
         self._announce = announce
-        name = config.model_names[0]
-        self._metrics = Metrics(
-            model_name=name,
-            engine=lambda: self._supervisor.pid,
-            router_names=config.server.router_names,
-        )
-        self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
-        self._throughput = ThroughputLog(self._metrics, time.monotonic)
-        self._speculation_log = SpeculationLog(time.monotonic)
-        self._keyring = Keyring(config.server)
+        self._replica = Replica(config, command=command, on_state=self._on_state)
+        self._supervisor, self._grammars = self._replica.supervisor, self._replica.grammars
         self._tls = tls_context(config.server)
-        self._grammars = GrammarChecker(config, self._metrics.observe_grammar)
-        self._client = EngineClient(
-            on_metrics=self._on_metrics,
-            resume_seconds=config.server.resume_seconds,
-            on_held=self._metrics.observe_held,
-        )
-        self._supervisor = EngineSupervisor(
-            config, self._client, command=command, on_state=self._on_state
-        )
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Any] = loop.create_future()  # a signal, or the engine given up
         self._ready: asyncio.Future[None] = loop.create_future()  # it was, once
@@ -111,7 +76,7 @@ class Service:
             loop.add_signal_handler(signal.SIGHUP, self._reload_secrets)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
         await self._supervisor.start()
-        loading = _in_thread(lambda: load_for(self._config))
+        loading = self._replica.load()
         try:
             await asyncio.wait([loading, self._over], return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
@@ -130,22 +95,11 @@ class Service:
 
     async def _serve_http(self, tokenizer: Tokenizer) -> None:
         self._grammars.start()  # ahead of the first request that needs it
-        # What the tokenizer's libraries made stays: a collection that walks it holds every stream.
-        gc.collect()
-        gc.freeze()
-        services = Services(
-            config=self._config,
-            tokenizer=tokenizer,
-            client=self._client,
-            metrics=self._metrics,
-            grammars=self._grammars,
-            tell=self._tell,
-            keyring=self._keyring,
-        )
         server = self._config.server
-        self._http = http = http_server(create_app(services), server, self._tls)
+        app = create_app(self._replica.services(tokenizer))
+        self._http = http = http_server(app, server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
-        telling = asyncio.create_task(self._tell_throughput())
+        telling = asyncio.create_task(self._replica.tell_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
@@ -162,16 +116,11 @@ class Service:
             await serving
             await self._grammars.close()
 
-    async def _tell_throughput(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_SECONDS)
-            self._throughput.tell()
-
     def _reload_secrets(self) -> None:
         """Keys and certificate, each whole or as it was, whatever comes of the other."""
         if self._config.server.api_keys_file is not None:
             try:
-                logger.info("SIGHUP: %d keys", self._keyring.reload())
+                logger.info("SIGHUP: %d keys", self._replica.keyring.reload())
             except ConfigError as error:
                 logger.error("SIGHUP: the keys stay as they were: %s", error)
         if self._tls is not None:
@@ -213,15 +162,10 @@ class Service:
             self._supervisor.replace(config)
 
     def _on_state(self, state: EngineState) -> None:
-        self._metrics.set_engine_state(state)
         if state == "ready" and not self._ready.done():
             self._ready.set_result(None)
         if state == "failed" and not self._over.done():
             self._over.set_result(None)
-
-    def _on_metrics(self, metrics: StepMetrics) -> None:
-        self._metrics.observe_step(metrics)
-        self._speculation_log.observe(metrics.estimates)
 
 
 def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
@@ -235,44 +179,6 @@ def _text_of(config: EngineConfig) -> dict[str, object]:
     """What may change a reply."""
     names = ("target", "attention", "device", "threads")
     return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
-
-
-def load_for(config: Config) -> Tokenizer:
-    """For a process that serves and does nothing else: the tokenizer. Raises ModelError."""
-    target = config.engine.target
-    if not target.trust_remote_code:  # code that may be of any kind
-        forget_torch()
-    tokenizer = load_tokenizer(
-        model_folder(target.path, "target"),
-        revision=target.revision,
-        trust_remote_code=target.trust_remote_code,
-    )
-    if (fault := tokenizer.template_fault()) is not None:
-        logger.warning("requests to chat will be refused: %s", fault)
-    return tokenizer
-
-
-def begin_to_log(level: str, form: LogFormat) -> None:
-    """Libraries speak only when something is wrong."""
-    configure_logging(level, form)
-    if level != "debug":
-        for library in ("uvicorn", "httpx", "transformers", "asyncio"):
-            logging.getLogger(library).setLevel(logging.WARNING)
-
-
-def _in_thread(load: Callable[[], Tokenizer]) -> asyncio.Future[Tokenizer]:
-    """`load()` in a daemon thread: a download under way must not hold up the exit."""
-    loaded = Future[Tokenizer]()
-    loaded.set_running_or_notify_cancel()  # so that it is set whatever became of who waits
-
-    def run() -> None:
-        try:
-            loaded.set_result(load())
-        except Exception as error:
-            loaded.set_exception(error)
-
-    threading.Thread(target=run, name="tokenizer", daemon=True).start()
-    return asyncio.wrap_future(loaded)
 
 
 def welcome(config: Config, port: int) -> str:
@@ -301,7 +207,6 @@ def serve(
     a process of `command`; `reload` reads the configuration anew."""
     check_folders(config.engine)
     begin_to_log(config.server.log_level, config.server.log_format)
-    sys.setswitchinterval(SWITCH_SECONDS)
 
     async def main() -> int:
         again = reload or (lambda: config)

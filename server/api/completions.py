@@ -31,7 +31,7 @@ def completions_router(services: Services) -> APIRouter:
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start(services, http, request, prefix="cmpl-")
         prompts = call.generation.spec.prompts if request.return_token_ids else None
-        shape = CompletionShape(prompts, request.n)
+        shape = CompletionShape(prompts, request.n, goes_on=request.resume is not None)
         if request.stream:
             return EventStream(call, chunks(call, TEXT, shape.choices))
         deltas, count = await gather(http, call.generation), request.prompt_logprobs
@@ -51,7 +51,7 @@ def completions_router(services: Services) -> APIRouter:
         generation, shape = call.generation, ChatShape(call.id, call.use)
         shape.skip(generation.skipped)
         extra: dict[str, Any] = {}
-        if request.return_token_ids:
+        if request.return_token_ids and request.resume is None:
             extra["prompt_token_ids"] = generation.spec.prompts[0]
         if request.stream:
             begins = generation.choices if request.resume is None else []

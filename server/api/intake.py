@@ -28,6 +28,7 @@ from server.api.tool_use import ToolUse
 from server.engine.admission import Charge
 from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
+from server.generation.told import TOLD, Told
 from server.keys import Tenant
 
 GREEDY_BELOW = 1e-4  # of temperatures
@@ -76,21 +77,26 @@ async def start(
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
         seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
-        id = prefix + uuid.uuid4().hex
+        told: Told | None = http.scope.get("extensions", {}).get(TOLD)
+        id = prefix + uuid.uuid4().hex  # not what a reply goes on under: who began it may be here
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
             client=services.client,
             tokenizer=services.tokenizer,
             metrics=services.metrics,
             charge=Charge(services.admission, tenant, num_tokens),
+            told=told,
         )
         now = time.time()
         generation.start(arrival=now)
+        created, fingerprint = int(now), services.fingerprint(ready)
+        if told is not None:
+            id, created = told.begin(id, created, seed=seed, fingerprint=fingerprint)
     return Call(
         id=id,
-        created=int(now),
+        created=created,
         model=request.model,
-        fingerprint=services.fingerprint(ready),
+        fingerprint=fingerprint,
         seed=seed,
         include_usage=request.stream_options.include_usage,
         generation=generation,

@@ -18,12 +18,18 @@ from server.text.tool_calls import Piece
 
 class CompletionShape:
     """How a completion writes its choices, whole or in chunks. `prompts`: their ids, when the
-    request wants ids; each choice's stand on its first chunk."""
+    request wants ids; each choice's stand on its first chunk. `goes_on`: the client has them."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]] | None = None, n: int = 1) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]] | None = None,
+        n: int = 1,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         self._prompts = prompts
         self._n = n
-        self._begun: set[int] = set()
+        self._begun = {0} if goes_on else set[int]()
 
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         choice = {

@@ -150,11 +150,10 @@ async def chunks(
                 told = await asyncio.to_thread(events, deltas)
             else:
                 told = events(deltas)
-            if told:
+            if told and not generation.finished:
                 yield told
-        if call.include_usage:
-            yield chunk([], ending())
-        yield DONE
+        # In one piece: who has the finish has the end.
+        yield told + (chunk([], ending()) if call.include_usage else b"") + DONE
     except Exception as error:
         yield as_event(as_logged_error(call, error).body)
     finally:

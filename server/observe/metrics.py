@@ -32,6 +32,7 @@ from server.observe.exchange import Ended
 from server.observe.metrics_table import METRICS, PARTS, ROUTER_NAMES, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of `render`
 PREFIX = "foredraft_"
 NO_LABELS: Mapping[str, str] = {}
 # Where the fields of a step go, by key and field: every step does this, so it looks nothing up.
@@ -107,9 +108,9 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         ProcessCollector(PREFIX + "engine", lambda: engine() or "none", registry=self._registry)
 
-    def render(self) -> bytes:
+    def render(self, *, waiting_tokens: int = 0) -> bytes:
         """Prometheus' text format."""
-        return self.rendered("")[0]
+        return self.rendered("", waiting_tokens=waiting_tokens)[0]
 
     def rendered(self, accept: str, *, waiting_tokens: int = 0) -> tuple[bytes, str]:
         """As a scraper that says so accepts it, and its type: OpenMetrics has replies' ids beside

@@ -49,10 +49,12 @@ class Told:
     finish: str | None = None
     usage: Any = None
     seed: int | None = None
+    prompt: list[int] = field(default_factory=list)
 
     def add(self, chunk: dict[str, Any]) -> None:
         self.usage = chunk.get("usage") or self.usage
         self.seed = chunk.get("seed", self.seed)
+        self.prompt += chunk.get("prompt_token_ids", ())
         for choice in chunk["choices"]:
             delta = choice.get("delta", {})
             self.roles += [delta["role"]] if "role" in delta else []
@@ -63,6 +65,7 @@ class Told:
                 else:
                     self.calls[-1][1] += piece["function"]["arguments"]
             self.ids += choice.get("token_ids", ())
+            self.prompt += choice.get("prompt_token_ids", ())
             said = choice["logprobs"] or {}
             self.logprobs += said.get("content", ())
             if "tokens" in said:
@@ -72,7 +75,7 @@ class Told:
     def known(self) -> tuple[Any, ...]:
         kept = dict(self.usage)
         del kept["speculation"]
-        return self.text, self.calls, self.ids, self.logprobs, self.finish, kept
+        return self.text, self.calls, self.ids, self.logprobs, self.prompt, self.finish, kept
 
 
 def chunks(url: str, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:

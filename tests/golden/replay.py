@@ -90,7 +90,7 @@ def whole(route: str, stream: str) -> dict[str, Any]:
     """What the events of a stream add up to, however it was cut into them."""
     lines = [line.removeprefix("data: ") for line in stream.split("\n") if line[:6] == "data: "]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
-    if route == RESPONSES:
+    if route == RESPONSES and events[-1]["type"] != "error":
         deltas = [event["delta"] for event in events if event["type"].endswith(".delta")]
         return {**events[-1]["response"], "streamed": "".join(deltas)}
     if lines[-1] != "[DONE]":

@@ -1,0 +1,137 @@
+"""Replica: all that serves one engine but what speaks HTTP. `serve` puts a port in front of it,
+`replicas.ray_app` a deployment of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from engine.config import model_folder
+from engine.logs import LogFormat, configure_logging
+from engine.messages import StepMetrics
+from server.api.services import Services
+from server.config import Config
+from server.engine.client import EngineClient
+from server.engine.lifecycle import EngineState
+from server.generation.structured import GrammarChecker
+from server.keys import Keyring
+from server.observe.metrics import Metrics
+from server.observe.speculation import SpeculationLog
+from server.observe.throughput import EVERY_SECONDS, ThroughputLog
+from server.observe.tracing import make_traces
+from server.supervise.supervisor import ENGINE_COMMAND, EngineSupervisor
+from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
+# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
+# first token, as soon as others stream.
+SWITCH_SECONDS = 0.0005
+
+
+class Replica:
+    """Its owner starts and stops the supervisor and the grammars. Made in the loop that it lives
+    in. Raises ConfigError."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_state: Callable[[EngineState], None],
+    ) -> None:
+        self.config = config
+        self._on_state = on_state
+        name = config.model_names[0]
+        self.metrics = Metrics(
+            model_name=name,
+            engine=lambda: self.supervisor.pid,
+            router_names=config.server.router_names,
+        )
+        self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
+        self._throughput = ThroughputLog(self.metrics, time.monotonic)
+        self._speculation_log = SpeculationLog(time.monotonic)
+        self.keyring = Keyring(config.server)
+        self.grammars = GrammarChecker(config, self.metrics.observe_grammar)
+        self.client = EngineClient(
+            on_metrics=self._on_metrics,
+            resume_seconds=config.server.resume_seconds,
+            on_held=self.metrics.observe_held,
+        )
+        self.supervisor = EngineSupervisor(
+            config, self.client, command=command, on_state=self._on_engine
+        )
+
+    def services(self, tokenizer: Tokenizer) -> Services:
+        return Services(
+            config=self.config,
+            tokenizer=tokenizer,
+            client=self.client,
+            metrics=self.metrics,
+            grammars=self.grammars,
+            tell=self._tell,
+            keyring=self.keyring,
+        )
+
+    def load(self) -> asyncio.Future[Tokenizer]:
+        """In a daemon thread: a download under way must not hold up the exit."""
+        loaded = Future[Tokenizer]()
+        loaded.set_running_or_notify_cancel()  # so that it is set whatever became of who waits
+
+        def run() -> None:
+            try:
+                loaded.set_result(load_for(self.config))
+            except Exception as error:
+                loaded.set_exception(error)
+
+        threading.Thread(target=run, name="tokenizer", daemon=True).start()
+        return asyncio.wrap_future(loaded)
+
+    async def tell_throughput(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            self._throughput.tell()
+
+    def _on_engine(self, state: EngineState) -> None:
+        self.metrics.set_engine_state(state)
+        self._on_state(state)
+
+    def _on_metrics(self, metrics: StepMetrics) -> None:
+        self.metrics.observe_step(metrics)
+        self._speculation_log.observe(metrics.estimates)
+
+
+def load_for(config: Config) -> Tokenizer:
+    """For a process that serves and does nothing else: the tokenizer. Raises ModelError."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    target = config.engine.target
+    if not target.trust_remote_code:  # code that may be of any kind
+        forget_torch()
+    tokenizer = load_tokenizer(
+        model_folder(target.path, "target"),
+        revision=target.revision,
+        trust_remote_code=target.trust_remote_code,
+    )
+    if (fault := tokenizer.template_fault()) is not None:
+        logger.warning("requests to chat will be refused: %s", fault)
+    # What its libraries made stays: a collection that walks it holds every stream.
+    gc.collect()
+    gc.freeze()
+    return tokenizer
+
+
+def begin_to_log(level: str, form: LogFormat) -> None:
+    """Libraries speak only when something is wrong."""
+    configure_logging(level, form)
+    if level != "debug":
+        for library in ("uvicorn", "httpx", "transformers", "asyncio"):
+            logging.getLogger(library).setLevel(logging.WARNING)

@@ -1,0 +1,237 @@
+"""The server on Ray Serve (`pip install 'foredraft[ray]'`): replicas, each with an engine and its
+GPU, behind an ingress.
+
+    serve run server.replicas.ray_app:build config=foredraft.toml gpus=1 max_replicas=4
+
+A replica is the same app and supervisor as of `foredraft serve`; the ingress (`ingress.py`) hands
+each request to one of them over Ray, and is all that Ray's proxies see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from ray import cluster_resources, serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
+from starlette.types import ASGIApp
+
+from engine.config import Part as Table
+from engine.config import check_folders
+from engine.errors import ConfigError, EngineError
+from server.api.errors import ApiError
+from server.app import create_app
+from server.config import Config, explain, load_config
+from server.engine.lifecycle import EngineState
+from server.replica import Replica, begin_to_log
+from server.replicas.answer import answer
+from server.replicas.ingress import Asked, Ingress, Part, ReplicaLost
+from server.replicas.scaling import ByTokens, Gauge
+from server.supervise.supervisor import ENGINE_COMMAND
+
+LOOK_BACK_SECONDS = 15.0  # of loads, which replicas tell every ten
+BESIDE = 64  # requests beyond what a replica admits: to be refused by it, or quick to answer
+INGRESS_REQUESTS = 10_000
+REQUEST_ID = b"x-request-id"
+ROUTER = "server.replicas.ray_router:AffinityRouter"
+WAIT_SECONDS = 60.0  # at most, for a replica that takes a request
+
+
+class RayOptions(Table):
+    """What `serve run` takes, or `args` in a file for `serve deploy`; words are as good as
+    numbers."""
+
+    model_config = ConfigDict(strict=False)
+
+    config: str | None = None
+    set: Annotated[
+        list[str], BeforeValidator(lambda said: [said] if isinstance(said, str) else said)
+    ] = []
+    gpus: float | None = Field(None, ge=0)  # of each replica; None: one where the cluster has some
+    cpus: float = Field(1, ge=0)  # of each replica; also the threads of an engine on the CPU
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int | None = Field(None, ge=1)  # None: no autoscaling
+    ingresses: int = Field(1, ge=1)
+    queue_seconds: float = Field(2.0, gt=0)  # of work that may wait before there are more replicas
+    upscale_seconds: float = Field(30.0, ge=0)  # that this has to last, and what follows
+    downscale_seconds: float = Field(600.0, ge=0)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError(f"`max_replicas` must be at least `min_replicas`, {self.min_replicas}")
+        return self
+
+
+class Served:
+    """One replica. Ray takes it as started once its engine is ready."""
+
+    async def __init__(self, config: Config, command: Sequence[str]) -> None:  # type: ignore[misc]
+        begin_to_log(config.server.log_level, config.server.log_format)
+        check_folders(config.engine)
+        self._settled = asyncio.Event()
+        self._replica = replica = Replica(config, command=command, on_state=self._on_state)
+        self._gauge = Gauge()
+        await replica.supervisor.start()
+        try:
+            self._services = replica.services(await replica.load())
+            self._app: ASGIApp = create_app(self._services)
+            replica.grammars.start()
+            await self._settled.wait()
+            await self.check_health()
+        except BaseException:
+            await self.__del__()
+            raise
+        self._telling = asyncio.create_task(replica.tell_throughput())
+
+    def _on_state(self, state: EngineState) -> None:
+        if state in ("ready", "failed"):
+            self._settled.set()
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[Part, None]:
+        yield Part()  # it is taken
+        async with aclosing(answer(self._app, asked)) as parts:
+            async for part in parts:
+                yield part
+
+    async def check_health(self) -> None:
+        """Red only when the engine failed for good: Ray then replaces the replica."""
+        supervisor = self._replica.supervisor
+        if supervisor.state in ("failed", "stopped"):
+            raise EngineError(supervisor.failure or "the engine is stopped")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        metrics, admission = self._replica.metrics, self._services.admission
+        waiting = metrics.total("requests_waiting")
+        return asdict(
+            self._gauge.read(
+                metrics.pace(), waiting=waiting, prompt_tokens=admission.waiting_tokens
+            )
+        )
+
+    async def metrics(self) -> tuple[str, bytes]:
+        name = serve.get_replica_context().replica_id.unique_id
+        waiting = self._services.admission.waiting_tokens
+        return name, self._replica.metrics.render(waiting_tokens=waiting)
+
+    async def __del__(self) -> None:
+        """Ray calls it when what runs has ended, or `server.grace_seconds` are over."""
+        await self._replica.supervisor.stop(0.0)
+        await self._replica.grammars.close()
+
+
+class Front:
+    """One ingress."""
+
+    def __init__(self, replicas: Any, config: Config) -> None:
+        self._replicas = replicas
+        self._config = config.server
+        self._streams = replicas.options(method_name="answer", stream=True)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        config = self._config
+        begin_to_log(config.log_level, config.log_format)
+        return Ingress(
+            self._ask,
+            metrics=self._metrics,
+            max_body_bytes=config.max_body_bytes,
+            seconds=config.resume_seconds,
+        )
+
+    async def _ask(self, asked: Asked) -> AsyncGenerator[Part, None]:
+        response, over = self._streams.remote(asked), False
+        try:
+            async with asyncio.timeout(self._config.resume_seconds or WAIT_SECONDS):
+                await anext(response)
+            async for part in response:
+                if part.start is not None:  # Ray's proxies add it, to what the request has, too
+                    headers = part.start["headers"]
+                    part.start["headers"] = [pair for pair in headers if pair[0] != REQUEST_ID]
+                yield part
+            over = True
+        except (TimeoutError, DeploymentUnavailableError):
+            said = "no replica takes requests; try again in a moment"
+            raise ApiError(503, said, code="no_replica") from None
+        except RayTaskError as error:
+            raise ApiError(
+                500, "an internal error; the replica's log has it", code="internal"
+            ) from error
+        except RayError as error:
+            over = True
+            raise ReplicaLost from error
+        finally:
+            if not over:
+                response.cancel()
+
+    async def _metrics(self) -> Mapping[str, bytes]:
+        told = await self._replicas.broadcast("metrics").results_async(
+            timeout_s=10, return_exceptions=True
+        )
+        return dict(one for one in told if not isinstance(one, BaseException))
+
+
+def build(args: dict[str, Any]) -> Any:
+    """The application, of `RayOptions`. Raises ConfigError."""
+    try:
+        options = RayOptions.model_validate(args)
+    except ValidationError as error:
+        raise ConfigError(explain(error, RayOptions, args)) from None
+    return application(load_config(options.config, options.set, os.environ), options)
+
+
+def application(
+    config: Config, options: RayOptions, *, command: Sequence[str] = ENGINE_COMMAND
+) -> Any:
+    """Raises ConfigError."""
+    server = config.server
+    if server.tls_certificate is not None:
+        said = "Ray's proxy has the TLS: say `ssl_certfile` and `ssl_keyfile` in its `http_options`"
+        raise ConfigError(f"server.tls_certificate is not allowed: {said}")
+    gpus = options.gpus
+    if gpus is None:
+        gpus = float(config.engine.device != "cpu" and cluster_resources().get("GPU", 0) >= 1)
+    replicas = serve.deployment(
+        Served,
+        name="Replica",
+        ray_actor_options={"num_cpus": options.cpus, "num_gpus": gpus},
+        max_ongoing_requests=config.max_inflight + BESIDE,
+        graceful_shutdown_timeout_s=server.grace_seconds,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        **_number(options),
+    )
+    front = serve.deployment(
+        serve.ingress()(Front),
+        name="Ingress",
+        num_replicas=options.ingresses,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=INGRESS_REQUESTS,
+        graceful_shutdown_timeout_s=server.grace_seconds,
+    )
+    return front.bind(replicas.bind(config, command), config)
+
+
+def _number(options: RayOptions) -> dict[str, Any]:
+    """Of replicas."""
+    if options.max_replicas is None:
+        return {"num_replicas": options.min_replicas}
+    policy = AutoscalingPolicy(
+        policy_function=f"{ByTokens.__module__}:{ByTokens.__name__}",
+        policy_kwargs={"seconds": options.queue_seconds},
+    )
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=options.min_replicas,
+            max_replicas=options.max_replicas,
+            look_back_period_s=LOOK_BACK_SECONDS,
+            upscale_delay_s=options.upscale_seconds,
+            downscale_delay_s=options.downscale_seconds,
+            policy=policy,
+        )
+    }

@@ -1,0 +1,284 @@
+"""The ingress of many replicas: what becomes of replies whose replica dies, and of other requests.
+Replicas are apps in this process; how Ray asks them is of tests/process/test_ray.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.config import EngineConfig
+from server.api.errors import ApiError
+from server.api.services import Services
+from server.app import create_app
+from server.config import Config, ServerConfig
+from server.generation.structured import GrammarChecker
+from server.keys import Keyring
+from server.observe.metrics import Metrics
+from server.replicas.answer import answer
+from server.replicas.ingress import MOST_LOSSES, Asked, Ingress, Part, ReplicaLost, merged
+from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, Told, scripted_bytes
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_client import FakeClient
+from tests.support.serving import MODEL
+from tests.support.tools import HELLO, scripted
+
+Cut = Callable[[int], int | None]  # the number of a try -> parts after which its replica dies
+
+
+class World:
+    """Two replicas in turn, of which each try's one dies where `cut` says."""
+
+    def __init__(self, client: FakeClient, *, cut: Cut = lambda number: None) -> None:
+        config = Config(ServerConfig(served_model_name=[MODEL]), EngineConfig())
+        metrics = Metrics()
+        grammars = GrammarChecker(config, metrics.observe_grammar)
+        services = Services(
+            config=config,
+            tokenizer=ByteTokenizer(),
+            client=client,
+            metrics=metrics,
+            grammars=grammars,
+            keyring=Keyring(config.server),
+        )
+        self.app = create_app(services)
+        self.cut = cut
+        self.asked = list[Asked]()
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Part, None]:
+        self.asked.append(asked)
+        dies, count = self.cut(len(self.asked)), 0
+        async with aclosing(answer(self.app, asked)) as parts:
+            async for part in parts:
+                if count == dies:
+                    raise ReplicaLost
+                count += 1
+                yield part
+
+    def ingress(self, *, seconds: float = 10.0) -> Ingress:
+        async def metrics() -> Mapping[str, bytes]:
+            return {}
+
+        return Ingress(self.ask, metrics=metrics, max_body_bytes=10_000, seconds=seconds)
+
+    async def post(self, route: str, body: Any, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.ingress(**options))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            content = body if isinstance(body, bytes) else json.dumps(body)
+            return await http.post(route, content=content)
+
+
+def told(reply: httpx.Response) -> Told:
+    assert reply.status_code == 200, reply.text
+    events = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
+    assert events[-1] == "[DONE]", events[-1]
+    found = Told()
+    for event in events[:-1]:
+        found.add(json.loads(event))
+    return found
+
+
+def ids_of(reply: httpx.Response) -> set[tuple[str, int]]:
+    events = [line[6:] for line in reply.text.split("\n") if line.startswith("data: {")]
+    return {(chunk["id"], chunk["created"]) for chunk in map(json.loads, events)}
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> None:
+    """Law: two deaths within a stream, wherever they are, leave no trace in what it tells: text,
+    calls, ids, log-probabilities, finish and usage are the undisturbed reply's, and there is one id
+    and one time."""
+    text, route, fields = REPLIES[name]
+    prompt: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
+    body = {"model": MODEL, **prompt, "max_tokens": 400, "seed": 7, **USAGE, **fields}
+    body["return_token_ids"] = ids
+
+    async def ask(cut: Cut) -> httpx.Response:
+        engine = scripted("", tokens_per_step=3)
+        engine._script = scripted_bytes(text)
+        return await World(engine, cut=cut).post(route, body)
+
+    async def all_cuts() -> None:
+        whole = told(await ask(lambda number: None))
+        for cut in range(1, 12):
+            cuts: dict[int, int] = {1: cut, 2: cut}
+            reply = await ask(cuts.get)
+            assert told(reply).known() == whole.known(), f"cut behind {cut} parts"
+            assert told(reply).roles == whole.roles
+            assert len(ids_of(reply)) == 1
+
+    asyncio.run(all_cuts())
+
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "ab", "max_tokens": 50, "seed": 7}
+
+
+def test_what_has_not_begun_is_asked_for_again() -> None:
+    """Law: an unstreamed reply is the undisturbed one, with any field, after two deaths; the third
+    one is told, as no replica may be lost to one request for ever."""
+
+    async def ask(deaths: int, **fields: Any) -> tuple[httpx.Response, int]:
+        world = World(scripted("abcdef"), cut=lambda number: 1 if number <= deaths else None)
+        return await world.post(COMPLETIONS, {**BODY, **fields}), len(world.asked)
+
+    async def all_of_it() -> None:
+        whole, _ = await ask(0, n=2, echo=True)
+        again, asked = await ask(2, n=2, echo=True)
+        assert again.json()["choices"] == whole.json()["choices"]
+        assert asked == MOST_LOSSES
+        reply, asked = await ask(9)
+        assert (reply.status_code, asked) == (503, MOST_LOSSES)
+        assert reply.json()["error"]["code"] == "replica_lost"
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says", "seconds"),
+    [
+        ({"n": 2}, "only allowed for one choice", 10.0),
+        ({"echo": True}, "only allowed without `echo`", 10.0),
+        ({}, "try again", 0.0),
+    ],
+)
+def test_a_stream_that_cannot_go_on_says_why(
+    fields: dict[str, Any], says: str, seconds: float
+) -> None:
+    """Law: an error event with the reason, and no [DONE]; the same where operators want none to."""
+
+    async def ask() -> httpx.Response:
+        world = World(scripted("abcdef"), cut=lambda number: 2 if number == 1 else None)
+        return await world.post(COMPLETIONS, {**BODY, "stream": True, **fields}, seconds=seconds)
+
+    reply = asyncio.run(ask())
+    last = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")][-1]
+    error = json.loads(last)["error"]
+    assert error["code"] == "replica_lost"
+    assert says in error["message"]
+
+
+def test_a_stream_of_responses_ends_in_its_own_form() -> None:
+    """Law: with an event `error` that goes on counting, which the SDKs know by either form."""
+
+    async def ask() -> httpx.Response:
+        engine = scripted("abcdef")
+        world = World(engine, cut=lambda number: 3 if number == 1 else None)
+        body = {"model": MODEL, "input": "ab", "max_output_tokens": 50, "stream": True}
+        return await world.post("/v1/responses", body)
+
+    reply = asyncio.run(ask())
+    *events, last = reply.text.removesuffix("\n\n").split("\n\n")
+    name, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))
+    assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
+    assert "no other one goes on with it: unknown field `resume`" in told["message"]
+    assert told["error"]["message"] == told["message"]
+
+
+def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
+    """Law: a queue that is full is no reason to end a stream that ran, within the seconds."""
+
+    async def ask() -> tuple[Told, Told]:
+        world = World(scripted("abcdef"))
+        whole = told(await world.post(COMPLETIONS, {**BODY, **USAGE}))
+        engine = scripted("abcdef")
+        world = World(engine, cut=lambda number: 2 if number == 1 else None)
+        plain = world.ask
+
+        async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+            engine.state = "lost" if len(world.asked) == 1 else "ready"
+            async for part in plain(asked):
+                yield part
+
+        world.ask = ask  # type: ignore[method-assign]
+        reply = await world.post(COMPLETIONS, {**BODY, **USAGE})
+        assert len(world.asked) == 3
+        return told(reply), whole
+
+    found, whole = asyncio.run(ask())
+    assert found.known() == whole.known()
+
+
+def test_a_client_that_leaves_takes_its_request_along() -> None:
+    """Law: the replica sees its client gone, and the engine is told to stop."""
+
+    async def leave() -> None:
+        gate = asyncio.Semaphore(3)
+        engine = FakeClient(gate=gate)
+        world, gone = World(engine), asyncio.Event()
+        requests = iter([{"type": "http.request", "body": json.dumps(BODY).encode()}])
+
+        async def receive() -> Any:
+            for request in requests:
+                return request
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nothing leaves")
+
+        scope = {
+            "type": "http", "method": "POST", "path": COMPLETIONS, "query_string": b"",
+            "headers": [], "http_version": "1.1", "scheme": "http", "server": ("x", 80),
+        }  # fmt: skip
+        serving = asyncio.create_task(world.ingress()(scope, receive, send))
+        while not engine.submitted:
+            await asyncio.sleep(0.01)
+        gone.set()
+        await serving
+        while not engine.aborted:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(leave())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "not valid JSON"),
+        (b"x" * 10_001, 413, "larger than 10000 bytes"),
+        (json.dumps({**BODY, "model": "?"}).encode(), 404, "no such model"),
+        (json.dumps({**BODY, "resume": 3}).encode(), 400, "`resume`"),
+    ],
+)
+def test_bad_input_is_a_sentence(body: bytes, status: int, says: str) -> None:
+    reply = asyncio.run(World(FakeClient()).post(COMPLETIONS, body))
+    assert reply.status_code == status
+    assert says in reply.json()["error"]["message"]
+
+
+def test_no_replica_is_a_sentence() -> None:
+    """Law: as long as nothing has left, what `ask` raises is the answer."""
+    world = World(FakeClient())
+
+    async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+        raise ApiError(503, "no replica takes requests", code="no_replica")
+        yield Part()
+
+    world.ask = ask  # type: ignore[method-assign]
+    reply = asyncio.run(world.post(COMPLETIONS, BODY))
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "2")
+
+
+def test_metrics_of_all_replicas_are_one_text() -> None:
+    """Law: each family once, with the series of all replicas, told apart by a label."""
+    texts = dict[str, bytes]()
+    for name, count in (("one", 3), ("two", 4)):
+        metrics = Metrics(model_name="m")
+        for _ in range(count):
+            metrics.count_rejection("queue_full")
+        texts[name] = metrics.render()
+    lines = merged(texts).decode().split("\n")
+    assert len([line for line in lines if line.startswith("# TYPE")]) == len(
+        [line for line in texts["one"].decode().split("\n") if line.startswith("# TYPE")]
+    )
+    for name, count in (("one", 3), ("two", 4)):
+        labels = f'{{replica="{name}",model_name="m",reason="queue_full"}}'
+        assert f"foredraft_rejected_requests_total{labels} {count}.0" in lines
+        assert any(line.startswith(f'process_open_fds{{replica="{name}"}} ') for line in lines)

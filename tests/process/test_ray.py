@@ -1,0 +1,46 @@
+"""Replicas behind Ray Serve, through both of its proxies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.process.served import ROOT
+
+pytest.importorskip("ray", reason="needs Ray Serve: pip install 'foredraft[ray]'")
+# Ray's own modules warn of what Pydantic will not take for ever.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+COMMAND = (sys.executable, "-m", "tests.process.replicas")
+
+
+@pytest.mark.parametrize("proxy", ["python", "haproxy"])
+def test_a_killed_replica_costs_no_reply(proxy: str) -> None:
+    """Law: of 32 clients none sees an error or another reply where a replica is killed, but for the
+    streams that cannot go on and say so; a client that leaves takes its request along."""
+    subprocess.run((*COMMAND, "1", "--no-scaling", "--proxy", proxy), cwd=ROOT, check=True)
+
+
+def test_replicas_come_and_go_without_an_error() -> None:
+    subprocess.run((*COMMAND, "0"), cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpu": 1}, "unknown key gpu"),
+        ({"gpus": "many"}, "gpus = many is not allowed"),
+        ({"min_replicas": 3, "max_replicas": "2"}, "`max_replicas` must be at least"),
+        ({"set": "server.port=x"}, "server.port = x is not allowed"),
+        ({"set": ["server.tls_certificate=a", "server.tls_key=b"]}, "Ray's proxy has the TLS"),
+        ({"config": "nowhere.toml"}, "cannot read the configuration nowhere.toml"),
+    ],
+)
+def test_bad_options_are_a_sentence(options: dict[str, object], says: str) -> None:
+    from engine.errors import ConfigError
+    from server.replicas.ray_app import build
+
+    with pytest.raises(ConfigError) as caught:
+        build(options)
+    assert says in str(caught.value)
