@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.control.acceptance import Confidences
+from engine.control.acceptance import AcceptanceEstimate, Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
@@ -195,13 +195,15 @@ def accepting(chunk: Chunk, proposal: Proposal, tokens: list[int]) -> Sampled:
     return Sampled(chunk, proposal, 0, tokens, list(range(len(tokens) - 1)))
 
 
-def observed(allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0) -> StepRecord:
+def observed(
+    allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0, trees: bool = False
+) -> StepRecord:
     draft = Scripted("draft_model", catch_up_rows=catch_up_rows)
     cascade = Cascade(draft, [], limits=allowance.limits)
     cascade.take_over()
     return observe(
         StepPlan([item.chunk for item in items]), items, StepSeconds(), reason="fixed",
-        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(),
+        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(), trees=trees,
     )  # fmt: skip
 
 
@@ -231,6 +233,18 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
         ],
     )
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2, None), (4, 1, 0, None)], 3)
+
+
+def test_of_a_tree_that_is_a_chain_all_behind_a_wrong_guess_is_known() -> None:
+    """Bug: nodes' chances are those to be accepted, whatever became of others; of trees without
+    branches they were counted only where all before them were right, and taken for much likelier
+    than they are."""
+    seq = sequence("a", None)
+    allowance, estimate = wanted(FixedK(4), seq), AcceptanceEstimate(4, trees=True)
+    for right in (4, 0, 2, 0, 0) * 40:
+        items = [walked(seq, 4, "draft_model", 4, right)]
+        estimate.update(4, observed(allowance, items, trees=True).outcomes)
+    assert estimate.chances() == pytest.approx([0.4, 0.4, 0.2, 0.2], abs=0.06)
 
 
 def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
