@@ -210,7 +210,7 @@ class AdaptiveK:
     def update(self, record: StepRecord) -> None:
         """Learn from the step that the last choice led to: of the outcomes of all, once several are
         known; of the rest, from one step in so many."""
-        if self._slept and not record.k:
+        if self._slept and (record.reason == "off" or not record.k):  # the former is cheap to ask
             return
         seen, probe = record, self._explore.round == "probe"
         if seen.k:  # of another's choice, too: then it is wide awake
