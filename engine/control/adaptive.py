@@ -105,7 +105,7 @@ class AdaptiveK:
         self._played = min(self._played + self._reaches, self.k_max)
         self.uses_hindsight = self._played > 0 and not self._caught_up
         calm = self.reason == "off" and pace > 1 and not self._learns
-        self._nap = _NAP - 1 if calm else 0
+        self._nap = min(_NAP - 1, self._explore.rest) if calm else 0
         return self._played
 
     def _plan(self, *, changed: bool) -> None:

@@ -98,6 +98,12 @@ class Exploration:
         return self.round
 
     @property
+    def rest(self) -> int:
+        """Rounds at K = 0 before the next one that explores; many while a debt puts it off."""
+        left = self._interval - self._idle - 1
+        return left if left >= 0 else _PROBE_LAST
+
+    @property
     def probes(self) -> bool:
         """Whether this round explores guesses while K is 0."""
         return self.round in ("probe", "trial")

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python. A budget rises only in a commit that adds a capability and says why;
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
-    "engine/control": 1_599,
+    "engine/control": 1_605,
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
     "serving": 26_385,  # everything else but the script that trained the built-in pair
-    "all": 39_907,
+    "all": 39_913,
 }
 TRAINING = "engine/demo"
 
