@@ -95,10 +95,8 @@ class Engine:
         most = config.schedule.max_sequences
         of = self._processor, target.vocab_size, target.device, most
         draws = build_draws(*of)
-        stops = draft is not None and not draft.chains
-        self._controller = Modes(
-            controller(config.speculation, stops=stops, trees=config.speculation.trees)
-        )
+        stops, self._trees = draft is not None and not draft.chains, config.speculation.trees
+        self._controller = Modes(controller(config.speculation, stops=stops, trees=self._trees))
         main = proposer or self._main_proposer(config, pair, draft, draws)
         self._runner = runner_of(config, target, self._cache, clock, main.hidden)
         self._pool = _pool_of(config, self._cache)
@@ -342,6 +340,7 @@ class Engine:
             proposer=self._proposer,
             allowance=self._allowance,
             overhead=self._overhead,
+            trees=self._trees,
         )
         main, plain = self._proposer.name, controller.plain_seconds
         metrics = measure(record, plan, seconds, self.gauges(), main=main, plain_seconds=plain)

@@ -137,15 +137,15 @@ class TargetCost:
 
     def update(
         self, rows: int, batch: int, seconds: float, more: float, *, settled: bool = True
-    ) -> bool:
+    ) -> None:
         """Share the error out between size and machine by how little each is known. What is dear
-        while the caches have not `settled` tells nothing; whether it was learnt from."""
+        while the caches have not `settled` tells nothing."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
         error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
         if error > 0 and not settled:
-            return False
+            return
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
         factor, variance = own.get(place, (nearest, _NEW))
         machine = max(min(self._variance + _DRIFT, _MOST_DRIFT), self._variance)
@@ -161,7 +161,6 @@ class TargetCost:
         self.now += machine * share * error
         self._count += 1
         self.machine += (self.now - self.machine) / min(self._count, _MEMORY)
-        return True
 
 
 def _places(rows: Array, batch: int) -> Array:
@@ -280,8 +279,8 @@ class CostModel:
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
         more, seconds = self._more(sequences, 0), seen.target_seconds
-        learnt = self._target.update(seen.rows, sequences, seconds, more, settled=settled)
-        if learnt and not seen.prompt_rows:
+        self._target.update(seen.rows, sequences, seconds, more, settled=settled)
+        if not seen.prompt_rows:
             self._learn_host(seen, drafted=steps > 0 or seen.rows > sequences)
             drafting = seen.num_drafting
             if steps and caught_up and drafting:

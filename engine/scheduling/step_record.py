@@ -44,12 +44,12 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     `drafted`: guesses made; `proposed` of them were verified; `accepted` of these and one more
     became `tokens`; a part without tokens and `finish` does not sample. `tried`: of the drafted,
-    those whose fate became known, up to the first wrong one (it may not have been verified: the
-    token that came instead tells); `right` of these were right. `confidences`: of the tried, or
-    none. `forced`: of the proposed, those that the grammar put in, and how many of them were
-    accepted. Of a tree: the `depths` of the proposed, and unless it is a chain with leaves the
-    `path` of accepted nodes. `second_best`: whether that guess was right (1) or not (-1) in
-    place of the first wrong one; 0: not known."""
+    those whose fate became known, of chains up to the first wrong one (it may not have been
+    verified: the token that came instead tells); `right` of these were right. `confidences`: of the
+    tried, or none. `forced`: of the proposed, those that the grammar put in, and how many of them
+    were accepted. Of a tree: the `depths` of the proposed, and unless it is a chain with leaves the
+    `path` of accepted nodes. `second_best`: whether that guess was right (1) or not (-1) in place
+    of the first wrong one; 0: not known."""
 
     request: int
     position: Count

@@ -18,7 +18,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
-_FIRST_PAUSE = 4  # tokens that go by after the first look-up that found nothing
+_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens that go by after one look-up in vain; that always may
 _NEAR = 2 * MAX_K  # rows to catch up that are no more than what guesses at times leave
 
 
@@ -82,7 +82,7 @@ class Allowance:
         if not free and self.is_open(seq):
             self._pause(seq)
             return rows
-        seq.pause = 0
+        seq.pause //= 4
         limits = self._limits[seq] = {**free, self._main: main}
         return max(limits.values())
 
@@ -139,12 +139,12 @@ class Allowance:
     def _pause(self, seq: Sequence) -> None:
         """The look-ups had nothing that pays: let some tokens go by before the next one, twice as
         many as the last time, since a look-up takes time. At most four times the number of
-        sequences (a token of a large batch costs less, so a look-up costs more of them) and
+        sequences and of guesses (of tokens that cost less, a look-up costs more) and
         `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
             max(2 * seq.pause, _FIRST_PAUSE),
-            max(4 * self._num_sequences, 2 * _FIRST_PAUSE),
+            max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
             min([self._free[name].pause for name in names], default=0),
         )
         seq.asks_from = seq.num_tokens + seq.pause

@@ -115,7 +115,6 @@ class EagleProposer(Proposer):
 
     name = "eagle"
     learns = True
-    every_node = False
 
     def __init__(
         self,

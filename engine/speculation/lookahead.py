@@ -149,7 +149,7 @@ class LookaheadProposer(Proposer):
     """A K that is too small for all leaves out n-grams but one, then the window, which stands still
     meanwhile."""
 
-    name, learns = "lookahead", True
+    name, learns, every_node = "lookahead", True, True
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config

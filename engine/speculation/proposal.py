@@ -147,7 +147,7 @@ class Proposer(Protocol):
     name: str
     follows_grammar: bool = False
     learns: bool = False
-    every_node: bool = True
+    every_node: bool = False
     hidden: HiddenRows | None = None
     forward_seconds: float = 0.0
     catch_up_rows: int = 0

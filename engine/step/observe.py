@@ -27,18 +27,18 @@ def observe(
     proposer: Cascade,
     allowance: Allowance,
     overhead: Overhead,
+    trees: bool = False,
 ) -> StepRecord:
-    """The record of a step, after its commit."""
+    """The record of a step, after its commit. `trees`: the main proposer guesses trees."""
     main, items = proposer.name, iter([*sampled, None])  # in the order of the plan
     item, parts = next(items), list[Part]()
     for chunk in plan.chunks:
         if item is None or item.chunk is not chunk:
             parts.append(_prompt_part(chunk))
         else:
-            parts.append(_part(item, main, allowance))
+            parts.append(_part(item, main, allowance, trees=trees))
             item = next(items)
-    speculates = any(part.proposed for part in parts)
-    more = overhead.seconds(len(parts), speculates=speculates)
+    more = overhead.seconds(len(parts), speculates=any(part.proposed for part in parts))
     return StepRecord(
         parts,
         reason=reason,
@@ -64,7 +64,7 @@ def _of_prompt(chunk: Chunk) -> int:
     return 0 if left <= 0 else min(chunk.length, left)
 
 
-def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
+def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Part:
     chunk, proposal = item.chunk, item.proposal
     num_tokens, accepted = len(item.tokens), item.num_accepted
     seq, start, length, _ = chunk
@@ -80,6 +80,7 @@ def _part(item: Sampled, main: str, allowance: Allowance) -> Part:
         return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
             source, bounded)  # fmt: skip
     tried, right = _compare(made, item)
+    tried = len(made) if trees and right < tried and made.branches is None else tried
     forced = _forced(item) if proposal.forced else (0, 0)
     depths = [] if proposal.branches is None else proposal.depths()
     path = [] if made.branches is None else item.path[:accepted]

@@ -17,7 +17,9 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import ModelError
 from engine.messages import SamplingParams, Submit
+from engine.model.draws import Draws
 from engine.model.pair import load_pair
+from engine.sampling.plain import Rows
 from engine.speculation.medusa import below_of, likeliest
 from tests.support import medusa
 
@@ -176,3 +178,26 @@ def test_heads_of_another_target_are_refused_at_start(
     deep = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
     with pytest.raises(ModelError, match=r"choices has a path of 4 ranks; .* are 3"):
         load_pair(config_for(tiny_target, heads, 3, choices=deep))
+
+
+class Recording:
+    """Draws as `inner` does, and keeps what it was asked for."""
+
+    def __init__(self, inner: Draws) -> None:
+        self.inner, self.asked = inner, list[Rows]()
+
+    def draw(self, logits: Any, asked: list[Rows]) -> Any:
+        self.asked += asked
+        return self.inner.draw(logits, asked)
+
+
+def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> None:
+    """Bug: what the target would say behind guesses that were wrong was drawn, too, of each node's
+    row, which no proposer but lookahead asks for: who draws was not told the guesses."""
+    engine = Engine(config_for(tiny_target, heads, 6))
+    recording = Recording(engine._acceptor._draws)
+    engine._acceptor._draws = recording  # type: ignore[assignment]
+    steps_of(engine, PROMPTS[0], LENGTH)
+    trees = [rows for rows in recording.asked if rows.size > 1]
+    assert trees
+    assert all(len(rows.guesses) == rows.size - 1 for rows in trees)

@@ -21,7 +21,7 @@ class Heads(Proposer):
     request id, which alone has children. Nothing where the state of the last position but one is
     not known. `told`: whatever it heard."""
 
-    name, learns, every_node = "heads", True, False
+    name, learns = "heads", True
 
     def __init__(self, known: Mapping[str, Seq[int]], *, vocab_size: int, every: bool) -> None:
         self.hidden = HiddenRows((LAST,), every)

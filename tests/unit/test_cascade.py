@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.control.acceptance import Confidences
+from engine.control.acceptance import AcceptanceEstimate, Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
@@ -195,13 +195,15 @@ def accepting(chunk: Chunk, proposal: Proposal, tokens: list[int]) -> Sampled:
     return Sampled(chunk, proposal, 0, tokens, list(range(len(tokens) - 1)))
 
 
-def observed(allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0) -> StepRecord:
+def observed(
+    allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0, trees: bool = False
+) -> StepRecord:
     draft = Scripted("draft_model", catch_up_rows=catch_up_rows)
     cascade = Cascade(draft, [], limits=allowance.limits)
     cascade.take_over()
     return observe(
         StepPlan([item.chunk for item in items]), items, StepSeconds(), reason="fixed",
-        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(),
+        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(), trees=trees,
     )  # fmt: skip
 
 
@@ -233,6 +235,18 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2, None), (4, 1, 0, None)], 3)
 
 
+def test_of_a_tree_that_is_a_chain_all_behind_a_wrong_guess_is_known() -> None:
+    """Bug: nodes' chances are those to be accepted, whatever became of others; of trees without
+    branches they were counted only where all before them were right, and taken for much likelier
+    than they are."""
+    seq = sequence("a", None)
+    allowance, estimate = wanted(FixedK(4), seq), AcceptanceEstimate(4, trees=True)
+    for right in (4, 0, 2, 0, 0) * 40:
+        items = [walked(seq, 4, "draft_model", 4, right)]
+        estimate.update(4, observed(allowance, items, trees=True).outcomes)
+    assert estimate.chances() == pytest.approx([0.4, 0.4, 0.2, 0.2], abs=0.06)
+
+
 def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
     """Law: where all requests bound their guesses, the controller still learns."""
     seqs = [sequence(name, ("draft_model",), bound) for name, bound in (("a", 9), ("b", 2))]
@@ -254,19 +268,20 @@ def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, told: int) -> 
 def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
     """Law: look-ups take time, so the silent are asked ever less often: up to as rarely as they
     allow, the more so the more sequences there are; and at once after one that paid."""
-    for num_sequences, gaps in ((1, [4, 8, 8, 8]), (3, [4, 8, 12, 12]), (16, [4, 8, 13, 13])):
-        ngram = Scripted("ngram", chances=[], pause=13)
+    first = [1, 2, 4, 8, 16]
+    for num_sequences, later in ((1, [20, 20]), (3, [28, 28]), (16, [32, 40])):
+        ngram = Scripted("ngram", chances=[], pause=40)
         allowance = Allowance(FixedK(4), "draft_model", [ngram])
         seq = sequence("a", ("ngram", "draft_model"))
         asked = list[int]()
-        for _ in range(60):
+        for _ in range(150):
             before = ngram.looked
             allowance.begin(Load(num_sequences))
             assert allowance.want(seq) == 4
             asked += [seq.num_tokens] * (ngram.looked - before)
             seq.tokens.append(1)
         found = [after - before for before, after in pairwise(asked)]
-        assert found[:4] == gaps
+        assert found[:7] == first + later
         ngram.chances, seq.asks_from = [0.9], 0
         allowance.begin(Load(num_sequences))
         allowance.want(seq)

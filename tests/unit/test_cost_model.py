@@ -399,6 +399,19 @@ def test_caches_that_are_not_settled_make_nothing_dearer(seconds: float, learnt:
     assert costs.by_rows(4, 4)[4] != before
 
 
+def test_the_host_of_a_step_without_guesses_is_learnt_from_the_first() -> None:
+    """Bug: what the host took in rounds at K = 0 was left out where their forwards were dear, which
+    they are between rounds with guesses; so K = 0 was taken to cost the host what guessing costs,
+    a fifth of a short step, for some four hundred rounds."""
+    costs = costs_of([(1, 2e-4)])
+    for _ in range(20):
+        costs.learn(step_of([Outcome(4, 2, 1)], 8e-4, 2e-3, 4e-4), caught_up=True)
+    before = costs.by_rows(1, 1)[1]
+    for _ in range(4):
+        costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 3e-3, 1e-4), caught_up=False, settled=False)
+    assert before - costs.by_rows(1, 1)[1] == pytest.approx(3e-4, abs=5e-5)
+
+
 def test_a_window_bounds_what_a_context_takes() -> None:
     """Law: beyond its window a draft step takes no more, while the target's forward does."""
     costs, tokens = CostModel(), {1: (1e-6, 1e-7)}

@@ -7,6 +7,7 @@ No variant serves anybody. Each is the controller but for a few lines, so that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -67,10 +68,8 @@ class _NoHindsight(AdaptiveK):
 class _OnlyProbes(Exploration):
     """Asks a few while K is 0, but plays no K that is not believed to pay."""
 
-    def while_off(
-        self, seconds: float, *, alone: bool, promise: float = 1.0, hope: float = 1.0
-    ) -> Round:
-        found = super().while_off(seconds, alone=alone, promise=promise, hope=hope)
+    def while_off(self, seconds: float, **said: Any) -> Round:
+        found = super().while_off(seconds, **said)
         self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round
