@@ -25,7 +25,7 @@ _PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
 _DOUBT = 16.0  # trials that the past may weigh against a probe
 _DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
 _CALM = 4  # times as seldom it thinks where K is 0 and nobody guessed: nothing is found out there
-_NAP = 8  # rounds of which it looks at one there: looking takes time
+_SKIPS = 8  # rounds of which it looks at one there: looking takes time
 _REACH = 64  # rounds between two that draft a step more: else a wrong price of it stays
 _SETTLED = 6  # rounds without guesses until the caches hold what one reads
 _TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
@@ -59,7 +59,7 @@ class AdaptiveK:
         self._probes_few = False  # a probe has to catch up, so it asks few
         self._caught_up = True  # the last round proposed for all
         self._plain = 0  # rounds without guesses in a row
-        self._nap = self._slept = 0  # rounds to leave alone, and those that were
+        self._skips = self._skipped = 0  # rounds to leave alone, and those that were
         self._reaches = False  # this round drafts a step more than seems to pay
         self._trims = True  # leaving guesses out pays
         self._usual = 0.0  # seconds of a usual round
@@ -83,10 +83,10 @@ class AdaptiveK:
         """Draft steps for the step ahead."""
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
-        if self._slept < self._nap and size == self._size:
-            self._slept += 1
+        if self._skipped < self._skips and size == self._size:
+            self._skipped += 1
             return 0
-        rounds, self._slept = self._slept + 1, 0
+        rounds, self._skipped = self._skipped + 1, 0
         self._chosen, self._turned = self._chosen + rounds, self._turned + rounds
         self._guesses.num_added += rounds - 1
         self._plain += rounds - 1
@@ -105,7 +105,7 @@ class AdaptiveK:
         self._played = min(self._played + self._reaches, self.k_max)
         self.uses_hindsight = self._played > 0 and not self._caught_up
         calm = self.reason == "off" and pace > 1 and not self._learns
-        self._nap = min(_NAP - 1, self._explore.rest) if calm else 0
+        self._skips = min(_SKIPS - 1, self._explore.rounds_left) if calm else 0
         return self._played
 
     def _plan(self, *, changed: bool) -> None:
@@ -134,10 +134,12 @@ class AdaptiveK:
         self.reason = "pays"
         return self.k_max if self._stops else self._k
 
-    def _while_off(self, n: int) -> int:
+    def _while_off(self, rounds: int) -> int:
         promise, rates = self._goodput.promise, self._goodput.rates
         hope, alone = max(rates[1:]) / rates[0], self._sequences == 1
-        kind = self._explore.while_off(self._usual, alone=alone, promise=promise, hope=hope, n=n)
+        kind = self._explore.while_off(
+            self._usual, alone=alone, promise=promise, hope=hope, rounds=rounds
+        )
         self.reason = "off" if kind == "usual" else kind
         if kind == "trial":
             return max(range(1, len(rates)), key=rates.__getitem__)
@@ -210,11 +212,11 @@ class AdaptiveK:
     def update(self, record: StepRecord) -> None:
         """Learn from the step that the last choice led to: of the outcomes of all, once several are
         known; of the rest, from one step in so many."""
-        if self._slept and (record.reason == "off" or not record.k):  # the former is cheap to ask
+        if self._skipped and (record.reason == "off" or not record.k):  # the former is cheap to ask
             return
         seen, probe = record, self._explore.round == "probe"
-        if seen.k:  # of another's choice, too: then it is wide awake
-            self._nap = 0
+        if seen.k:  # of another's choice, too: then it looks at the next
+            self._skips = 0
             self._add(seen, probe=probe)
             self._guesses.learn_second_best(seen.second_best)
         else:  # of steps without guesses, which may be short, only their number counts

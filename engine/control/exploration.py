@@ -64,13 +64,19 @@ class Exploration:
                 self._debts[kind] = max(debt - factor * share * seconds, 0.0)
 
     def while_off(
-        self, seconds: float, *, alone: bool, promise: float = 1.0, hope: float = 1.0, n: int = 1
+        self,
+        seconds: float,
+        *,
+        alone: bool,
+        promise: float = 1.0,
+        hope: float = 1.0,
+        rounds: int = 1,
     ) -> Round:
-        """`seconds`: of each of the `n` usual rounds since the last time; `alone`: one sequence,
+        """`seconds`: of each of the `rounds` since the last time; `alone`: one sequence,
         which has trials instead of probes; `promise`: the gain if all guesses were right, by which
         probes are allowed to cost; `hope`: tokens per second at the best K above 0 by those at 0,
         by which all are."""
-        seconds, self._idle = n * seconds, self._idle + n
+        seconds, self._idle = rounds * seconds, self._idle + rounds
         self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
         self.round = "usual"
         if self._left:
@@ -98,7 +104,7 @@ class Exploration:
         return self.round
 
     @property
-    def rest(self) -> int:
+    def rounds_left(self) -> int:
         """Rounds at K = 0 before the next one that explores; many while a debt puts it off."""
         left = self._interval - self._idle - 1
         return left if left >= 0 else _PROBE_LAST

@@ -177,7 +177,7 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     name, data = last.split("\n")
     told = json.loads(data.removeprefix("data: "))
     assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
-    assert "no other one goes on with it: unknown field `resume`" in told["message"]
+    assert "no other one goes on with it: `resume` is not supported" in told["message"]
     assert told["error"]["message"] == told["message"]
 
 
