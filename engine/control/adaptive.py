@@ -137,9 +137,8 @@ class AdaptiveK:
     def _while_off(self, rounds: int) -> int:
         promise, rates = self._goodput.promise, self._goodput.rates
         hope, alone = max(rates[1:]) / rates[0], self._sequences == 1
-        kind = self._explore.while_off(
-            self._usual, alone=alone, promise=promise, hope=hope, rounds=rounds
-        )
+        usual, asks = self._usual, self._explore.while_off
+        kind = asks(usual, alone=alone, promise=promise, hope=hope, rounds=rounds)
         self.reason = "off" if kind == "usual" else kind
         if kind == "trial":
             return max(range(1, len(rates)), key=rates.__getitem__)

@@ -64,18 +64,12 @@ class Exploration:
                 self._debts[kind] = max(debt - factor * share * seconds, 0.0)
 
     def while_off(
-        self,
-        seconds: float,
-        *,
-        alone: bool,
-        promise: float = 1.0,
-        hope: float = 1.0,
-        rounds: int = 1,
+        self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
     ) -> Round:
-        """`seconds`: of each of the `rounds` since the last time; `alone`: one sequence,
-        which has trials instead of probes; `promise`: the gain if all guesses were right, by which
-        probes are allowed to cost; `hope`: tokens per second at the best K above 0 by those at 0,
-        by which all are."""
+        """`seconds`: of each of the `rounds` since the last time; `alone`: one sequence, which has
+        trials instead of probes; `promise`: the gain if all guesses were right, by which probes are
+        allowed to cost; `hope`: tokens per second at the best K above 0 by those at 0, by which all
+        are."""
         seconds, self._idle = rounds * seconds, self._idle + rounds
         self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
         self.round = "usual"
