@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python. A budget rises only in a commit that adds a capability and says why;
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
-    "engine/control": 1_585,
+    "engine/control": 1_583,
     "engine/cpu": 3_275,
     "lab": 7_555,  # engine/lab and server/lab
-    "serving": 26_508,  # everything else but the script that trained the built-in pair
-    "all": 40_018,
+    "serving": 26_503,  # everything else but the script that trained the built-in pair
+    "all": 40_011,
 }
 TRAINING = "engine/demo"
 
