@@ -242,10 +242,11 @@ class Engine:
         """Begin to load it; raises ConfigError while another one is. See messages.SwapDraft."""
         self._swap.begin(path)
 
-    def gauges(self) -> StepMetrics:
-        """The present state without a step: the idle heartbeat."""
+    def gauges(self, seconds: StepSeconds | None = None) -> StepMetrics:
+        """The present state: without a step the idle heartbeat."""
         return StepMetrics(
             step=self._num_steps,
+            seconds=seconds or StepSeconds(),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             blocks_used=self._pool.num_used,
@@ -343,7 +344,7 @@ class Engine:
             trees=self._trees,
         )
         main, plain = self._proposer.name, controller.plain_seconds
-        metrics = measure(record, plan, seconds, self.gauges(), main=main, plain_seconds=plain)
+        metrics = measure(record, plan, self.gauges(seconds), main=main, plain_seconds=plain)
         return record, metrics
 
     def _adapt(self, record: StepRecord, lap: Stopwatch) -> None:

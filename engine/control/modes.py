@@ -8,7 +8,6 @@ goes on from there when it is obeyed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 
 from engine.config import SpeculationConfig
 from engine.control.acceptance import Confidences
@@ -134,7 +133,6 @@ class Modes:
         said = self._configured.estimates()
         if self._mode == "auto" and not self._before and said.num_sequences == self._num_sequences:
             return said
-        said = copy(said)  # which is the controller's own
         said.num_sequences = self._num_sequences
         mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
         if mode != "auto":

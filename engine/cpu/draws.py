@@ -61,9 +61,9 @@ class QuickDraws:
                 above += range(-1, size - 1) if parents is None else (-1, *(p + 1 for p in parents))
         if not places:
             return found
-        tokens, nodes = np.array([wanted, above], np.int64)
-        kernels_draws.draw(logits, _table(items, len(places)), self._words, nodes, tokens)
-        drawn, at = tokens.tolist(), 0
+        tokens = _table(wanted + above, 2)
+        kernels_draws.draw(logits, _table(items, len(places)), self._words, tokens)
+        drawn, at = tokens[0].tolist(), 0
         for i, size in places:
             mine = drawn[at : at + size]
             at += size
@@ -74,9 +74,9 @@ class QuickDraws:
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Of rows that anything may be asked of, UNSURE for some."""
         items, table = self._adjusted(logits, contexts)
-        tokens = np.full(len(items), _ANY, np.int64)
-        kernels_draws.draw(table, items, self._words, tokens.copy(), tokens)
-        drawn: list[int] = tokens.tolist()
+        rows = np.full((2, len(items)), _ANY, np.int64)
+        kernels_draws.draw(table, items, self._words, rows)
+        drawn: list[int] = rows[0].tolist()
         return drawn
 
     def guess_adjusted(

@@ -218,14 +218,14 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
 
 
 @fast
-def draw(logits: Any, items: Any, words: Any, parents: Any, tokens: Any) -> None:
-    """`tokens` int64, of row after row of all items; NOT_FINITE or UNSURE instead of some. Where
+def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
+    """`rows` int64 `[2, all items' rows]`: tokens, NOT_FINITE or UNSURE instead of some. Where
     they hold a guess before, not a negative number, that is not what is drawn at its parent, they
     keep it, as do those behind it: it is not kept, whatever is drawn there.
-
-    `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the
-    first, and plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words. `parents` int64, of
-    each row the one of its item that it follows, -1 for the first."""
+    Behind these, the row of its item that each one follows, -1 for the first. `logits` float32
+    `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the first, and
+    plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words."""
+    tokens, parents = rows[0], rows[1]
     space, sure = space_for(logits.shape[1]), np.bool_(True)
     at, depths = 0, np.zeros(len(tokens), np.int64)  # -1: of what is not drawn
     for i in range(len(items)):

@@ -94,7 +94,7 @@ class Allowance:
 
     def asked(self, chunk: Chunk) -> int:
         """Guesses that the main proposer may make for it, where nobody before it had any."""
-        limits = self.limits(chunk.seq)
+        limits = self.limits(chunk.seq) if self._limits or self._leaves else None
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:

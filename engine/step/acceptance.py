@@ -42,6 +42,7 @@ class Sampled(msgspec.Struct):
     tokens: list[int] = []  # kept: accepted drafts, then the new token
     drawn: list[int] = []  # the target's token at the root, then at each node
     path: list[int] = []  # accepted nodes, in order
+    num_accepted: int = 0  # kept tokens that were guessed
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
@@ -52,12 +53,6 @@ class Sampled(msgspec.Struct):
     def rows(self) -> list[int]:
         """Where among its rows the kept tokens were drawn: at the root, then at nodes."""
         return [0, *(1 + node for node in self.path)][: len(self.tokens)]
-
-    @property
-    def num_accepted(self) -> int:
-        """Kept tokens that were guessed."""
-        guessed, kept = len(self.path), len(self.tokens)
-        return guessed if guessed < kept else kept
 
 
 def prompt_rows(chunk: Chunk) -> int:
@@ -173,6 +168,7 @@ class Acceptor:
         tokens = result.tokens if len(result.tokens) <= room else result.tokens[:room]
         size, item.finish, item.stop_token = self.cut(seq, tokens)
         item.tokens = tokens[:size]
+        item.num_accepted = size if size < len(item.path) else len(item.path)
         if item.finish is None and size == room:
             item.finish = "length"
 

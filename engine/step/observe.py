@@ -38,7 +38,8 @@ def observe(
         else:
             parts.append(_part(item, main, allowance, trees=trees))
             item = next(items)
-    more = overhead.seconds(len(parts), speculates=any(part.proposed for part in parts))
+    speculates = sum([part.proposed for part in parts]) > 0
+    more = overhead.seconds(len(parts), speculates=speculates)
     return StepRecord(
         parts,
         reason=reason,
@@ -113,7 +114,6 @@ def _forced(item: Sampled) -> tuple[int, int]:
 def measure(
     record: StepRecord,
     plan: StepPlan,
-    seconds: StepSeconds,
     gauges: StepMetrics,
     *,
     main: str,
@@ -122,14 +122,11 @@ def measure(
     """`gauges` with this step's sums filled in. `main`: the main proposer's name; `plain_seconds`:
     see KController."""
     sampling = [part for part in record.parts if part.tokens or part.finish]
-    size = len(sampling)
-    gauges.seconds = seconds
+    gauges.num_generated_tokens = tokens = record.tokens
+    gauges.num_sampling = size = len(sampling)
+    if sum([part.rows for part in record.parts]) == size:  # a row of each: no prompts
+        gauges.plain_seconds = tokens / size * plain_seconds(size, record.context)
     gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
-    gauges.num_generated_tokens = record.tokens
-    gauges.num_sampling = size
-    if record.prompt_rows + len(record.parts) == size:  # a row of each: no prompts
-        plain = plain_seconds(size, record.context)
-        gauges.plain_seconds = record.tokens / size * plain
     _count_guesses(gauges, sampling, main)
     for seq in plan.admitted:
         gauges.queried_tokens += seq.num_prompt
@@ -161,16 +158,18 @@ def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None
             before = by_proposer.get(GRAMMAR, (0, 0))
             by_proposer[GRAMMAR] = before[0] + forced, before[1] + kept
             proposed, accepted = proposed - forced, accepted - kept
-        name = part.source or main
-        before = by_proposer.get(name, (0, 0))
-        by_proposer[name] = before[0] + proposed, before[1] + accepted
-        if not part.source:
+        if part.source:
+            before = by_proposer.get(part.source, (0, 0))
+            by_proposer[part.source] = before[0] + proposed, before[1] + accepted
+        else:
             at = bisect_left(_CONTEXTS, part.context)
             behind[0][at] += proposed
             behind[1][at] += accepted
+    gauges.proposed_behind, gauges.accepted_behind = behind
+    if guessed := sum(behind[0]):
+        by_proposer[main] = guessed, sum(behind[1])
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer
-    gauges.proposed_behind, gauges.accepted_behind = behind
     gauges.proposed_at, gauges.accepted_at = proposed_at, accepted_at
     gauges.k_counts = k_counts

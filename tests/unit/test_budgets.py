@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python. A budget rises only in a commit that adds a capability and says why;
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
-    "engine/control": 1_606,
+    "engine/control": 1_604,
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
-    "serving": 27_764,  # everything else but the script that trained the built-in pair
-    "all": 41_294,
+    "serving": 27_760,  # everything else but the script that trained the built-in pair
+    "all": 41_288,
 }
 TRAINING = "engine/demo"
 

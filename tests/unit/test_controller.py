@@ -518,7 +518,7 @@ def test_while_k_is_0_it_looks_at_few_rounds() -> None:
     counts, inner = list[int](), controller._explore.while_off
 
     def while_off(seconds: float, **said: Any) -> Round:
-        counts.append(said["n"])
+        counts.append(said["rounds"])
         return inner(seconds, **said)
 
     controller._explore.while_off = while_off  # type: ignore[method-assign]
