@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_585,
     "engine/cpu": 3_275,
     "lab": 7_555,  # engine/lab and server/lab
-    "serving": 27_777,  # everything else but the script that trained the built-in pair
-    "all": 41_287,
+    "serving": 27_778,  # everything else but the script that trained the built-in pair
+    "all": 41_288,
 }
 TRAINING = "engine/demo"
 
