@@ -51,7 +51,10 @@ class SameOrigin:
         if "*" in self._origins or origin in self._origins:
             return True
         scheme, _, page = origin.lower().partition("://")
-        return page == host.lower() and (scheme == "https" or _is_private(page))
+        port = {"http": ":80", "https": ":443"}.get(scheme)  # which some proxies tell, no browser
+        if port is None or page != host.lower().removesuffix(port):
+            return False
+        return scheme == "https" or _is_private(page)
 
 
 def _is_private(host: str) -> bool:

@@ -178,7 +178,8 @@ class Generating(RequestBody):
 
     model: ModelName = described(..., "Another name is a 404.",
         "the name of the served model (see /v1/models)")
-    stream: bool = described(False, "Server-sent events, closed by `[DONE]`.")
+    stream: bool = described(False,
+        "Server-sent events, closed by `[DONE]`; of a response by its last event.")
     stop: Stops = described([], "Ends the text before the first match.",
         f"a string or a list of up to {limits.MAX_STOPS} strings, each of 1 to"
         f" {limits.MAX_STOP_LENGTH} characters")

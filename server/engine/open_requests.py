@@ -144,13 +144,13 @@ class OpenRequests:
             return 0
         present = [request for request in self._requests.values() if request.sent]
         now = time.monotonic()
-        for request in present:
-            request.sent = False
-            request.deaths += not planned
-            request.alone += not planned and len(present) == 1
+        for request in self._requests.values():  # those that wait behind a suspect, too
+            request.deaths += request.sent and not planned
+            request.alone += request.sent and not planned and len(present) == 1
             request.cut_at = request.cut_at or now
+            request.sent = False
         self._suspects, self._tried, self._sentence = [], None, sentence
-        if present:
+        if self._requests:
             self._watch_held(now)
         guilty = [request for request in present if request.alone > 1]
         for request in guilty:

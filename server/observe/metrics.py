@@ -118,7 +118,10 @@ class Metrics(Collector):
         self._set("waiting_prompt_tokens", waiting_tokens)
         self._set("spec_decode_estimated_regret_ratio", self.regret.value)
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
-        encode, kind = choose_encoder(accept)
+        try:
+            encode, kind = choose_encoder(accept)
+        except (TypeError, ValueError):  # of a version that is no number
+            encode, kind = choose_encoder("")
         return encode(self._registry), kind
 
     def total(self, name: str) -> float:

@@ -58,11 +58,11 @@ class Key:
 
 
 def read_key(body: bytes) -> Key:
-    """Of a request to any endpoint. One that is no JSON, or was cut by a proxy, has its bytes as
-    its prompt."""
+    """Of a request to any endpoint. One that is no JSON, is nested too deep, or was cut by a proxy,
+    has its bytes as its prompt."""
     try:
         asked = _DECODER.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         asked = _Body(prompt=msgspec.Raw(body))
     text = b"\0".join(
         map(bytes, (asked.tools, asked.instructions, asked.prompt, asked.messages, asked.input))

@@ -37,6 +37,7 @@ RETRY_SECONDS = 0.5  # between tries to go on, while replicas refuse for the mom
 PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
          "root_path", "headers", "client", "server")  # of a scope, what travels  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
+ENDS = (b"completed", b"incomplete", b"failed")  # of a response, which has no [DONE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class _Answer:
                 await self._send_body(part.body)
                 if not part.body.startswith(b":"):  # a ping says nothing
                     self._events += part.body.count(b"\n\n")
-                self._over = part.body.endswith(DONE)
+                self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
 
     def _next(self) -> Asked:
@@ -226,6 +227,11 @@ async def _rest(parts: AsyncGenerator[Part, None]) -> bytes:
 def _is_stream(start: Message) -> bool:
     kind = dict(start["headers"]).get(b"content-type", b"")
     return bool(kind.startswith(b"text/event-stream"))
+
+
+def _has_end(body: bytes) -> bool:
+    """Whether the last event of a reply is in it."""
+    return body.endswith(DONE) or any(b"event: response.%b\n" % end in body for end in ENDS)
 
 
 def _refusal(status: int, body: bytes) -> ApiError:

@@ -181,6 +181,34 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     assert told["error"]["message"] == told["message"]
 
 
+@pytest.mark.parametrize("route", [COMPLETIONS, "/v1/responses"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_replica_that_dies_behind_the_last_event_changes_nothing(route: str, late: int) -> None:
+    """Bug: a response had an error behind its end, and a completion its finish, usage and [DONE]
+    twice, where the replica died before it was known that no more comes."""
+    responses = route == "/v1/responses"
+    own = {"input": "ab", "max_output_tokens": 6, "stream": True} if responses else BODY | USAGE
+
+    async def ask() -> tuple[int, str]:
+        world = World(scripted("abcdef"))
+        plain = world.ask
+
+        async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+            async for part in plain(asked):
+                if late or part.start is not None or part.body:
+                    yield part
+            if len(world.asked) == 1:
+                raise ReplicaLost
+
+        world.ask = ask  # type: ignore[method-assign]
+        reply = await world.post(route, {"model": MODEL, **own})
+        return len(world.asked), reply.text.removesuffix("\n\n").rpartition("\n\n")[2]
+
+    asked, last = asyncio.run(ask())
+    assert asked == 1
+    assert last.startswith("event: response." if responses else "data: [DONE]")
+
+
 def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
     """Law: a queue that is full is no reason to end a stream that ran, within the seconds."""
 

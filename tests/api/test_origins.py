@@ -64,6 +64,7 @@ def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
         ("http://[::1]:8000", 200),
         ("http://192.168.1.9", 200),
         ("http://api.localhost.", 200),
+        ("chrome-extension://foredraft", 403),
     ],
 )
 def test_a_page_whose_name_was_made_to_point_here_is_refused(
@@ -75,6 +76,20 @@ def test_a_page_whose_name_was_made_to_point_here_is_refused(
     host = origin.partition("://")[2]
     assert complete(plain, origin, host=host).status_code == status
     assert complete(plain, None, host=host).status_code == 200
+
+
+def test_the_origin_of_nobody_is_refused(plain: Served) -> None:
+    """Bug: a page without an origin (a sandboxed frame) was taken for the server's own where a
+    proxy passes no `Host` on."""
+    assert complete(plain, "null", host="").status_code == 403
+
+
+def test_a_proxy_may_tell_the_port_that_browsers_leave_out(plain: Served) -> None:
+    """Bug: a page by HTTPS was refused behind `proxy_set_header Host $host:$server_port`."""
+    assert complete(plain, "https://llm.example", host="llm.example:443").status_code == 200
+    assert complete(plain, "http://localhost", host="localhost:80").status_code == 200
+    assert complete(plain, "https://llm.example", host="llm.example:80").status_code == 403
+    assert complete(plain, "http://llm.example", host="llm.example:80").status_code == 403
 
 
 def test_a_configured_page_may_have_any_name() -> None:

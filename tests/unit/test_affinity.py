@@ -76,6 +76,13 @@ def test_whatever_the_bytes_are_there_is_a_key(said: bytes) -> None:
     assert key.prompt_tokens <= len(said) // 4 + 1
 
 
+@pytest.mark.parametrize("field", ["prompt", "max_tokens", "unknown"])
+def test_a_body_that_is_nested_too_deep_has_a_key(field: str) -> None:
+    """Bug: a request whose JSON was so was never answered on Ray, as its router raised."""
+    said = json.dumps({field: 0}).encode().replace(b"0", b"[" * 200_000 + b"]" * 200_000)
+    assert read_key(said).prompt_tokens >= len(said) // 4
+
+
 @pytest.mark.parametrize("wrong", ["many", None, -1, 1.5, True, [], {}])
 def test_a_limit_that_is_none_counts_as_none_said(wrong: object) -> None:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):

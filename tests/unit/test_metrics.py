@@ -291,3 +291,10 @@ def test_histograms_count_as_prometheus_s_do() -> None:
     [family] = theirs.collect()
     expected = [s for s in family.samples if not s.name.endswith("_created")]
     assert ours.family("x", "").samples == expected
+
+
+@pytest.mark.parametrize("version", ["abc", '"1.0.0"', "1..0", "\u00b2"])
+def test_a_scraper_of_no_known_version_gets_plain_text(version: str) -> None:
+    """Bug: a version in `Accept` that is no number was a 500 with a traceback in the log."""
+    _, kind = Metrics().rendered(f"application/openmetrics-text;version={version}")
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"

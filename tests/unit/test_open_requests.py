@@ -258,6 +258,23 @@ async def test_nobody_is_held_for_ever() -> None:
 
 
 @in_a_loop
+async def test_who_waits_behind_a_suspect_is_not_held_for_ever_either() -> None:
+    """Bug: a request that came while the engine was tried with a suspect waited without a bound
+    when that engine was lost, and was not counted."""
+    world = World(seconds=0.05)
+    world.add("poison", "beside")
+    world.die_and_return()
+    world.die_and_return()
+    (stream,) = world.add("behind")
+    world.lose()
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineLost, match=r"could not go on within 0\.05 s"):
+        stream.take()
+    assert world.outcomes == ["too_late"] * 3
+    assert len(world.requests) == 0
+
+
+@in_a_loop
 async def test_without_seconds_nobody_is_held() -> None:
     """Law: 0 is off, and a loss ends what runs."""
     world = World(seconds=0.0)
