@@ -74,9 +74,11 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # a handle
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: Any = None
 
     def record(self, run: Callable[[], Tensor]) -> Recorded:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from engine.lab.bench.__main__ import main
-from engine.lab.bench.costs import _copy
+from engine.lab.bench.costs import COPIES, _copy
 from engine.lab.synthetic.__main__ import main as synthesise
 from engine.model.runner import HostTimer
 
@@ -65,4 +65,4 @@ def test_a_copy_on_cuda_is_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) 
         "engine.lab.bench.costs.DeviceTimer", lambda: HostTimer(iter((1, 3)).__next__)
     )
     source: Any = SimpleNamespace(is_cuda=True, nbytes=10)
-    assert _copy(source, Mock(), Mock(side_effect=AssertionError)) == 10.0
+    assert _copy(source, Mock(), Mock(side_effect=AssertionError)) == COPIES * 10.0
