@@ -55,8 +55,8 @@ class Received:
 
 
 def read(http: httpx.Client, request: Request, *, seen: Callable[[], object]) -> Received:
-    """A streamed reply, whatever breaks it; `seen` is told of each event. Raises Refused where the
-    server says that it cannot go on, RuntimeError where nothing comes of it."""
+    """A streamed reply, resumed whenever it breaks off. Calls `seen` after each event. Raises
+    Refused where the server says that it cannot go on, RuntimeError after ATTEMPTS."""
     (route, fields), received = request, Received()
     for _ in range(ATTEMPTS):
         body = {**fields, "model": MODEL, **received.resume}

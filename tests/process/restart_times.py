@@ -1,6 +1,6 @@
 """`python -m tests.process.restart_times [COUNT]`: kills the engine of the built-in pair COUNT (5)
-times. Prints the seconds from each kill until a request is answered, the next engine's CPU seconds
-by then, which others on the machine hardly change, and what it says of its start.
+times. Prints the seconds from each kill until a request is answered, the CPU seconds that the next
+engine has used by then, and the line that it logs of its start.
 """
 
 from __future__ import annotations
