@@ -94,7 +94,7 @@ class KController(Protocol):
         ...
 
     def estimates(self) -> Estimates:
-        """What it believed at the last choice, for the front end, which may be changed."""
+        """What it believed at the last choice, for the front end: a new object each time."""
         ...
 
     def update(self, record: StepRecord) -> None:
