@@ -151,7 +151,7 @@ class Generation:
             self._charge.end()
         usage = self.usage
         ended = Ended(
-            id=self.spec.id,
+            id=self.spec.id if self._told is None else self._told.id,
             finish=self._finish(),
             began=self._began,
             total=time.monotonic() - self._began,

@@ -136,10 +136,7 @@ class GrammarChecker:
             try:
                 async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
                     return await child.ask(grammar)
-            except TimeoutError:
-                await child.kill()
-                return BUSY
-            except OSError:
+            except OSError:  # or TimeoutError, of one that hangs or is stopped
                 if child is self._child:  # which `_keep` may not know yet
                     self._known.clear()
                 await child.kill()

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.api.body import read_body
 from server.api.errors import ApiError, ClientGone, respond
 from server.api.gather import until_gone
-from server.api.sse import DONE, as_event
+from server.api.sse import DONE, PING_SECONDS, as_event
 from server.generation.told import Told
 from server.observe.metrics import CONTENT_TYPE
 
@@ -78,11 +78,13 @@ class Ingress:
         metrics: Callable[[], Awaitable[Mapping[str, bytes]]],
         max_body_bytes: int,
         seconds: float,
+        ping_seconds: float = PING_SECONDS,
     ) -> None:
         self._ask = ask
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._seconds = seconds
+        self._ping_seconds = ping_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -97,7 +99,7 @@ class Ingress:
             body = await read_body(http, self._max_body_bytes)
             plain = {name: scope[name] for name in PLAIN if name in scope}
             answer = _Answer(self._ask, Asked(plain, body), send, self._seconds)
-            await _unless_gone(answer.run(), receive)
+            await _unless_gone(answer.run(), answer.ping(self._ping_seconds), receive)
         except ClientGone:
             pass
         except ApiError as error:
@@ -113,6 +115,7 @@ class _Answer:
         self._send = send
         self._seconds = seconds
         self._told: Told | None = None  # of a stream that has begun to leave
+        self._sent = 0  # pieces of it
         self._events, self._over = 0, False  # that have left; whether the last one has
         self._losses = 0  # in a row, without a piece between
         self._deadline = 0.0  # to go on
@@ -139,6 +142,15 @@ class _Answer:
                     continue
             return await self._give_up(error)
 
+    async def ping(self, seconds: float) -> None:
+        """While a stream waits for another replica: none pings then."""
+        before = 0
+        while True:
+            await asyncio.sleep(seconds)
+            if self._sent == before and self._told is not None:
+                await self._send_body(b": ping\n\n")
+            before = self._sent
+
     async def _give_up(self, why: ApiError) -> None:
         said = "the replica that made this reply was lost"
         if self._told is None:
@@ -164,8 +176,8 @@ class _Answer:
                     await self._send(first.start)
                     return await self._send_body(body, more=False)
                 assert first.told is not None, "all streams are replies"
-                self._told = first.told
                 await self._send(first.start)
+                self._told = first.told
             async for part in parts:
                 self._losses = 0
                 if part.told is not None:
@@ -195,6 +207,7 @@ class _Answer:
         return Asked(self._asked.scope, json.dumps(said).encode(), name)
 
     async def _send_body(self, body: bytes, *, more: bool = True) -> None:
+        self._sent += 1
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
@@ -205,19 +218,22 @@ async def _live(receive: Receive, send: Send) -> None:
         await send({"type": f"lifespan.{kind}.complete"})
 
 
-async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Raises ClientGone as soon as the client has left."""
+async def _unless_gone(
+    work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None], receive: Receive
+) -> None:
+    """Raises ClientGone as soon as the client has left. `beside` ends with the work."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(until_gone(receive))
+    tasks = (working, watching, asyncio.ensure_future(beside))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
         working.result()
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _rest(parts: AsyncGenerator[Part, None]) -> bytes:

@@ -60,11 +60,17 @@ class World:
                 count += 1
                 yield part
 
-    def ingress(self, *, seconds: float = 10.0) -> Ingress:
+    def ingress(self, *, seconds: float = 10.0, ping_seconds: float = 15.0) -> Ingress:
         async def metrics() -> Mapping[str, bytes]:
             return {}
 
-        return Ingress(self.ask, metrics=metrics, max_body_bytes=10_000, seconds=seconds)
+        return Ingress(
+            self.ask,
+            metrics=metrics,
+            max_body_bytes=10_000,
+            seconds=seconds,
+            ping_seconds=ping_seconds,
+        )
 
     async def post(self, route: str, body: Any, **options: Any) -> httpx.Response:
         transport = httpx.ASGITransport(self.ingress(**options))
@@ -117,6 +123,16 @@ def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> Non
 
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "ab", "max_tokens": 50, "seed": 7}
+
+
+def test_the_log_names_a_reply_as_its_client_knows_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: the line of the replica that goes on had an id which no client was ever told."""
+    caplog.set_level("INFO")
+    world = World(scripted("abcdef"), cut=lambda number: 2 if number == 1 else None)
+    reply = asyncio.run(world.post(COMPLETIONS, {**BODY, **USAGE}))
+    [(id, _)] = ids_of(reply)
+    lines = [r.getMessage() for r in caplog.records if r.name == "server.observe.exchange"]
+    assert f"reply={id} " in lines[-1]
 
 
 def test_what_has_not_begun_is_asked_for_again() -> None:
@@ -210,7 +226,8 @@ def test_a_replica_that_dies_behind_the_last_event_changes_nothing(route: str, l
 
 
 def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
-    """Law: a queue that is full is no reason to end a stream that ran, within the seconds."""
+    """Law: a queue that is full is no reason to end a stream that ran, within the seconds; it gets
+    pings meanwhile, so that no proxy takes it for dead."""
 
     async def ask() -> tuple[Told, Told]:
         world = World(scripted("abcdef"))
@@ -225,8 +242,9 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
                 yield part
 
         world.ask = ask  # type: ignore[method-assign]
-        reply = await world.post(COMPLETIONS, {**BODY, **USAGE})
+        reply = await world.post(COMPLETIONS, {**BODY, **USAGE}, ping_seconds=0.1)
         assert len(world.asked) == 3
+        assert 2 <= reply.text.count(": ping") <= 6  # in RETRY_SECONDS
         return told(reply), whole
 
     found, whole = asyncio.run(ask())

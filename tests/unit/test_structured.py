@@ -174,13 +174,17 @@ def test_a_child_that_hangs_or_dies_is_replaced(
             await checker.check(Grammar("regex", f"after-{lost}"), param="p")
 
     seen = run(tmp_path, work)
-    after = ["after-die", "before-hang", "hang", "after-hang"]
+    after = ["after-die", "before-hang", "hang", "hang", "after-hang"]
     assert seen == ["before-die", "die", "die", *after]
 
 
-def test_a_killed_child_costs_nobody_a_grammar(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_child_costs_nobody_a_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
     """Bug: the next request with a grammar got a 429. Law: it is served, and so is one that was
-    being compiled."""
+    being compiled; also where the child was stopped."""
+    monkeypatch.setattr(structured, "SLACK_SECONDS", 0.1)
 
     async def work(checker: GrammarChecker) -> None:
         await checker.check(Grammar("regex", "before"), param="p")
@@ -189,7 +193,7 @@ def test_a_killed_child_costs_nobody_a_grammar(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         script = str(tmp_path / "child.py")
         [child] = [pid for pid in children(os.getpid()) if script in arguments(pid)]
-        os.kill(child, signal.SIGKILL)
+        os.kill(child, by)
         await checker.check(Grammar("regex", "next"), param="p")
         await waits
 
