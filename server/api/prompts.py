@@ -63,7 +63,7 @@ async def chat_ids(
     whole: bool = True,
 ) -> list[int]:
     """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
-    that cannot fit, if all of it has to (`whole`)."""
+    that cannot fit, if all of it has to (`whole`: else its end is enough)."""
     tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
     variables = _template_variables(services, request)
 
@@ -76,9 +76,9 @@ async def chat_ids(
             continue_final_message=request.continue_final_message,
             variables=variables,
         )
-        if whole:
-            _check_size(services, rendered.text, ready=ready, param="messages")
-        return token_ids(services.tokenizer, rendered, add_special_tokens=add_special_tokens)
+        text = _readable(services, rendered.text, ready=ready, param="messages", whole=whole)
+        written = replace(rendered, text=text)
+        return token_ids(services.tokenizer, written, add_special_tokens=add_special_tokens)
 
     plain = tools is None and len(request.messages) <= SHORT
     texts = (text for message in request.messages for text in (message.text, message.thoughts))
@@ -197,14 +197,13 @@ async def encode(
     whole: bool = True,
 ) -> list[int]:
     """Token ids of a text. `plain`: no special token, not even where the text spells one out.
-    `whole`: all of it has to fit the context."""
+    `whole`: all of it has to fit the context; else its end is enough."""
 
     def work() -> list[int]:
-        if whole:
-            _check_size(services, text, ready=ready, param=param)
+        read = _readable(services, text, ready=ready, param=param, whole=whole)
         if plain:
-            return services.tokenizer.encode_plain(text)
-        return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return services.tokenizer.encode_plain(read)
+        return services.tokenizer.encode(read, add_special_tokens=add_special_tokens)
 
     return await _off_loop(work, size=len(text))
 
@@ -215,13 +214,15 @@ async def _off_loop(work: Callable[[], T], *, size: int) -> T:
     return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
-def _check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
-    """Raises ApiError for more bytes than the context can hold in any tokens."""
-    size = len(text.encode("utf-8"))
-    if size > ready.max_model_len * services.longest_token:
+def _readable(services: Services, text: str, *, ready: Ready, param: str, whole: bool) -> str:
+    """The text, or of more bytes than the context can hold in any tokens as many at its end, so
+    that the work is bounded. Raises ApiError for so many if it is wanted `whole`."""
+    size, most = len(text.encode("utf-8")), ready.max_model_len * services.longest_token
+    if whole and size > most:
         known = f"This model's maximum context length is {ready.max_model_len} tokens"
         said = f"`{param}` has {size} bytes, which is more than they can hold"
         raise too_long(param, f"{known}, but {said}")
+    return text[-most:]
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.api.test_fields import BODIES, GOOD, PATHS, SHAPES, TOOLS
-from tests.support.byte_tokenizer import BOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
+from tests.support.byte_tokenizer import BOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, ByteTokenizer
 from tests.support.serving import Served, serve
 
 CONTEXT = 512
@@ -53,6 +53,25 @@ def test_a_conversation_is_cut_as_the_template_wrote_it(served: Served) -> None:
     """As vLLM cuts it: the system message goes first."""
     whole = prompt(served, "chat")
     assert prompt(served, "chat", truncate_prompt_tokens=7) == whole[-7:]
+
+
+def test_of_a_long_text_the_end_is_read() -> None:
+    """Law: the work is bounded by the context, as it is for texts that are refused."""
+
+    class Reader(ByteTokenizer):
+        read = 0
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            self.read = max(self.read, len(text))
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    reader = Reader()
+    longest = max(map(len, map(reader.token_bytes, range(reader.vocab_size))))
+    with serve(tokenizer=reader) as served:
+        for text in ("ab" * 100_000, "\u00e4" * 100_000):
+            said = prompt(served, "completions", prompt=text, truncate_prompt_tokens=3)
+            assert said == list(text.encode()[-3:])
+        assert reader.read <= CONTEXT * longest
 
 
 @pytest.mark.parametrize(
