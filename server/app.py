@@ -62,16 +62,17 @@ def create_app(services: Services) -> FastAPI:
         app.add_middleware(ApiKey, keyring=services.keyring, open_paths=OPEN_PATHS, metrics=metrics)
     else:
         app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
+    paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
+    # Around what Starlette puts around all middleware, which answers for our own faults.
+    whole = app.build_middleware_stack()
     if server.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        whole = CORSMiddleware(
+            whole,
             allow_origins=server.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network=True,
         )
-    paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
-    # Around what Starlette puts around all middleware, which answers for our own faults.
-    whole = Exchanges(app.build_middleware_stack(), paths=paths, tell=services.tell)
-    app.middleware_stack = whole
+    app.middleware_stack = Exchanges(whole, paths=paths, tell=services.tell)
     return app

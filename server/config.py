@@ -174,13 +174,21 @@ class ServerConfig(Part):
         " `vllm:num_requests_running`, `vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc`,"
         " and `GET /get_load`",
     )
-    cors_origins: list[Annotated[str, AfterValidator(_origin)]] = Field(
+    cors_origins: Annotated[
+        list[Annotated[str, AfterValidator(_origin)]], BeforeValidator(_one_or_more)
+    ] = Field(
         [],
         max_length=64,
         description='pages that may call this server from a browser: `["https://app.example"]`, or'
-        ' `["*"]` for all. Without a key, what another page would have done here is a 403, and a'
-        " page by plain HTTP is another one unless its host is an address or a name of this"
-        " network",
+        ' `"*"` for all, which without a key lets every page that a user opens ask here. Without a'
+        " key, what another page would have done here is a 403, and a page by plain HTTP is another"
+        " one unless its host is an address or a name of this network",
+    )
+    unknown_fields: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="what becomes of a request with a field that this server does not know: a 400,"
+        " or a reply that lists it in the header `X-Ignored-Fields`, and at most a line in the log"
+        " each minute",
     )
     grammar_seconds: float = Field(
         0.5,

@@ -1,5 +1,5 @@
-"""The two fields that constrain text, each read into one Grammar: OpenAI's `response_format`, and
-vLLM's `structured_outputs`.
+"""The fields that constrain text, each read into one Grammar: OpenAI's `response_format`, and
+vLLM's `structured_outputs` with its older spelling, `guided_json` and its like.
 
 Shape only: whether the grammar can be honoured is asked of `generation.structured` in intake.
 A schema is enforced whether `strict` is set or not; what is not enforced is refused by name.
@@ -29,6 +29,10 @@ class Constraint:
     grammar: Grammar
     param: str
 
+    @property
+    def field(self) -> str:
+        return self.param.partition(".")[0]
+
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -54,6 +58,8 @@ def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
 
 
 Schema = Annotated[AnyObject, AfterValidator(_schema)]
+SchemaOrText = Annotated[AnyObject | str, AfterValidator(_schema_or_its_text)]
+Choices = Annotated[list[Source], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 
 
 class FreeFormat(Part):
@@ -86,7 +92,7 @@ class SchemaFormat(Part):
 ResponseFormat = Annotated[FreeFormat | SchemaFormat, Field(discriminator="type")]
 
 
-# Of StructuredOutputs' members, in the order in which they are told.
+# Of StructuredOutputs' attributes, in the order in which they are told.
 KINDS: Mapping[str, GrammarKind] = {
     "json_": "json_schema",
     "regex": "regex",
@@ -96,18 +102,19 @@ KINDS: Mapping[str, GrammarKind] = {
 }
 
 
+def _constraint(name: str, value: Any, param: str) -> Constraint:
+    source = "" if value is True else value if isinstance(value, str) else _json(value)
+    return Constraint(Grammar(KINDS[name], source), param)
+
+
 class StructuredOutputs(Part):
     """Exactly one of the first five."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
-    json_: Annotated[AnyObject | str, AfterValidator(_schema_or_its_text)] | None = Field(
-        None, alias="json"
-    )
+    json_: SchemaOrText | None = Field(None, alias="json")
     regex: Source | None = None
-    choice: (
-        Annotated[list[Source], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)] | None
-    ) = None
+    choice: Choices | None = None
     grammar: Source | None = None
     json_object: Literal[True] | None = None
     disable_fallback: Absent = None
@@ -125,8 +132,7 @@ class StructuredOutputs(Part):
     @property
     def constraint(self) -> Constraint:
         [(name, value)] = self.given.items()
-        source = "" if value is True else value if isinstance(value, str) else _json(value)
-        return Constraint(Grammar(KINDS[name], source), f"structured_outputs.{name.rstrip('_')}")
+        return _constraint(name, value, f"structured_outputs.{name.rstrip('_')}")
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -134,3 +140,10 @@ class StructuredOutputs(Part):
             names = "`json`, `regex`, `choice`, `grammar`, `json_object`"
             raise fault("", f"must hold exactly one of {names}; {len(self.given)} were given")
         return self
+
+
+def guided(request: Any) -> list[Constraint]:
+    """Of its fields `guided_json`, `guided_regex` and so on."""
+    fields = {name: f"guided_{name.rstrip('_')}" for name in KINDS}
+    given = {name: getattr(request, field, None) for name, field in fields.items()}
+    return [_constraint(name, it, fields[name]) for name, it in given.items() if it is not None]

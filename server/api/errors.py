@@ -30,6 +30,13 @@ from server.observe.metrics_table import Rejection
 
 RETRY_SECONDS = {429: 1, 503: 2}
 LONGEST_RETRY = 3600
+# Behind /v1: of other models, and of services that store. A 404, as of a model: SDKs raise
+# NotFoundError at once, where they would try again after a 501.
+NOT_SERVED = frozenset(
+    {"assistants", "audio", "batches", "classify", "containers", "conversations", "embeddings",
+     "evals", "files", "fine_tuning", "images", "moderations", "pooling", "realtime", "rerank",
+     "score", "skills", "threads", "uploads", "vector_stores", "videos"}
+)  # fmt: skip
 REASONS: Mapping[str, Rejection] = {  # of the metric, by code
     "body_too_large": "too_large",
     "queue_full": "queue_full",
@@ -165,8 +172,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        path = request.url.path[:100]
-        known = ApiError(404, f"there is no route {path}", code="unknown_route")
+        known = _no_route(request.url.path[:100], {route.path for route in request.app.routes})
     elif error.status_code == 405:
         routes = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
         allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
@@ -178,6 +184,15 @@ async def _on_http(request: Request, error: Exception) -> Response:
     response = respond(known)
     response.headers.update(error.headers or {})
     return response
+
+
+def _no_route(path: str, routes: set[str]) -> ApiError:
+    bare = path.rstrip("/").removeprefix("/v1")
+    if bare.removeprefix("/v2").strip("/").partition("/")[0] in NOT_SERVED:
+        said = f"this server generates text, and does nothing else: there is no {path}"
+        return ApiError(404, said, code="unsupported_endpoint")
+    near = [f"; there is {other}" for other in ("/v1" + bare, bare) if other in routes]
+    return ApiError(404, f"there is no route {path}{''.join(near[:1])}", code="unknown_route")
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:

@@ -119,6 +119,7 @@ def _capabilities(services: Services) -> dict[str, Any]:
         "models": list(services.config.model_names),
         "engine": {name: getattr(ready, name, None) for name in ENGINE_FACTS},
         "limits": _limits(services, ready),
+        "unknown_fields": services.config.server.unknown_fields,
         "endpoints": {
             path: {name: _field(row, services) for name, row in rows.items()}
             for path, rows in ROWS.items()

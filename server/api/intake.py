@@ -30,6 +30,7 @@ from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
 from server.generation.progress import PROGRESS, ReplyProgress
 from server.keys import Tenant
+from server.observe.exchange import EXCHANGE
 
 GREEDY_BELOW = 1e-4  # of temperatures
 SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
@@ -45,6 +46,7 @@ class Call:
     fingerprint: str
     seed: int  # as the client gave it, or as drawn; the same seed gives the same text
     include_usage: bool
+    continuous_usage: bool = False
     generation: Generation
     service_tier: str | None = None  # as asked for; there is one only
     use: ToolUse | None = None  # how to read tool calls in it
@@ -65,13 +67,16 @@ async def start(
     services: Services, http: Request, request: ChatRequest | CompletionRequest, *, prefix: str
 ) -> Call:
     """A started generation of every choice of every prompt. `prefix`: of its id."""
-    tenant = tenant_of(http, services.keyring)
+    tenant, exchange = tenant_of(http, services.keyring), EXCHANGE.get()
+    if request.request_id is not None and exchange is not None:
+        exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
     ready = _check(services, request, tenant)
     with services.admission.reserve(request.num_sequences):
         if isinstance(request, ChatRequest):
             prompts = await of_chat(services, request, ready)
         else:
             prompts = await of_completion(services, request, ready)
+        prompts.ids = _last(prompts.ids, request, ready)
         num_tokens = _check_prompts(services, prompts, request, ready)
         if (asked := request.constraint) is not None:
             await services.grammars.check(asked.grammar, param=asked.param)
@@ -90,6 +95,8 @@ async def start(
         now = time.time()
         generation.start(arrival=now)
         created, fingerprint = int(now), services.fingerprint(ready)
+        if request.request_id is not None:
+            id = prefix + request.request_id  # which another request may have, too
         if progress is not None:
             id, created = progress.begin(id, created, seed=seed, fingerprint=fingerprint)
     return Call(
@@ -99,6 +106,7 @@ async def start(
         fingerprint=fingerprint,
         seed=seed,
         include_usage=request.stream_options.include_usage,
+        continuous_usage=request.stream_options.continuous_usage_stats,
         generation=generation,
         service_tier=request.service_tier,
         use=prompts.use,
@@ -141,6 +149,17 @@ def _check_prompts(
     num_tokens += len(request.resume.token_ids) if request.resume is not None else 0
     services.admission.check_tokens(num_tokens)
     return num_tokens
+
+
+def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> list[list[int]]:
+    """What `truncate_prompt_tokens` keeps of them."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return prompts
+    if keep == -1:
+        named = request.length if request.names_length else None
+        keep = max(ready.max_model_len - (1 if named is None else named), 1)
+    return [ids[-keep:] for ids in prompts]
 
 
 def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:

@@ -21,9 +21,17 @@ Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: AnyObject = {"type": "object", "properties": {}}
 
 
+class CacheControl(Part):
+    """A hint that changes nothing: every prompt is cached, as long as there is room."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextPart(Part):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Absent = None
 
 
@@ -49,13 +57,17 @@ class Call(Part):
 
 
 class Message(Part):
-    """What the assistant refused to say stands instead of its content. The last five members are
-    those of the SDKs' own message objects, when they are sent back; they say nothing new."""
+    """What the assistant refused to say stands instead of its content. Its reasoning, under either
+    name, is for chat templates that read it. The last five members are those of the SDKs' own
+    message objects, when they are sent back; they say nothing new."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Label | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    cache_control: CacheControl | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS, fail_fast=True)] = []
     tool_call_id: Label | None = None
     parsed: Any = None
@@ -73,18 +85,23 @@ class Message(Part):
             )
         return self.content or self.refusal or ""
 
+    @property
+    def thoughts(self) -> str:
+        return self.reasoning or self.reasoning_content or ""
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Which role may have what, and what it must have."""
-        assistants = {"refusal": self.refusal, "tool_calls": self.tool_calls}
-        for member, given in assistants.items():
-            if given and self.role != "assistant":
+        for member in ("refusal", "tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, member) and self.role != "assistant":
                 raise fault(member, "is only allowed in messages of the role assistant")
+        if self.reasoning and self.reasoning_content not in (None, self.reasoning):
+            raise fault("reasoning", "and `reasoning_content` are one thing, but differ")
         if self.tool_call_id and self.role != "tool":
             raise fault("tool_call_id", "is only allowed in messages of the role tool")
         if self.refusal and self.content:
             raise fault("refusal", "is only allowed without a content")
-        if self.content is None and not (self.refusal or self.tool_calls):
+        if self.content is None and not (self.refusal or self.tool_calls or self.thoughts):
             raise fault("content", "is required: a string or a list of text parts", "missing_field")
         for i, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if part.type == "refusal" and self.role != "assistant":
@@ -135,6 +152,8 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
+    if message.thoughts:  # templates know one name or the other
+        turn |= {"reasoning": message.thoughts, "reasoning_content": message.thoughts}
     for call in message.tool_calls:
         function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
         shown = {"id": call.id, "type": "function", "function": function}
@@ -186,6 +205,7 @@ class ToolFunction(Part):
 class Tool(Part):
     type: Literal["function"]
     function: ToolFunction
+    cache_control: CacheControl | None = None
 
     def as_template_sees(self) -> dict[str, Any]:
         """In the key order of transformers' own."""

@@ -41,17 +41,29 @@ class Prompts:
 async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Prompts:
     """Raises ChatTemplateError, GrammarRefused, and ApiError for a text that cannot fit."""
     use = tool_use(services, request)
-    prompts = Prompts([await chat_ids(services, request, ready)], ["messages"], use=use)
+    ids = await chat_ids(
+        services,
+        request,
+        ready,
+        add_special_tokens=request.add_special_tokens,
+        whole=request.truncate_prompt_tokens is None,
+    )
+    prompts = Prompts([ids], ["messages"], use=use)
     if use is not None:
         prompts.grammar = await grammar_of(services, request, use)
     return prompts
 
 
 async def chat_ids(
-    services: Services, request: ChatPrompt, ready: Ready, *, add_special_tokens: bool = False
+    services: Services,
+    request: ChatPrompt,
+    ready: Ready,
+    *,
+    add_special_tokens: bool = False,
+    whole: bool = True,
 ) -> list[int]:
     """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
-    that cannot fit."""
+    that cannot fit, if all of it has to (`whole`: else its end is enough)."""
     tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
     variables = _template_variables(services, request)
 
@@ -64,11 +76,13 @@ async def chat_ids(
             continue_final_message=request.continue_final_message,
             variables=variables,
         )
-        _check_size(services, rendered.text, ready=ready, param="messages")
-        return token_ids(services.tokenizer, rendered, add_special_tokens=add_special_tokens)
+        text = _readable(services, rendered.text, ready=ready, param="messages", whole=whole)
+        written = replace(rendered, text=text)
+        return token_ids(services.tokenizer, written, add_special_tokens=add_special_tokens)
 
     plain = tools is None and len(request.messages) <= SHORT
-    size = sum(len(message.text) for message in request.messages) if plain else SHORT + 1
+    texts = (text for message in request.messages for text in (message.text, message.thoughts))
+    size = sum(map(len, texts)) if plain else SHORT + 1
     return await _off_loop(work, size=size)
 
 
@@ -103,13 +117,20 @@ async def of_completion(services: Services, request: CompletionRequest, ready: R
     all_ids: list[list[int]] = []
     for prompt, param in zip(request.prompt, params, strict=True):
         if isinstance(prompt, str):
-            plain = bool(request.suffix)
-            ids = await encode(services, prompt, ready=ready, param=param, plain=plain)
+            ids = await encode(
+                services,
+                prompt,
+                ready=ready,
+                param=param,
+                add_special_tokens=request.add_special_tokens,
+                plain=bool(request.suffix),
+                whole=request.truncate_prompt_tokens is None,
+            )
         else:
             check_ids(ids := prompt, ready=ready, param=param)
         all_ids.append(ids)
     if request.suffix:
-        return await _fill_in(services, request.suffix, all_ids, params, ready)
+        return await _fill_in(services, request, all_ids, params, ready)
     if not request.echo:
         return Prompts(all_ids, params)
     decode, skip = services.tokenizer.decode, request.skip_special_tokens
@@ -126,7 +147,11 @@ async def of_completion(services: Services, request: CompletionRequest, ready: R
 
 
 async def _fill_in(
-    services: Services, suffix: str, prompts: list[list[int]], params: list[str], ready: Ready
+    services: Services,
+    request: CompletionRequest,
+    prompts: list[list[int]],
+    params: list[str],
+    ready: Ready,
 ) -> Prompts:
     """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
     that spells out a special token must not end the gap. When they are too long together, the
@@ -134,9 +159,9 @@ async def _fill_in(
     fill_in = services.tokenizer.fill_in
     assert fill_in is not None, "the row of `suffix` refuses it"
     after = await encode(
-        services, suffix, ready=ready, param="suffix", add_special_tokens=False, plain=True
+        services, request.suffix, ready=ready, param="suffix", add_special_tokens=False, plain=True
     )
-    lead = services.tokenizer.encode("", add_special_tokens=True)
+    lead = services.tokenizer.encode("", add_special_tokens=request.add_special_tokens)
     return Prompts(
         [[*lead, *fill_in.prompt(before, after)] for before in prompts],
         [
@@ -169,14 +194,16 @@ async def encode(
     param: str,
     add_special_tokens: bool = True,
     plain: bool = False,
+    whole: bool = True,
 ) -> list[int]:
-    """Token ids of a text. `plain`: no special token, not even where the text spells one out."""
+    """Token ids of a text. `plain`: no special token, not even where the text spells one out.
+    `whole`: all of it has to fit the context; else its end is enough."""
 
     def work() -> list[int]:
-        _check_size(services, text, ready=ready, param=param)
+        read = _readable(services, text, ready=ready, param=param, whole=whole)
         if plain:
-            return services.tokenizer.encode_plain(text)
-        return services.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return services.tokenizer.encode_plain(read)
+        return services.tokenizer.encode(read, add_special_tokens=add_special_tokens)
 
     return await _off_loop(work, size=len(text))
 
@@ -187,13 +214,15 @@ async def _off_loop(work: Callable[[], T], *, size: int) -> T:
     return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
-def _check_size(services: Services, text: str, *, ready: Ready, param: str) -> None:
-    """Raises ApiError for more bytes than the context can hold in any tokens."""
-    size = len(text.encode("utf-8"))
-    if size > ready.max_model_len * services.longest_token:
+def _readable(services: Services, text: str, *, ready: Ready, param: str, whole: bool) -> str:
+    """The text, or of more bytes than the context can hold in any tokens as many at its end, so
+    that the work is bounded. Raises ApiError for so many if it is wanted `whole`."""
+    size, most = len(text.encode("utf-8")), ready.max_model_len * services.longest_token
+    if whole and size > most:
         known = f"This model's maximum context length is {ready.max_model_len} tokens"
         said = f"`{param}` has {size} bytes, which is more than they can hold"
         raise too_long(param, f"{known}, but {said}")
+    return text[-most:]
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:

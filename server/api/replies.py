@@ -233,6 +233,7 @@ class Models(TypedDict):
 class Capabilities(TypedDict):
     object: Literal["capabilities"]
     limits: Object
+    unknown_fields: Literal["refuse", "warn"]
     endpoints: Object
 
 

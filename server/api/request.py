@@ -9,7 +9,8 @@ Messages name strings and containers by their kind only, so that none repeats a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -33,6 +34,7 @@ from server.api.services import Services
 Source = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 AnyObject = dict[str, Any]
+MOST_NAMED = 20  # unknown fields, in a header
 # A member that is known and not honoured: only what says nothing may stand there.
 Absent = Annotated[None, BeforeValidator(lambda value: value or None)]
 
@@ -65,16 +67,20 @@ class RequestBody(Part):
         return rows
 
     @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Self:
-        """Raises ApiError, always a 400."""
-        given = cls._known(data)
+    def read(cls, data: Mapping[str, Any], ignored: list[str] | None = None) -> Self:
+        """Raises ApiError, always a 400. `ignored`: takes the paths of fields that are unknown,
+        which are refused without it."""
+        given = cls._known(data, ignored)
         try:
-            return cls.model_validate(given)
+            found = cls.model_validate(given, extra=None if ignored is None else "allow")
         except ValidationError as failure:
             raise explain(failure, given, cls.rows()) from None
+        if ignored is not None:
+            ignored += _drop_unknown(found, ())
+        return found
 
     @classmethod
-    def _known(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+    def _known(cls, data: Mapping[str, Any], ignored: list[str] | None) -> dict[str, Any]:
         """The fields to validate: nulls, and refused fields at a neutral value, are left out.
 
         Raises ApiError for unknown fields and for refused ones.
@@ -82,7 +88,10 @@ class RequestBody(Part):
         rows = cls.rows()
         given = {name: value for name, value in data.items() if value is not None}
         unknown = [name[:64] for name in given if name not in rows]
-        if unknown:
+        if ignored is not None:
+            ignored += unknown
+            given = {name: value for name, value in given.items() if name in rows}
+        elif unknown:
             names = ", ".join(f"`{name}`" for name in unknown[:5])
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
             plural = "s" if len(unknown) > 1 else ""
@@ -243,6 +252,26 @@ def _value(steps: Steps, data: Any) -> Any:
     for step in steps:
         data = data.get(step) if isinstance(data, dict) else data[step]
     return data
+
+
+def _drop_unknown(value: Any, steps: Steps) -> Iterator[str]:
+    """The paths of members that no model declares, which are gone then."""
+    if isinstance(value, Part):
+        if value.model_extra:
+            yield from (path_of((*steps, name)) for name in value.model_extra)
+            value.model_extra.clear()
+        for name, inner in value.__dict__.items():
+            yield from _drop_unknown(inner, (*steps, name))
+    elif isinstance(value, list) and value and isinstance(value[0], Part):  # not of a million ids
+        for i, inner in enumerate(value):
+            yield from _drop_unknown(inner, (*steps, i))
+
+
+def as_header(paths: list[str]) -> str:
+    """Paths as clients wrote them, in signs that a header and a line of the log may hold."""
+    names = [re.sub(r"[^\w.\[\]-]", "?", path, flags=re.ASCII) for path in paths[:MOST_NAMED]]
+    more = len(paths) - MOST_NAMED
+    return ", ".join([*names, f"and {more} more"] if more > 0 else names)
 
 
 def path_of(steps: Steps) -> str:

@@ -19,7 +19,7 @@ from starlette.routing import request_response
 from engine.messages import Ready
 from server.api import replies
 from server.api.body import parse_json, read_body
-from server.api.request import RequestBody
+from server.api.request import RequestBody, as_header
 from server.api.services import VERSION, Services
 
 EVENT = {
@@ -73,6 +73,7 @@ class BodyRouter(APIRouter):
         self, services: Services, *, guard: Callable[[Request], None] | None = None
     ) -> None:
         limit = services.config.server.max_body_bytes
+        is_strict = services.config.server.unknown_fields == "refuse"
 
         class BodyRoute(APIRoute):
             def __init__(self, *args: Any, **options: Any) -> None:
@@ -90,8 +91,12 @@ class BodyRouter(APIRouter):
                 async def handle(http: Request) -> Response:
                     if guard is not None:
                         guard(http)
-                    request = kind.read(parse_json(await read_body(http, limit)))
+                    ignored: list[str] | None = None if is_strict else []
+                    request = kind.read(parse_json(await read_body(http, limit)), ignored)
                     response: Response = await endpoint(http=http, **{name: request})
+                    if ignored:
+                        names = response.headers["X-Ignored-Fields"] = as_header(ignored)
+                        services.warn_of_unknown(names)
                     return response
 
                 return handle

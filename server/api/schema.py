@@ -16,7 +16,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from engine.config import PROPOSERS, ProposerName
 from engine.messages import MAX_LOGPROBS, Grammar
 from server.api import limits
-from server.api.constraints import Constraint, ResponseFormat, StructuredOutputs
+from server.api.constraints import (
+    Choices,
+    Constraint,
+    ResponseFormat,
+    SchemaOrText,
+    StructuredOutputs,
+    guided,
+)
 from server.api.errors import invalid, missing
 from server.api.fields import (
     Refused,
@@ -40,6 +47,7 @@ from server.api.messages import (
     tool_choice,
 )
 from server.api.request import Label, Part, RequestBody, Source, fault, wrong
+from server.observe.exchange import LABEL
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -98,8 +106,10 @@ Messages = Annotated[list[Message],
     Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
     described(...,
         "Roles system, developer (treated as system), user, assistant, tool. Content is a string or"
-        " a list of text parts (of the assistant: refusals, too), joined by line breaks. `name` is"
-        " for the chat template. Special tokens that a message spells out are plain text.",
+        " a list of text parts (of the assistant: refusals, too), joined by line breaks. `name` and"
+        " the assistant's `reasoning_content` (or `reasoning`) are for chat templates that read"
+        " them. `cache_control`, of a message, part or tool, is a hint and no-op: every prompt is"
+        " cached while there is room. Special tokens that a message spells out are plain text.",
         f"a list of 1 to {limits.MAX_MESSAGES} messages", unless=no_chat_template)]
 TemplateVariables = Annotated[dict[str, bool | int | float | Label],
     Field(max_length=limits.MAX_TEMPLATE_KWARGS), at_most(limits.MAX_TEMPLATE_KWARGS),
@@ -109,13 +119,13 @@ TemplateVariables = Annotated[dict[str, bool | int | float | Label],
         f"an object of at most {limits.MAX_TEMPLATE_KWARGS} variables, to true, false, a number or"
         " a string", neutral=({},), unless=no_variables)]
 ParallelCalls = Annotated[bool | None, described(...,
-        "Whether a reply may hold several calls; default true. false: at most one, by a grammar.",
-        ", and only with `tools`")]
+        "Whether a reply may hold several calls; default true. false: at most one, by a grammar.")]
 # fmt: on
 
 
 class StreamOptions(Part):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
@@ -132,6 +142,9 @@ class Prediction(Part):
 
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Keep = Literal[-1] | Annotated[int, Field(ge=1, le=limits.MAX_LENGTH_FIELD)]
+OLD_SPELLING = 'Extension. Older spelling of `structured_outputs`: {{"{}": ...}}.'
+SPECIAL_TOKENS = "Extension. A prompt begins with the tokens that the tokenizer adds to any text."
 
 
 class Resume(Part):
@@ -220,6 +233,10 @@ class Generating(RequestBody):
     timeout: float | None = described(None,
         "Extension. Seconds that the request may take, waiting included; then it ends with an"
         " error (504).", ge=1, le=limits.MAX_SECONDS)
+    request_id: str | None = described(None,
+        "Extension. The reply's `id` ends with it. Without a header `X-Request-Id` it stands for"
+        " one, in the reply and the log. New for each request: ids of tool calls are made of it.",
+        "a string of 1 to 128 letters, digits and ._:/+=@-", pattern=f"^{LABEL}$")
     return_token_ids: bool = described(False,
         "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
         " beside the choices (chat), in streams on the first chunk.")
@@ -264,9 +281,11 @@ class CommonRequest(Generating, ABC):
         "Choices per prompt. Choice 0 uses the seed itself, choice i a fixed mix of seed and i.",
         ge=1, le=limits.MAX_N)
     stream_options: StreamOptions = described(StreamOptions(),
-        "A last chunk with the usage and no choices. Nothing is padded.",
-        'an object with the fields "include_usage" (true or false) and "include_obfuscation"'
-        " (false), and only with `stream`")
+        "A last chunk with the usage and no choices. Extension: with `continuous_usage_stats` each"
+        " chunk has the usage so far, of all choices together. Without either no chunk has usage."
+        " Nothing is padded.",
+        'an object with the fields "include_usage" and "continuous_usage_stats" (true or false)'
+        ' and "include_obfuscation" (false), and only with `stream`')
     prompt_logprobs: int | None = described(None,
         "Extension. Log-probabilities of the prompt, with so many alternatives, in vLLM's shape: in"
         " each choice (completions) or beside the choices (chat).",
@@ -285,13 +304,34 @@ class CommonRequest(Generating, ABC):
         " that cannot be enforced whole is a 400.",
         'an object with the field "type": "text", "json_object" or "json_schema", the last with'
         ' "json_schema": {"name", "schema", "description", "strict"}')
+    guided_json: SchemaOrText | None = described(None,
+        OLD_SPELLING.format("json"), "a JSON schema, as an object or as its text")
+    guided_regex: Source | None = described(None, OLD_SPELLING.format("regex"))
+    guided_choice: Choices | None = described(None,
+        OLD_SPELLING.format("choice"), f"a list of 1 to {limits.MAX_CHOICES} strings")
+    guided_grammar: Source | None = described(None, OLD_SPELLING.format("grammar"))
+    truncate_prompt_tokens: Keep | None = described(None,
+        "Extension. Of each prompt, template and all, its last so many tokens are used; -1: as many"
+        " as the context holds beside the tokens that the request asks for by name, or beside one.",
+        f"-1 or an integer from 1 to {limits.MAX_LENGTH_FIELD}, and only without `echo` and"
+        " `suffix`")
     store: bool | None = described(None, "Nothing is ever stored.", no_op=True)
+    guided_decoding_backend: Label | None = described(None, "There is one.", no_op=True)
+    spaces_between_special_tokens: bool = described(True,
+        "The tokenizer alone says where blanks are.", no_op=True)
     functions: Refused = refused("The old form of `tools`; use `tools`.", [])
     function_call: Refused = refused("The old form of `tool_choice`; use `tool_choice`.", "none")
     audio: Refused = refused("Audio output.")
     modalities: Refused = refused("Other output than text.", ["text"])
     verbosity: Refused = refused("Verbosity control.", "medium")
     web_search_options: Refused = refused("Web search.")
+    use_beam_search: Refused = refused("Beam search.", False)
+    length_penalty: Refused = refused("Of beam search.", 1.0, 1)
+    bad_words: Refused = refused("Use `logit_bias`.", [])
+    allowed_token_ids: Refused = refused("Use `structured_outputs`.")
+    return_tokens_as_token_ids: Refused = refused("Use `return_token_ids`.", False)
+    truncation_side: Refused = refused("The last tokens are kept.", "left")
+    guided_whitespace_pattern: Refused = refused("JSON is written on one line.")
     # Routers in front add these to every request.
     no_stop_trim: Refused = refused("Use `include_stop_str_in_output`.", False)
     return_hidden_states: Refused = refused("Hidden states stay in the engine.", False)
@@ -340,10 +380,14 @@ class CommonRequest(Generating, ABC):
     @cached_property
     def constraint(self) -> Constraint | None:
         """What the text must satisfy, and the field that asks for it."""
-        found = self.response_format.constraint if self.response_format is not None else None
-        if found is None and self.structured_outputs is not None:
-            return self.structured_outputs.constraint
-        return found
+        return next(iter(self.constraints), None)
+
+    @cached_property
+    def constraints(self) -> list[Constraint]:
+        """Of each field that asks for something; a request may have one."""
+        shapes = (self.response_format, self.structured_outputs)
+        asked = [shape.constraint for shape in shapes if shape is not None]
+        return [one for one in [*asked, *guided(self)] if one is not None]
 
     @property
     def grammar(self) -> Grammar | None:
@@ -355,10 +399,10 @@ class CommonRequest(Generating, ABC):
             raise invalid("stream_options", "is only allowed with `stream`: true")
         if self.prompt_logprobs is not None and self.stream:
             raise invalid("prompt_logprobs", "is only allowed without `stream`: true")
-        shaped = self.response_format is not None and self.response_format.constraint is not None
-        if shaped and self.structured_outputs is not None:
-            said = "and `response_format` both shape the text; leave one out"
-            raise invalid("structured_outputs", said)
+        if len(self.constraints) > 1:
+            first, second, *_ = self.constraints
+            said = f"and `{first.field}` both shape the text; leave one out"
+            raise invalid(second.field, said)
         if self.length is not None and self.min_tokens > self.length:
             raise wrong("min_tokens", f"at most `max_tokens` ({self.length})", self.min_tokens)
         if self.resume is not None:
@@ -475,7 +519,10 @@ class ChatRequest(CommonRequest, ChatPrompt):
     logprobs: bool = described(False,
         "Of the model itself: before penalties, bias, temperature and filters.")
     top_logprobs: int | None = described(None, "Alternatives per token.",
-        ", and only with `logprobs`: true", ge=0, le=MAX_LOGPROBS)
+        ", and only with `logprobs`: true unless 0", neutral=(0,), ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool = described(False, SPECIAL_TOKENS
+        + " Default false: the chat template writes them.")
+    echo: Refused = refused("For completions.", False)
     parallel_tool_calls: ParallelCalls = None
     # Routers in front add these to every request.
     include_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
@@ -494,15 +541,13 @@ class ChatRequest(CommonRequest, ChatPrompt):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "is only allowed with `logprobs`: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
             said = "and `max_completion_tokens` name one limit; leave one of them out"
             raise invalid("max_tokens", said)
-        if not self.tools and self.parallel_tool_calls is False:
-            raise invalid("parallel_tool_calls", "is only allowed with `tools`")
         return self
 
 
@@ -558,6 +603,7 @@ class CompletionRequest(CommonRequest):
     logprobs: int | None = described(None,
         "Of the model itself: before penalties, bias, temperature and filters.",
         ge=0, le=MAX_LOGPROBS)
+    add_special_tokens: bool = described(True, SPECIAL_TOKENS + " Default true.")
     tools: Refused = refused("Tools are for chat.", [])
     tool_choice: Refused = refused("Tools are for chat.", "none")
     parallel_tool_calls: Refused = refused("Tools are for chat.")
@@ -588,4 +634,7 @@ class CompletionRequest(CommonRequest):
             raise invalid("best_of", f"{said} candidates are compared when they are complete")
         if self.suffix and self.echo:
             raise invalid("echo", "is only allowed without `suffix`")
+        for name in ("echo", "suffix"):
+            if getattr(self, name) and self.truncate_prompt_tokens is not None:
+                raise invalid("truncate_prompt_tokens", f"is only allowed without `{name}`")
         return self

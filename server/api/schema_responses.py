@@ -161,7 +161,7 @@ class ResponsesRequest(Generating):
             f'a list of "{LOGPROBS}" and "reasoning.encrypted_content"')
     )
     top_logprobs: int | None = described(None, "Alternatives per token.",
-        f', and only with `include`: ["{LOGPROBS}"]', ge=0, le=MAX_LOGPROBS)
+        f', and only with `include`: ["{LOGPROBS}"] unless 0', neutral=(0,), ge=0, le=MAX_LOGPROBS)
     text: TextConfig = described(TextConfig(),
         "`format` does what `response_format` does for chat, `verbosity` what it does there.",
         'an object with "format" (an object of the type text, json_object or json_schema) and'
@@ -281,7 +281,7 @@ class ResponsesRequest(Generating):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.top_logprobs is not None and LOGPROBS not in self.include:
+        if self.top_logprobs and LOGPROBS not in self.include:
             raise invalid("top_logprobs", f'is only allowed with `include`: ["{LOGPROBS}"]')
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed with `stream`: true")

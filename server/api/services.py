@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 
@@ -19,7 +21,10 @@ from server.observe.exchange import Exchange
 from server.observe.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 VERSION = version("foredraft")
+QUIET_SECONDS = 60.0  # between two lines of the log about unknown fields
 
 
 @dataclass(kw_only=True)
@@ -33,6 +38,7 @@ class Services:
     grammars: GrammarChecker
     keyring: Keyring
     tell: Callable[[Exchange], None] | None = None  # of each request that has ended
+    _quiet_until: float = field(default=0.0, init=False)
 
     @cached_property
     def admission(self) -> Admission:
@@ -55,8 +61,15 @@ class Services:
         names = self.config.model_names
         if name not in names:
             here = ", ".join(f"`{known}`" for known in names)
-            said = f"there is no such model here; this server has {here}"
+            given = name if len(name) <= 100 else name[:97] + "..."
+            said = f"the model `{given}` does not exist here; this server has {here}"
             raise ApiError(404, said, param="model", code="model_not_found")
+
+    def warn_of_unknown(self, names: str) -> None:
+        """A request had such fields, and was served without them."""
+        if (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + QUIET_SECONDS
+            logger.warning("fields that this server does not know were ignored: %s", names)
 
     def fingerprint(self, ready: Ready) -> str:
         """Changes with whatever may change a reply to the same request: code, model, numerics.

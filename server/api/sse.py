@@ -5,7 +5,9 @@ that the client left, one pings and cuts a client that takes nothing.
 
 `[DONE]` comes only after every choice had a real finish. If the engine is lost or refuses, the
 stream gets one `data: {"error": ...}` event and is closed without it. `seed` stands on the first
-and the last chunk; the last chunk (with `include_usage` the one without choices) has the usage.
+and the last chunk. Usage stands where `stream_options` asks for it and nowhere else, as OpenAI's:
+with `include_usage` on a last chunk without choices, and a null on those before; with
+`continuous_usage_stats` on all chunks, so far.
 A client that leaves cancels the iterator, and whatever happens `close` aborts what is still open.
 """
 
@@ -121,39 +123,40 @@ async def chunks(
     """Chunks of the object `kind` and of one choice each; those that come together leave together.
     `choices`: of a delta. `opening`: before any text. `first`: what only the first chunk has."""
     head, generation = call.head(kind), call.generation
-    usage = {"usage": None} if call.include_usage else {}
-    extra: dict[str, Any] = {"seed": call.seed, **(first or {})}
+    seed: dict[str, Any] = {"seed": call.seed}
+    extra, no_usage = {**seed, **(first or {})}, {"usage": None} if call.include_usage else {}
 
-    def chunk(choices: list[dict[str, Any]], last: dict[str, Any] | None = None) -> bytes:
-        event = as_event({**head, "choices": choices, **usage, **extra, **(last or {})})
+    def so_far() -> dict[str, Any]:
+        return {"usage": usage_body(generation.usage)} if call.continuous_usage else no_usage
+
+    def chunk(choices: list[dict[str, Any]], usage: dict[str, Any], *, last: bool = False) -> bytes:
+        event = as_event({**head, "choices": choices, **usage, **extra, **(seed if last else {})})
         extra.clear()
         return event
 
-    def ending() -> dict[str, Any]:
-        return {"seed": call.seed, "usage": usage_body(generation.usage)}
-
-    def events(deltas: list[Delta]) -> bytes:
+    def events(deltas: list[Delta], usage: dict[str, Any]) -> bytes:
         found = [choice for delta in deltas for choice in choices(delta)]
-        ends = generation.finished and not call.include_usage
-        events = [chunk([choice]) for choice in found[:-1]]
-        events += [chunk([choice], ending() if ends else None) for choice in found[-1:]]
+        last = generation.finished and not call.include_usage
+        events = [chunk([choice], usage) for choice in found[:-1]]
+        events += [chunk([choice], usage, last=last) for choice in found[-1:]]
         return b"".join(events)
 
     scored = generation.spec.show_logprobs
     try:
         if opening:
-            yield b"".join([chunk([choice]) for choice in opening])
+            yield b"".join([chunk([choice], so_far()) for choice in opening])
         while not generation.finished:
             await generation.news()
-            deltas = generation.take()
+            deltas, usage = generation.take(), so_far()
             if scored and many(deltas):
-                told = await asyncio.to_thread(events, deltas)
+                told = await asyncio.to_thread(events, deltas, usage)
             else:
-                told = events(deltas)
+                told = events(deltas, usage)
             if told and not generation.finished:
                 yield told
         # In one piece: who has the finish has the end.
-        yield told + (chunk([], ending()) if call.include_usage else b"") + DONE
+        whole = {"usage": usage_body(generation.usage)}
+        yield told + (chunk([], whole, last=True) if call.include_usage else b"") + DONE
     except Exception as error:
         yield as_event(as_logged_error(call, error).body)
     finally:

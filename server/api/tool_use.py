@@ -113,4 +113,5 @@ def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
         case Grammar("json_schema"):
             schema: Mapping[str, Any] = json.loads(request.grammar.source)
             return schema
-    raise invalid("structured_outputs", "and `tools` cannot both shape one reply")
+    assert request.constraint is not None
+    raise invalid(request.constraint.field, "and `tools` cannot both shape one reply")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Forwarded every few seconds by platforms, whose answers are worth a line when they are bad news.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-_LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+LABEL = "[A-Za-z0-9._:/+=@-]{1,128}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,11 @@ class Exchange:
     began: float = field(default_factory=time.monotonic)
     total: float = 0.0
 
+    def rename(self, id: str, *, unless: str | None) -> None:
+        """As its client calls it in the body, `unless` it has its name from a header."""
+        if self.id != unless:
+            self.id = id
+
     def end(self, tell: Callable[[Exchange], None] | None = None) -> None:
         """Its last byte was handed over. `tell` goes before the line in the log."""
         self.total = time.monotonic() - self.began
@@ -95,7 +100,7 @@ EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 def request_id(given: str = "") -> str:
     """The client's own where it is a label of up to 128 letters, digits and ._:/+=@-, else one of
     ours."""
-    return given if _LABEL.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+    return given if re.fullmatch(LABEL, given) else f"req-{uuid.uuid4().hex}"
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -99,12 +99,12 @@ COMMON_BAD: list[tuple[str, Any, str]] = [
     ("service_tier", 1, "service_tier"),
     ("model", 5, "model"),
     ("frobnicate", 1, "frobnicate"),
-    ("guided_json", {}, "guided_json"),
+    ("guided_json", 3, "guided_json"),
     ("tools", "look_up", "tools"),
     ("tool_choice", "required", "tool_choice"),
     ("functions", [{}], "functions"),
     ("function_call", "auto", "function_call"),
-    ("parallel_tool_calls", False, "parallel_tool_calls"),
+    ("parallel_tool_calls", 0, "parallel_tool_calls"),
     ("prediction", "x", "prediction"),
     ("prediction", {"type": "text", "content": "x"}, "prediction.type"),
     ("prediction", {"content": "x"}, "prediction.type"),
@@ -408,10 +408,13 @@ def test_a_named_length_must_fit_a_default_is_clipped(served: Served, http: http
 
 
 def test_unknown_model(http: httpx.Client) -> None:
-    """Another model's name is a 404, as with OpenAI."""
+    """Another model's name is a 404, as with OpenAI, which says it again."""
     error = error_of(http.post(COMPLETIONS, json={"model": "gpt-4o", "prompt": "a"}), 404)
     assert error["code"] == "model_not_found"
     assert MODEL in error["message"]
+    assert "`gpt-4o`" in error["message"]
+    long = error_of(http.post(COMPLETIONS, json={"model": "m" * 9999, "prompt": "a"}), 404)
+    assert len(long["message"]) < 300
     assert error_of(http.get("/v1/models/gpt-4o"), 404)["code"] == "model_not_found"
 
 

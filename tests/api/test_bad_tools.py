@@ -83,7 +83,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "tool_choice.allowed_tools.tools",
     ),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),

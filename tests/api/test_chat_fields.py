@@ -11,8 +11,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.byte_tokenizer import IM_END, IM_START, ByteTokenizer
-from tests.support.fake_client import FakeClient
+from tests.support.byte_tokenizer import EOS, IM_END, IM_START, ByteTokenizer
+from tests.support.fake_client import FakeClient, listed_script
 from tests.support.serving import MODEL, Served, serve
 
 CHAT = "/v1/chat/completions"
@@ -167,6 +167,42 @@ def test_a_null_in_a_text_part_is_as_good_as_left_out(served: Served, sdk: OpenA
     sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1, prediction=hint)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_the_assistant_thought_goes_to_templates_that_read_it(name: str) -> None:
+    """Law: as vLLM has it, under either name; another template leaves it out of the prompt. Bug: a
+    reply of a reasoning model, sent back, was a 400."""
+    messages = [*HELLO, {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}, *HELLO]
+    said = {}
+    for reads in ((), ("reasoning_content",)):
+        with (
+            serve(FakeClient(), tokenizer=ByteTokenizer(reads=reads)) as served,
+            OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
+        ):
+            said[reads] = prompt_of(served, sdk, messages)
+            assert served.client.submitted[-1].prompt.count(IM_END) == 3
+    assert "assistant\nA.<|im_end|>" in said[()]
+    assert "assistant\n<think>Hm<|im_end|></think>A.<|im_end|>" in said[("reasoning_content",)]
+
+
+def test_only_the_assistant_thinks(served: Served, sdk: OpenAI) -> None:
+    """And it may have come no further; two names for two things are a mistake."""
+    thought = {"role": "assistant", "content": None, "reasoning_content": "Hm", "reasoning": "Hm"}
+    assert prompt_of(served, sdk, [*HELLO, thought, *HELLO])
+    for wrong in ({**HELLO[0], "reasoning": "Hm"}, {**thought, "reasoning": "Oh"}):
+        assert refusal(served, {"messages": [wrong]})["param"] == "messages[0].reasoning"
+
+
+def test_a_hint_for_the_cache_changes_nothing(served: Served, sdk: OpenAI) -> None:
+    """Bug: clients that mark what to cache, as Anthropic's API has it, were refused."""
+    hint = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    marked = [{"role": "user", "content": [{"type": "text", "text": "hello", **hint}], **hint}]
+    plain = prompt_of(served, sdk, HELLO, tools=[tool])
+    assert prompt_of(served, sdk, marked, tools=[{**tool, **hint}]) == plain
+    other = [{**HELLO[0], "cache_control": {"type": "for ever"}}]
+    assert refusal(served, {"messages": other})["param"] == "messages[0].cache_control.type"
+
+
 def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) -> None:
     """OpenAI's replies say which tier served them."""
     reply = sdk.chat.completions.create(
@@ -208,17 +244,54 @@ def test_obfuscation_may_be_switched_off_only(served: Served, sdk: OpenAI) -> No
 
 
 def test_settings_of_tools_that_ask_for_nothing_need_none(served: Served) -> None:
-    """Bug: SDKs that always write OpenAI's defaults were refused."""
+    """Bug: SDKs that always write OpenAI's defaults, or one for agents, were refused."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    for defaults in ({"tool_choice": "auto"}, {"tools": [], "parallel_tool_calls": True}):
+    for defaults in (
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"tools": [], "parallel_tool_calls": True},
+        {"tool_choice": "auto", "parallel_tool_calls": False},
+    ):
         assert httpx.post(f"{served.url}{CHAT}", json={**body, **defaults}).status_code == 200
+        said = {"model": MODEL, "input": "a", **defaults}
+        assert httpx.post(f"{served.url}/v1/responses", json=said).status_code == 200
 
 
-def test_every_character_is_text(served: Served) -> None:
+ODD = "".join(map(chr, [*range(32), 0x7F, 0x85, 0x2028, 0xFDD0, 0xFEFF, 0xFFFE, 0x10FFFF]))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": ODD}], "stop": ["\0"]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": ODD}]}]}),
+        ("/v1/completions", {"prompt": ODD, "suffix": ODD}),
+        ("/v1/responses", {"input": [{"role": "user", "content": ODD}], "instructions": ODD}),
+    ],
+)
+def test_every_character_is_text(served: Served, path: str, body: dict[str, Any]) -> None:
     """Bug: U+0000 was refused in a message, though models write it."""
-    said = [{"role": "user", "content": "a\0b\x07"}]
-    body = {"model": MODEL, "messages": said, "max_tokens": 1, "stop": ["\0"]}
-    assert httpx.post(f"{served.url}{CHAT}", json=body).status_code == 200
+    reply = httpx.post(f"{served.url}{path}", json={"model": MODEL, **body})
+    assert reply.status_code == 200, reply.text
+    text = ByteTokenizer().decode(served.client.submitted[-1].prompt, skip_special_tokens=False)
+    assert ODD in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_character_may_be_written(stream: bool) -> None:
+    """Law: what a model writes comes as it is, and may be sent back."""
+    with (
+        serve(FakeClient(script=listed_script(ODD.encode(), then=EOS))) as served,
+        OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        if stream:
+            chunks = sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        else:
+            reply = sdk.chat.completions.create(model=MODEL, messages=HELLO)
+            text = reply.choices[0].message.content or ""
+        assert text == ODD
+        assert ODD in prompt_of(served, sdk, [*HELLO, {"role": "assistant", "content": text}])
 
 
 def test_a_byte_order_mark_means_nothing(served: Served) -> None:

@@ -76,6 +76,15 @@ GOOD: dict[str, Any] = {
     "safety_identifier": "s",
     "prompt_cache_key": "k",
     "resume": {"token_ids": [98], "seed": 7},
+    "request_id": "mine-1",
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'start: "a"',
+    "guided_decoding_backend": "xgrammar",
+    "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 1,
+    "add_special_tokens": False,
     "include_reasoning": False,
     "separate_reasoning": False,
     "stream_reasoning": False,
@@ -111,8 +120,14 @@ ON_THE_WIRE: dict[str, Any] = {
     "provenance": True,
     "response_format": Grammar("json_object"),
     "structured_outputs": Grammar("choice", '["yes", "no"]'),
+    "guided_json": Grammar("json_schema", '{"type": "object"}'),
+    "guided_regex": Grammar("regex", "a+"),
+    "guided_choice": Grammar("choice", '["a", "b"]'),
+    "guided_grammar": Grammar("lark", 'start: "a"'),
 }
-NAMES = {"response_format": "grammar", "structured_outputs": "grammar"}  # of SamplingParams
+SHAPES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+          "guided_grammar")  # fmt: skip
+NAMES = dict.fromkeys(SHAPES, "grammar")  # of SamplingParams
 
 # Where /v1/responses has another shape.
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
@@ -152,7 +167,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
+    with httpx.Client(base_url=served.url, timeout=60) as http:  # a loaded machine is slow
         yield http
 
 

@@ -289,7 +289,7 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
     [
         (b"{", 400, "not valid JSON"),
         (b"x" * 10_001, 413, "larger than 10000 bytes"),
-        (json.dumps({**BODY, "model": "?"}).encode(), 404, "no such model"),
+        (json.dumps({**BODY, "model": "?"}).encode(), 404, "`?` does not exist"),
         (json.dumps({**BODY, "resume": 3}).encode(), 400, "`resume`"),
     ],
 )

@@ -30,7 +30,7 @@ def chat(text: str, **options: Any) -> Iterator[Any]:
 
 def test_invoke_and_stream() -> None:
     """Text, finish and usage; the chunks add up to the whole."""
-    with chat("one two three", seed=7, temperature=0.5) as model:
+    with chat("one two three", seed=7, temperature=0.5, stream_usage=True) as model:
         reply = model.invoke([("system", "Be brief."), ("human", "hello")])
         assert reply.content == "one two three"
         assert reply.response_metadata["finish_reason"] == "stop"

@@ -116,10 +116,7 @@ def test_stream_of_completion_equals_the_whole(sdk: OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].model_extra is not None
     assert chunks[0].model_extra["seed"] == 3
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 20
-    assert chunks[-1].usage.model_extra is not None
-    assert chunks[-1].usage.model_extra["speculation"]["rounds"] == 7
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
 
 
 def test_stream_of_chat_with_usage(sdk: OpenAI) -> None:
@@ -166,7 +163,7 @@ def test_choices_and_prompts_fan_out(served: Served, sdk: OpenAI) -> None:
     for chunk in chunks:
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == texts
-    assert [chunk.usage is not None for chunk in chunks].count(True) == 1
+    assert all(chunk.usage is None for chunk in chunks)
 
 
 def test_completion_logprobs_with_echo(sdk: OpenAI) -> None:

@@ -69,7 +69,7 @@ def test_every_route_is_in_it(served: Served) -> None:
         if "{rest" not in path and method != "head"
     }
     assert routes == set(OPERATIONS)
-    given = httpx.get(f"{served.url}/openapi.json").json()
+    given = httpx.get(f"{served.url}/openapi.json", timeout=60).json()
     described = {(m.upper(), path) for path, found in given["paths"].items() for m in found}
     assert described == set(OPERATIONS)
 

@@ -27,7 +27,7 @@ def opened() -> Iterator[Served]:
 
 def complete(served: Served, origin: str | None, **headers: str) -> httpx.Response:
     given = headers if origin is None else {"origin": origin, **headers}
-    return httpx.post(f"{served.url}/v1/completions", json=BODY, headers=given)
+    return httpx.post(f"{served.url}/v1/completions", json=BODY, headers=given, timeout=60)
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
@@ -111,10 +111,76 @@ def test_configured_pages_are_served(opened: Served) -> None:
     assert complete(opened, "https://evil.example").status_code == 403
 
 
+def preflight(served: Served, path: str, **headers: str) -> httpx.Response:
+    """As a browser asks for what the OpenAI SDK would send."""
+    ask = {"origin": PAGE, "access-control-request-method": "POST",
+           "access-control-request-headers": "authorization,content-type,x-request-id,"
+           "x-stainless-lang,x-stainless-retry-count"}  # fmt: skip
+    return httpx.options(f"{served.url}{path}", headers=ask | headers, timeout=60)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models/a", "/x"])
+def test_a_preflight_is_answered_for_every_header(opened: Served, path: str) -> None:
+    """Law: `*` would not do for `Authorization`, so what was asked for is named; a page of the
+    web may call a private address, which browsers ask about, too."""
+    private = {"access-control-request-private-network": "true"}
+    reply = preflight(opened, path, **private)
+    assert reply.status_code == 200
+    told = reply.headers["access-control-allow-headers"].lower()
+    for name in ("authorization", "content-type", "x-request-id", "x-stainless-lang"):
+        assert name in told
+    assert "POST" in reply.headers["access-control-allow-methods"]
+    assert reply.headers["access-control-allow-private-network"] == "true"
+    assert "access-control-allow-credentials" not in reply.headers
+    refused = preflight(opened, path, origin="https://evil.example")
+    assert refused.status_code == 400
+    assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {**BODY, "stream": True}, 200),
+        ("/v1/completions", {**BODY, "foo": 1}, 400),
+        ("/v1/completions", {**BODY, "model": "foo"}, 404),
+        ("/v1/embeddings", {}, 404),
+        ("/v1/models", {}, 405),
+    ],
+)
+def test_a_page_may_read_every_answer(
+    opened: Served, path: str, body: dict[str, object], status: int
+) -> None:
+    """Law: errors and streams, too; a browser would show a page nothing of them."""
+    reply = httpx.post(f"{opened.url}{path}", json=body, headers={"origin": PAGE}, timeout=60)
+    assert reply.status_code == status
+    assert reply.headers["access-control-allow-origin"] == PAGE
+    assert reply.headers["access-control-expose-headers"] == "*"
+    assert reply.headers["x-request-id"]
+
+
+def test_a_page_may_read_of_our_own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: an internal error came without the word for it, so the page saw a network error."""
+    with serve(cors_origins=[PAGE]) as served:
+        monkeypatch.setattr(served.client, "require_open", None)
+        reply = complete(served, PAGE)
+    assert reply.status_code == 500
+    assert reply.headers["access-control-allow-origin"] == PAGE
+
+
+def test_all_pages_may_be_let_in_by_one_word() -> None:
+    """Law: `*` alone is as good as a list of it."""
+    with serve(cors_origins="*") as served:
+        reply = complete(served, "https://any.example")
+        assert reply.status_code == 200
+        assert reply.headers["access-control-allow-origin"] == "*"
+
+
 def test_with_a_key_preflights_need_none() -> None:
     """Law: a browser sends no key with a preflight, and one with the request."""
     with serve(cors_origins=["*"], api_key="secret") as served:
         ask = {"origin": PAGE, "access-control-request-method": "POST"}
         assert httpx.options(f"{served.url}/v1/completions", headers=ask).status_code == 200
-        assert complete(served, PAGE).status_code == 401
+        unauthorised = complete(served, PAGE)
+        assert unauthorised.status_code == 401
+        assert unauthorised.headers["access-control-allow-origin"] == "*"
         assert complete(served, PAGE, authorization="Bearer secret").status_code == 200

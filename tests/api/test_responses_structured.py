@@ -232,7 +232,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tool_choice.tools",
     ),
     ({"tools": [FLAT, FLAT]}, "tools[1].name"),
-    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
 ]
 
 

@@ -95,8 +95,12 @@ CASES: dict[str, tuple[Call, type[openai.APIStatusError], int, str | None, str]]
         "model_not_found",
     ),
     "route": (
-        lambda sdk: sdk.embeddings.create(model=MODEL, input="a"), openai.NotFoundError, 404,
+        lambda sdk: sdk.get("/nothing", cast_to=object), openai.NotFoundError, 404,
         None, "unknown_route",
+    ),
+    "what is not served": (
+        lambda sdk: sdk.embeddings.create(model=MODEL, input="a"), openai.NotFoundError, 404,
+        None, "unsupported_endpoint",
     ),
     "method": (
         lambda sdk: sdk.get("/completions", cast_to=object), openai.APIStatusError, 405,

@@ -69,10 +69,11 @@ def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> Non
     the server held for it meanwhile did not grow with the text."""
     client, count = patient(), 30_000 if logprobs is None else 6_000
     with serve(client) as served:
-        with asked(served, max_tokens=count, ignore_eos=True, logprobs=logprobs) as connection:
+        fields = {"max_tokens": count, "ignore_eos": True, "logprobs": logprobs}
+        with asked(served, **fields, stream_options={"include_usage": True}) as connection:
             served.until(lambda: bool(client.submitted) and client.inflight == 0, seconds=120)
             assert 0 < waiting(served) < 2 * HIGH_WATER
-            *told, done = read_all(connection)
+            *told, last, done = read_all(connection)
         chunks = [json.loads(event) for event in told]
         [submit] = client.submitted
     script = hashed_script()
@@ -80,8 +81,9 @@ def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> Non
     assert done == "[DONE]"
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert len(chunks) < count / 4
-    assert [c["choices"][0]["finish_reason"] for c in chunks if "usage" in c] == ["length"]
-    assert chunks[-1]["usage"]["completion_tokens"] == count
+    ends = [c["choices"][0]["finish_reason"] for c in chunks]
+    assert ends == [None] * (len(chunks) - 1) + ["length"]
+    assert json.loads(last)["usage"]["completion_tokens"] == count
     if logprobs is not None:
         tokens = [t for c in chunks for t in c["choices"][0]["logprobs"]["tokens"]]
         assert "".join(tokens) == expected

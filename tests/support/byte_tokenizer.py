@@ -84,7 +84,10 @@ class ByteTokenizer(Tokenizer):
                 raise ChatTemplateError(
                     f"the chat template refused the messages: unknown role {message['role']!r}"
                 )
-            text += f"<|im_start|>{message['role']}\n{message.get('content') or ''}"
+            text += f"<|im_start|>{message['role']}\n"
+            if "reasoning_content" in self._reads and "reasoning_content" in message:
+                text += f"<think>{message['reasoning_content']}</think>"
+            text += message.get("content") or ""
             for call in message.get("tool_calls", ()):
                 function = call["function"]
                 text += (

@@ -114,5 +114,6 @@ def serve(
 def description(client: FakeClient | None = None, **server: Any) -> dict[str, Any]:
     """What /openapi.json of such a server says."""
     with serve(client, **server) as served:
-        found: dict[str, Any] = httpx.get(f"{served.url}/openapi.json").raise_for_status().json()
+        reply = httpx.get(f"{served.url}/openapi.json", timeout=60)  # a loaded machine is slow
+        found: dict[str, Any] = reply.raise_for_status().json()
     return found

@@ -25,7 +25,12 @@ EOS = make_ready().eos_ids[0]
 
 
 def begun(
-    client: FakeClient, *, include_usage: bool = False, n: int = 1, stop: tuple[str, ...] = ()
+    client: FakeClient,
+    *,
+    include_usage: bool = False,
+    continuous: bool = False,
+    n: int = 1,
+    stop: tuple[str, ...] = (),
 ) -> Call:
     params = SamplingParams(seed=1, max_tokens=50, stop_token_ids=(EOS,))
     spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512, n=n, stop=stop)
@@ -33,7 +38,8 @@ def begun(
     generation.start(arrival=0.0)
     return Call(
         id='x"y', created=1, model="m\u2028", fingerprint="fp", seed=1,
-        include_usage=include_usage, generation=generation, service_tier="auto",
+        include_usage=include_usage, continuous_usage=continuous, generation=generation,
+        service_tier="auto",
     )  # fmt: skip
 
 
@@ -43,10 +49,12 @@ def events(call: Call, kind: str, **extra: Any) -> AsyncGenerator[bytes, None]:
     return chunks(call, CHUNK, ChatShape("id").choices, **extra)
 
 
-def stream(kind: str, *, include_usage: bool, n: int = 1) -> list[dict[str, Any]]:
+def stream(
+    kind: str, *, include_usage: bool, continuous: bool = False, n: int = 1
+) -> list[dict[str, Any]]:
     async def main() -> bytes:
         client = FakeClient(script=listed_script('say "hä"\n'.encode(), then=EOS))
-        call = begun(client, include_usage=include_usage, n=n)
+        call = begun(client, include_usage=include_usage, continuous=continuous, n=n)
         return b"".join([piece async for piece in events(call, kind, first={"more": [1]})])
 
     *found, done, rest = asyncio.run(main()).decode().split("\n\n")
@@ -57,7 +65,8 @@ def stream(kind: str, *, include_usage: bool, n: int = 1) -> list[dict[str, Any]
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) -> None:
-    """Same keys in the same order, the seed first and last."""
+    """Same keys in the same order, the seed first and last. Bug: the last chunk of a stream that
+    had not asked for usage had some."""
     chunks = stream(kind, include_usage=include_usage, n=2)
     heads = [{k: v for k, v in c.items() if k not in ("choices", "usage", "seed", "more")}
              for c in chunks]  # fmt: skip
@@ -65,8 +74,9 @@ def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) ->
     assert heads[0]["service_tier"] == "default"
     assert [i for i, c in enumerate(chunks) if "seed" in c] == [0, len(chunks) - 1]
     assert [i for i, c in enumerate(chunks) if "more" in c] == [0]
-    assert all(("usage" in c) == include_usage for c in chunks[:-1])
-    assert chunks[-1]["usage"]["completion_tokens"] == 2 * 11
+    assert all(("usage" in c) == include_usage for c in chunks)
+    told = [c["usage"]["completion_tokens"] for c in chunks if c.get("usage")]
+    assert told == ([2 * 11] if include_usage else [])
     for index in (0, 1):
         said = [
             c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == index
@@ -75,6 +85,19 @@ def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) ->
         assert "".join(texts) == 'say "hä"\n'
         assert [c["finish_reason"] for c in said][-1] == "stop"
         assert sum(c["finish_reason"] is not None for c in said) == 1
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_usage_so_far_stands_on_every_chunk_that_asks(kind: str, include_usage: bool) -> None:
+    """Law: it grows to that of the whole; with `include_usage` a last chunk without choices says
+    it once more."""
+    chunks = stream(kind, include_usage=include_usage, continuous=True, n=2)
+    told = [c["usage"]["completion_tokens"] for c in chunks]
+    assert told == sorted(told)
+    assert (len({*told}) > 2, told[-1]) == (True, 2 * 11)
+    assert all(c["usage"]["prompt_tokens"] == 1 for c in chunks)
+    assert [bool(c["choices"]) for c in chunks][-1] is not include_usage
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
