@@ -27,7 +27,7 @@ def streaming() -> str:
     assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
     [benchmark] = json.loads(written.read_text())["benchmarks"]
     requests = benchmark["requests"]
-    assert not requests["errored"], requests["errored"][0]
+    assert not requests["errored"], requests["errored"][0]["info"]["error"]
     assert len(requests["successful"]) >= 4
     return f"{len(requests['successful'])} requests"
 
