@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from server.api import errors
+from server.api.anthropic import anthropic_router
 from server.api.auth import ApiKey
 from server.api.completions import completions_router
 from server.api.exchanges import Exchanges
@@ -25,6 +26,7 @@ from server.api.tokenize import tokenize_router
 ROUTERS = (
     completions_router,
     responses_router,
+    anthropic_router,
     tokenize_router,
     speculation_router,
     openapi_router,

@@ -35,7 +35,8 @@ class ApiKey:
         tenant = _whose(Headers(scope=scope), self._keyring)
         if tenant is None:
             self._metrics.count_rejection("unauthorized")
-            await respond(_unauthorized("a valid API key is needed"))(scope, receive, send)
+            error = _unauthorized("a valid API key is needed")
+            await respond(error, scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {}).update(key_name=tenant.name, tenant=tenant)
         if scope.get("method") != "POST":
@@ -44,7 +45,7 @@ class ApiKey:
             said, seconds = refusal
             self._metrics.count_rejection("rate_limited")
             error = ApiError(429, said, code="rate_limit_exceeded", retry_seconds=seconds)
-            await respond(error)(scope, receive, _told(send, tenant))
+            await respond(error, scope["path"])(scope, receive, _told(send, tenant))
         else:
             with tenant.request():
                 await self._app(scope, receive, _told(send, tenant))
@@ -83,11 +84,14 @@ def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:
 
 
 def _unauthorized(what: str) -> ApiError:
-    message = f"{what}: send the header `Authorization: Bearer <key>`"
+    message = f"{what}: send the header `Authorization: Bearer <key>`, or `x-api-key`"
     return ApiError(401, message, code="invalid_api_key")
 
 
 def _whose(headers: Headers, keyring: Keyring) -> Tenant | None:
+    """By `Authorization`, or without one by `x-api-key`, as Anthropic's clients have it."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not scheme:
+        scheme, given = "bearer", headers.get("x-api-key", "")
     tenant = keyring.find(given.strip())
     return tenant if scheme.lower() == "bearer" else None

@@ -1,7 +1,8 @@
 """One error envelope, and the table from exceptions to HTTP statuses.
 
-{"error": {"message", "type", "param", "code"}}, as OpenAI's clients expect. Promises: bad input is
-never a 5xx or a traceback, and no message repeats a prompt, a key or other long input.
+{"error": {"message", "type", "param", "code"}}, as OpenAI's clients expect; below MESSAGES with
+Anthropic's types and around. Promises: bad input is never a 5xx or a traceback, and no message
+repeats a prompt, a key or other long input.
 """
 
 from __future__ import annotations
@@ -28,6 +29,16 @@ from server.observe.exchange import EXCHANGE
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
 
+MESSAGES = "/v1/messages"  # and what is below it
+KINDS = {  # Anthropic's types, by status
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 RETRY_SECONDS = {429: 1, 503: 2}
 LONGEST_RETRY = 3600
 # Behind /v1: of other models, and of services that store. A 404, as of a model: SDKs raise
@@ -83,6 +94,15 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def body_at(self, path: str) -> dict[str, Any]:
+        """In the words of the API that the path belongs to."""
+        if not path.startswith(MESSAGES):
+            return self.body
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        error = {**self.body["error"], "type": KINDS.get(self.status, other)}
+        exchange = EXCHANGE.get()
+        return {"type": "error", "error": error, "request_id": exchange and exchange.id}
+
 
 class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
@@ -137,10 +157,12 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "an internal error; the server's log has it", code="internal")
 
 
-def respond(error: ApiError) -> JSONResponse:
+def respond(error: ApiError, path: str) -> JSONResponse:
+    """`path`: of the request."""
     if (exchange := EXCHANGE.get()) is not None:
         exchange.error = error.code
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+    body = error.body_at(path)
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 def rejection(error: Exception) -> Rejection | None:
@@ -161,7 +183,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
         reason = rejection(error)
         if reason is not None:
             metrics.count_rejection(reason)
-        return respond(as_api_error(error))
+        return respond(as_api_error(error), request.url.path)
 
     for kind in (ApiError, EngineError, Exception):  # the last: logged by the ASGI server
         app.add_exception_handler(kind, on_error)
@@ -181,7 +203,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         error.headers = {**(error.headers or {}), "Allow": allowed}
     else:
         known = ApiError(error.status_code, str(error.detail))
-    response = respond(known)
+    response = respond(known, request.url.path)
     response.headers.update(error.headers or {})
     return response
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.api.errors import MESSAGES
 from server.observe.exchange import EXCHANGE, Exchange, request_id
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -47,8 +48,10 @@ class Exchanges:
         async def answer(message: Message) -> None:
             if not exchange.status:
                 exchange.status = message["status"]
-                own = (b"x-request-id", exchange.id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), own]}
+                own = [(b"x-request-id", exchange.id.encode())]
+                if scope["path"].startswith(MESSAGES):  # where Anthropic's clients look for it
+                    own.append((b"request-id", exchange.id.encode()))
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         token = EXCHANGE.set(exchange)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from server.api.fields import FieldRow
 from server.api.request import RequestBody
 from server.api.schema import ChatRequest, CompletionRequest
+from server.api.schema_anthropic import MessagesRequest
 from server.api.schema_responses import ResponsesRequest
 from server.api.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -17,6 +18,7 @@ TABLES: Sequence[Mapping[str, type[RequestBody]]] = (  # by path
         "/v1/completions": CompletionRequest,
         "/v1/chat/completions": ChatRequest,
         "/v1/responses": ResponsesRequest,
+        "/v1/messages": MessagesRequest,
     },
     {"/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest},
 )

@@ -172,7 +172,7 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
     if size > context or (size == context and request.length != 0):
         raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
-    if named and request.length is not None and size + request.length > context:
+    if request.names_length and request.length is not None and size + request.length > context:
         raise too_long(
             min(named) if request.length >= context else param,
             f"{known}, but {size + request.length} were asked for: {size} in the prompt and"

@@ -181,7 +181,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     return True
 
 
-def _parameters(value: AnyObject) -> AnyObject:
+def as_parameters(value: AnyObject) -> AnyObject:
     if value.get("type", "object") != "object":
         raise fault("type", 'must be "object"')
     try:
@@ -198,7 +198,7 @@ class ToolFunction(Part):
 
     name: FunctionName
     description: Description | None = None
-    parameters: Annotated[AnyObject, AfterValidator(_parameters)] | None = None
+    parameters: Annotated[AnyObject, AfterValidator(as_parameters)] | None = None
     strict: bool = False
 
 

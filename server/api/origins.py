@@ -43,7 +43,7 @@ class SameOrigin:
                 self._metrics.count_rejection("foreign_origin")
                 said = "pages of this origin may not call this server; `server.cors_origins` names"
                 error = ApiError(403, f"{said} those that may", code="foreign_origin")
-                await respond(error)(scope, receive, send)
+                await respond(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -44,6 +44,21 @@ class Error(TypedDict):
     error: ErrorBody
 
 
+class MessagesErrorBody(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class MessagesError(TypedDict):
+    __pydantic_config__ = CLOSED  # type: ignore[misc]
+    type: Literal["error"]
+    error: MessagesErrorBody
+    request_id: str | None
+
+
 class Proposed(TypedDict):
     proposed: Count
     accepted: Count
@@ -203,6 +218,33 @@ class Response(TypedDict):
 
 class InputTokens(TypedDict):
     object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class TurnUsage(TypedDict):
+    input_tokens: Count
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+    speculation: SpeculationUsage
+
+
+class TurnReply(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    system_fingerprint: str
+    seed: int
+    content: Annotated[list[Object], Field(min_length=1)]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    usage: TurnUsage
+
+
+class TokenCount(TypedDict):
     input_tokens: Count
 
 

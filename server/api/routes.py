@@ -19,6 +19,7 @@ from starlette.routing import request_response
 from engine.messages import Ready
 from server.api import replies
 from server.api.body import parse_json, read_body
+from server.api.errors import MESSAGES
 from server.api.request import RequestBody, as_header
 from server.api.services import VERSION, Services
 
@@ -28,41 +29,33 @@ EVENT = {
     "required": ["data"],
 }  # each; `data` is JSON, or the word [DONE]
 NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own reader, which is not used
-UNAUTHORIZED = {
-    "description": "the API key is missing or wrong",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-}
 Responses = dict[int | str, dict[str, Any]]
 
 
-def refusals(reasons: dict[int, str]) -> Responses:
-    return {
-        status: {"model": replies.Error, "description": reason}
-        for status, reason in reasons.items()
-    }
+def refusals(reasons: dict[int, str], error: type = replies.Error) -> Responses:
+    return {status: {"model": error, "description": reason} for status, reason in reasons.items()}
 
 
-REFUSALS = refusals(
-    {
-        400: "the request is wrong; `param` is the path of the field",
-        404: "there is no such model",
-        408: "the body came too slowly",
-        413: "the body is too large",
-        415: "the body is compressed",
-        429: "too much is in flight, or the key's limit is used up; try again after Retry-After"
-        " seconds",
-        500: "the engine or the server failed",
-        503: "the engine takes no requests; try again after Retry-After seconds",
-        504: "the request took longer than it may",
-    }
-)
-STREAMED: Responses = {
+REASONS = {
+    400: "the request is wrong; `param` is the path of the field",
+    404: "there is no such model",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    415: "the body is compressed",
+    429: "too much is in flight, or the key's limit is used up; try again after Retry-After"
+    " seconds",
+    500: "the engine or the server failed",
+    503: "the engine takes no requests; try again after Retry-After seconds",
+    504: "the request took longer than it may",
+}
+REFUSALS = refusals(REASONS)
+STREAM: Responses = {
     200: {
         "description": "the whole reply, or a stream",
         "content": {"text/event-stream": {"schema": EVENT}},
-    },
-    **REFUSALS,
+    }
 }
+STREAMED: Responses = {**STREAM, **REFUSALS}
 
 
 class BodyRouter(APIRouter):
@@ -126,11 +119,11 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
     found = get_openapi(
         title=app.title, version=VERSION, openapi_version="3.1.0", routes=app.routes
     )
-    for methods in found["paths"].values():
+    for path, methods in found["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
             if keyed:
-                operation["responses"].setdefault("401", UNAUTHORIZED)
+                operation["responses"].setdefault("401", _unauthorized(path))
     schemas = found["components"]["schemas"]
     for name in NO_SUCH:
         schemas.pop(name, None)
@@ -142,9 +135,19 @@ def document(app: FastAPI, services: Services) -> dict[str, Any]:
         }
     _amend(schemas, known)
     bearer = {"type": "http", "scheme": "bearer"}
-    keys = {"AdminKey": bearer, **({"ApiKey": bearer} if keyed else {})}
-    found["components"]["securitySchemes"] = keys
-    return {**found, "security": [{"ApiKey": []}]} if keyed else found
+    named = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    keys = {"ApiKey": bearer, "NamedKey": named} if keyed else {}
+    found["components"]["securitySchemes"] = {"AdminKey": bearer, **keys}
+    return {**found, "security": [{name: []} for name in keys]} if keyed else found
+
+
+def _unauthorized(path: str) -> dict[str, Any]:
+    kind = "MessagesError" if path.startswith(MESSAGES) else "Error"
+    schema = {"$ref": f"#/components/schemas/{kind}"}
+    return {
+        "description": "the API key is missing or wrong",
+        "content": {"application/json": {"schema": schema}},
+    }
 
 
 def _amend(value: Any, known: Mapping[str, dict[str, Any]]) -> None:

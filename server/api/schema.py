@@ -192,7 +192,7 @@ class Generating(RequestBody):
     model: ModelName = described(..., "Another name is a 404.",
         "the name of the served model (see /v1/models)")
     stream: bool = described(False,
-        "Server-sent events, closed by `[DONE]`; of a response by its last event.")
+        "Server-sent events, closed by `[DONE]`; of a response or message by its last event.")
     stop: Stops = described([], "Ends the text before the first match.",
         f"a string or a list of up to {limits.MAX_STOPS} strings, each of 1 to"
         f" {limits.MAX_STOP_LENGTH} characters")
@@ -258,6 +258,10 @@ class Generating(RequestBody):
         'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
         ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)')
 
+
+class Labelled(Generating):
+    """Fields of OpenAI's endpoints that change nothing here."""
+
     user: Label | None = described(None, "Not stored.", no_op=True)
     metadata: Metadata = described({}, "Not stored.",
         f"an object of at most {limits.MAX_METADATA} strings of at most {limits.MAX_LABEL_LENGTH}"
@@ -271,7 +275,7 @@ class Generating(RequestBody):
     prompt_cache_retention: Refused = refused("Cache control.", "in_memory")
 
 
-class CommonRequest(Generating, ABC):
+class CommonRequest(Labelled, ABC):
     """Fields of chat and completions."""
 
     LOGPROBS: ClassVar[str]  # the field that asks for alternatives

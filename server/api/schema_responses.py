@@ -1,14 +1,8 @@
-"""Request body of /v1/responses, and the chat request that it becomes.
-
-Fields that mean the same for chat are handed on as they are; the others are read here and written
-as chat has them. What chat then refuses is reported with the names of this endpoint (`renamed`).
-"""
+"""Request body of /v1/responses, and the chat request that it becomes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -16,25 +10,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from engine.messages import MAX_LOGPROBS
 from server.api.constraints import FreeFormat, JsonSchema
-from server.api.errors import ApiError, as_api_error, invalid
+from server.api.errors import invalid
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
 from server.api.request import Absent, AnyObject, Label, Part
-from server.api.schema import (
-    ChatRequest,
-    Generating,
-    OptionalModel,
-    ParallelCalls,
-    TemplateVariables,
-)
-from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
+from server.api.rewritten import Rewritten
+from server.api.schema import Labelled, OptionalModel, ParallelCalls, TemplateVariables
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 NOT_STORED = "No response is stored: send the whole conversation as `input`."
-SHARED = {*Generating.model_fields, "chat_template_kwargs", "parallel_tool_calls"}  # with chat
-QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
-MESSAGE = re.compile(r"messages\[(\d+)\](\.tool_call_id)?")
 NAMES = (  # of chat's fields here
     (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"tool_choice\.(function|allowed_tools)"), "tool_choice"),
@@ -141,7 +126,9 @@ class ResponsesStreamOptions(Part):
 
 
 # fmt: off
-class ResponsesRequest(Generating):
+class ResponsesRequest(Rewritten, Labelled):
+    NAMES, CALL_ID, CONVERSATION, LEAD = NAMES, "call_id", "input", "instructions"
+
     input: (
         str
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -202,21 +189,8 @@ class ResponsesRequest(Generating):
     # fmt: on
 
     @cached_property
-    def sent(self) -> dict[str, Any]:
-        """The fields as the client wrote them."""
-        return self.model_dump(exclude_unset=True, by_alias=True)
-
-    @cached_property
-    def chat(self) -> ChatRequest:
-        """The request that does the work. Raises ApiError with the names of chat (`renamed`)."""
-        shared = {name: self.sent[name] for name in SHARED & self.sent.keys()}
-        own = {"model": self.model, "messages": self.as_messages[0], **_as_chat(self.sent)}
-        return ChatRequest.read(shared | own)
-
-    @cached_property
     def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Chat's messages, and where each stands here. Calls in a row, and the assistant's text
-        before them, are one message."""
+        """Calls in a row, and the assistant's text before them, are one message."""
         messages, places = list[dict[str, Any]](), list[str]()
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
@@ -245,39 +219,9 @@ class ResponsesRequest(Generating):
             places.append(f"input[{i}]")
         return messages, places
 
-    @contextmanager
-    def renamed(self) -> Iterator[None]:
-        """Callers' errors leave with this endpoint's names; all others as they are."""
-        try:
-            yield
-        except GenerationFailed as error:
-            if error.param is not None:
-                error.param = self._name(error.param)
-            raise
-        except (ApiError, ChatTemplateError, GrammarRefused) as error:
-            known = as_api_error(error)
-            message = QUOTED.sub(lambda found: f"`{self._name(found[1])}`", known.message)
-            param = None if known.param is None else self._name(known.param)
-            if known.code == "context_length_exceeded" and param == "input":
-                param = "instructions" if self._is_mostly_instructions else "input"
-                message = message.replace("`input`", f"`{param}`")
-            raise ApiError(known.status, message, param=param, code=known.code) from None
-
-    def _name(self, path: str) -> str:
-        """Of a field of the chat request."""
-        if found := MESSAGE.match(path):
-            place = self.as_messages[1][int(found[1])]
-            return place + (".call_id" if found[2] else path[found.end() :])
-        for name, here in NAMES:
-            if name.match(path):
-                return name.sub(here, path, count=1)
-        return path
-
     @property
-    def _is_mostly_instructions(self) -> bool:
-        """Whether these alone are longer than all else."""
-        texts = [message.text for message in self.chat.messages]
-        return self.instructions is not None and len(texts[0]) > sum(map(len, texts[1:]))
+    def as_chat(self) -> dict[str, Any]:
+        return _as_chat(self.sent)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

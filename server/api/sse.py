@@ -42,7 +42,8 @@ DONE = b"data: [DONE]\n\n"
 
 class EventStream(StreamingResponse):
     """Of one generation, which is closed even if the stream never began. `events` are whole events
-    as bytes, one or several each. While a client does not read, nothing is asked of them."""
+    as bytes, one or several each. While a client does not read, nothing is asked of them. `ping`:
+    in place of a comment."""
 
     media_type = "text/event-stream"
 
@@ -51,12 +52,14 @@ class EventStream(StreamingResponse):
         call: Call,
         events: AsyncGenerator[bytes, None],
         *,
+        ping: bytes | None = None,
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
         super().__init__(events, headers=HEADERS)
         self._generation = call.generation
         self._events = events
+        self._ping = ping
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
         self._sent = 0  # messages that `send` has taken
         self._sending = False
@@ -102,7 +105,8 @@ class EventStream(StreamingResponse):
             else:
                 try:
                     async with asyncio.timeout(self._send_seconds):
-                        await send(_body(f": ping - {datetime.now(UTC)}\n\n".encode()))
+                        ping = self._ping or f": ping - {datetime.now(UTC)}\n\n".encode()
+                        await send(_body(ping))
                 except TimeoutError:
                     break
         logger.info("cut a client that read nothing for %.0f s", self._send_seconds)

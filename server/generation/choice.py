@@ -118,8 +118,13 @@ class Choice:
         return self._logprob / max(self.usage.completion_tokens, 1)
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._stops is None else self._stops.hit
+
+    @property
     def _hit(self) -> bool:
-        return self._stops is not None and self._stops.hit is not None
+        return self.stopped_by is not None
 
     def _begin(self, output: Output) -> str:
         """The echoed prompt, once, with its logprobs when the first Output brings them."""

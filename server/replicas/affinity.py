@@ -34,6 +34,7 @@ class _Body(msgspec.Struct):
     cache_salt: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
     instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -64,8 +65,9 @@ def read_key(body: bytes) -> Key:
         asked = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):
         asked = _Body(prompt=msgspec.Raw(body))
+    lead = bytes(asked.instructions) + bytes(asked.system)  # of which a request has one
     text = b"\0".join(
-        map(bytes, (asked.tools, asked.instructions, asked.prompt, asked.messages, asked.input))
+        (bytes(asked.tools), lead, *map(bytes, (asked.prompt, asked.messages, asked.input)))
     )
     digest, start = blake2b(bytes(asked.cache_salt) + b"\0", digest_size=8), 0
     heads, ends = list[bytes](), list[int]()

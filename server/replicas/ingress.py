@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.api.body import read_body
-from server.api.errors import ApiError, ClientGone, respond
+from server.api.errors import MESSAGES, ApiError, ClientGone, respond
 from server.api.gather import until_gone
 from server.api.sse import DONE, PING_SECONDS, as_event
 from server.generation.progress import ReplyProgress
@@ -38,7 +38,8 @@ RETRY_SECONDS = 0.5  # between tries to go on, while replicas refuse for the mom
 PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
          "root_path", "headers", "client", "server")  # of a scope, what travels  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
-ENDS = (b"completed", b"incomplete", b"failed")  # of a response, which has no [DONE]
+# Of what has no [DONE].
+ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Ingress:
         except ClientGone:
             pass
         except ApiError as error:
-            await respond(error)(scope, receive, send)
+            await respond(error, scope["path"])(scope, receive, send)
 
 
 class _Answer:
@@ -157,8 +158,9 @@ class _Answer:
         if self._progress is None:
             raise ApiError(503, f"{why_lost} {self._losses} times", code="replica_lost")
         sentence = f"{why_lost}, and no other one continues it: {why.message}"
-        body, name = ApiError(503, sentence, code="replica_lost").body, None
-        if self._asked.scope["path"].endswith("/responses"):  # whose events are of another form
+        error, path = ApiError(503, sentence, code="replica_lost"), self._asked.scope["path"]
+        body, name = error.body_at(path), "error" if path.startswith(MESSAGES) else None
+        if path.endswith("/responses"):  # whose events are of another form
             name = "error"
             body |= body["error"] | {"type": "error"} | {"sequence_number": self._events}
         await self._send_body(as_event(body, name))
@@ -184,7 +186,7 @@ class _Answer:
                 if part.progress is not None:
                     self._progress.tokens += part.progress.tokens
                 await self._send_body(part.body)
-                if not part.body.startswith(b":"):  # a ping says nothing
+                if not part.body.startswith((b":", b"event: ping")):  # which says nothing
                     self._events += part.body.count(b"\n\n")
                 self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
@@ -248,7 +250,7 @@ def _is_stream(start: Message) -> bool:
 
 def _has_end(body: bytes) -> bool:
     """Whether it holds the last event of a reply."""
-    return body.endswith(DONE) or any(b"event: response.%b\n" % end in body for end in ENDS)
+    return body.endswith(DONE) or any(b"event: %b\n" % end in body for end in ENDS)
 
 
 def _refusal(status: int, body: bytes) -> ApiError:

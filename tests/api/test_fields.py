@@ -19,11 +19,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "completions": {"model": MODEL, "prompt": "hi", "max_tokens": 4},
     "chat": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "responses": {"model": MODEL, "input": "hi", "max_output_tokens": 4},
+    "messages": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
 }
 PATHS: dict[str, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
+    "messages": "/v1/messages",
 }
 # A value that is not the default, per field and (where it matters) endpoint.
 GOOD: dict[str, Any] = {
@@ -150,6 +152,26 @@ NEEDED_RESPONSES: dict[str, dict[str, Any]] = {
     "top_logprobs": LOGPROBS,
 }
 
+# Where /v1/messages has another shape.
+CUSTOM = [{"name": "look_up", "input_schema": {"type": "object"}}]
+GOOD_MESSAGES: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    "system": [{"type": "text", "text": "Be brief."}],
+    "stop_sequences": ["zz", "yy"],
+    "tools": CUSTOM,
+    "tool_choice": {"type": "auto"},
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "thinking": {"type": "disabled"},
+    "metadata": {"user_id": "u"},
+    "service_tier": "standard_only",
+    "cache_control": {"type": "ephemeral"},
+}
+OTHER_SHAPES = {"responses": GOOD_RESPONSES, "messages": GOOD_MESSAGES}
+OTHER_NEEDS: dict[str, dict[str, dict[str, Any]]] = {
+    "responses": NEEDED_RESPONSES,
+    "messages": {"tool_choice": {"tools": CUSTOM}},
+}
+
 NAMES_OF_ALL = sorted({name for endpoint in BODIES for name in ROWS[PATHS[endpoint]]})
 CASES = [
     pytest.param(name, endpoint, id=f"{endpoint}-{name}")
@@ -176,9 +198,8 @@ def good_body(name: str, endpoint: str) -> dict[str, Any]:
     value, needed = GOOD.get(name, "anything"), NEEDED.get(name, {})
     if name == "logprobs":
         value = GOOD["logprobs"].get(endpoint, "anything")
-    if endpoint == "responses":
-        value = GOOD_RESPONSES.get(name, value)
-        needed = NEEDED_RESPONSES.get(name, needed)
+    value = OTHER_SHAPES.get(endpoint, {}).get(name, value)
+    needed = OTHER_NEEDS.get(endpoint, {}).get(name, needed)
     return {**BODIES[endpoint], name: value, **needed}
 
 

@@ -197,13 +197,45 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     assert told["error"]["message"] == told["message"]
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, "/v1/responses"])
+def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
+    """Law: with Anthropic's event `error`, in its envelope."""
+
+    async def ask() -> httpx.Response:
+        engine = scripted("abcdef")
+        world = World(engine, cut=lambda number: 3 if number == 1 else None)
+        asked = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 50}
+        return await world.post("/v1/messages", {"model": MODEL, **asked, "stream": True})
+
+    last = asyncio.run(ask()).text.removesuffix("\n\n").rpartition("\n\n")[2]
+    name, data = last.split("\n")
+    told = json.loads(data.removeprefix("data: "))
+    assert (name, told["type"]) == ("event: error", "error")
+    assert (told["error"]["type"], told["error"]["code"]) == ("overloaded_error", "replica_lost")
+    assert "no other one goes on with it: `resume` is not supported" in told["error"]["message"]
+
+
+ENDS: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, BODY | USAGE, "data: [DONE]"),
+    (
+        "/v1/responses",
+        {"input": "ab", "max_output_tokens": 6, "stream": True},
+        "event: response.",
+    ),
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 6, "stream": True},
+        "event: message_stop",
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "own", "end"), ENDS)
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_replica_that_dies_behind_the_last_event_changes_nothing(route: str, late: int) -> None:
+def test_a_replica_that_dies_behind_the_last_event_changes_nothing(
+    route: str, own: dict[str, Any], end: str, late: int
+) -> None:
     """Bug: a response had an error behind its end, and a completion its finish, usage and [DONE]
     twice, where the replica died before it was known that no more comes."""
-    responses = route == "/v1/responses"
-    own = {"input": "ab", "max_output_tokens": 6, "stream": True} if responses else BODY | USAGE
 
     async def ask() -> tuple[int, str]:
         world = World(scripted("abcdef"))
@@ -222,7 +254,7 @@ def test_a_replica_that_dies_behind_the_last_event_changes_nothing(route: str, l
 
     asked, last = asyncio.run(ask())
     assert asked == 1
-    assert last.startswith("event: response." if responses else "data: [DONE]")
+    assert last.startswith(end)
 
 
 def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:

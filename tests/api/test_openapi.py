@@ -34,6 +34,7 @@ CHECKS = [
 ]
 POSTS = (
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens",
+    "/v1/messages", "/v1/messages/count_tokens",
     "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/speculation",
 )  # fmt: skip
 GETS = (
@@ -45,6 +46,7 @@ SCHEMAS: dict[str, str] = {
     "completions": "CompletionRequest",
     "chat": "ChatRequest",
     "responses": "ResponsesRequest",
+    "messages": "MessagesRequest",
     "tokenize": "TokenizeRequest",
     "detokenize": "DetokenizeRequest",
 }

@@ -1,0 +1,222 @@
+"""POST /v1/messages: Anthropic's Messages API. Turns in, blocks of content out.
+
+The chat endpoint does the work (`schema_anthropic` makes its request, `MessageEvents` turns its
+choices into blocks): the same template, tools, grammars and sampling. The headers
+`anthropic-version` and `anthropic-beta` change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic_core import from_json
+
+from server.api import replies
+from server.api.errors import MESSAGES
+from server.api.gather import gather
+from server.api.intake import Call, start
+from server.api.prompts import chat_ids
+from server.api.replies import usage_body
+from server.api.routes import REASONS, STREAM, BodyRouter, refusals
+from server.api.schema_anthropic import CountTokensRequest, MessagesRequest
+from server.api.services import Services
+from server.api.shapes import ChatShape
+from server.api.sse import EventStream, as_event, as_logged_error
+from server.generation.choice import Delta
+
+Event = dict[str, Any]
+EXTRAS = ("provenance", "token_ids")
+PING = as_event({"type": "ping"}, "ping")
+REFUSALS = refusals(REASONS, replies.MessagesError)
+
+
+def anthropic_router(services: Services) -> APIRouter:
+    router = BodyRouter(services)
+
+    @router.post(MESSAGES, response_model=replies.TurnReply, responses={**STREAM, **REFUSALS})
+    async def create_message(http: Request, request: MessagesRequest) -> Response:
+        with request.renamed():
+            call = await start(services, http, request.chat, prefix="msg_")
+        telling = Telling(call, request)
+        if request.stream:
+            return EventStream(call, telling.stream(), ping=PING)
+        with request.renamed():
+            [whole] = await gather(http, call.generation)
+        events = [*telling.of(whole), *telling.end()]
+        assert events[-1]["type"] == "message_stop"
+        return JSONResponse(telling.writer.message)
+
+    @router.post(f"{MESSAGES}/count_tokens", response_model=replies.TokenCount, responses=REFUSALS)
+    async def count_tokens(http: Request, request: CountTokensRequest) -> Response:
+        with request.renamed():
+            ready = services.known(request.model)
+            with services.admission.reserve(1):
+                request.chat.check_settings(services)
+                ids = await chat_ids(services, request.chat, ready)
+        return JSONResponse({"input_tokens": len(ids)})
+
+    return router
+
+
+class Telling:
+    """One generation, told as a message."""
+
+    def __init__(self, call: Call, request: MessagesRequest) -> None:
+        self._call = call
+        self._most = request.max_tokens
+        self._shape = ChatShape(call.id, call.use)
+        prompt = call.generation.spec.prompts[0]
+        self.writer = MessageEvents(
+            {
+                "id": call.id,
+                "type": "message",
+                "role": "assistant",
+                "model": call.model,
+                "system_fingerprint": call.fingerprint,
+                "seed": call.seed,
+                **({"prompt_token_ids": prompt} if request.return_token_ids else {}),
+            }
+        )
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """What is cut off ends with an event `error`. The message begins with its first tokens:
+        then it is known how many of the prompt were cached."""
+        generation, begun = self._call.generation, False
+        try:
+            while not generation.finished:
+                await generation.news()
+                deltas = generation.take()
+                events = [] if begun else [self.writer.begin(self._usage())]
+                begun = True
+                events += [event for delta in deltas for event in self.of(delta)]
+                events += self.end() if generation.finished else ()
+                if events:
+                    yield b"".join([as_event(event, event["type"]) for event in events])
+        except Exception as error:
+            yield as_event(as_logged_error(self._call, error).body_at(MESSAGES), "error")
+        finally:
+            generation.close()
+
+    def of(self, delta: Delta) -> Iterator[Event]:
+        for choice in self._shape.choices(delta):
+            yield from self.writer.feed(choice)
+
+    def end(self) -> Iterator[Event]:
+        usage, finish, sequence = self._usage(), self.writer.finish, None
+        if finish == "length":
+            is_full = usage["output_tokens"] < self._most
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif finish == "tool_calls":
+            reason = "tool_use"
+        else:
+            sequence = self._call.generation.choices[0].stopped_by
+            reason = "end_turn" if sequence is None else "stop_sequence"
+        return self.writer.end(reason, sequence, usage)
+
+    def _usage(self) -> dict[str, Any]:
+        """Chat's under this API's names, where cached tokens are no input tokens."""
+        usage = usage_body(self._call.generation.usage)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+            "service_tier": "standard",
+            "speculation": usage["speculation"],
+        }
+
+
+class MessageEvents:
+    """A chat reply as the blocks of a message, and the events of them.
+
+    Takes the choices of chat chunks in; a whole reply is its own single chunk, so that `message` is
+    what the events of its stream add up to. Order, held by the tests: message_start; per block
+    content_block_start, content_block_delta ..., content_block_stop; message_delta, message_stop.
+    One block is open at a time. What a chat choice has beside the text (`EXTRAS`, extensions)
+    stands in the message, in streams on the next delta event."""
+
+    def __init__(self, base: dict[str, Any]) -> None:
+        """`base`: the message without what comes with its tokens."""
+        self.finish: str | None = None  # chat's
+        self.message: dict[str, Any] = {
+            **base, "content": [], "stop_reason": None, "stop_sequence": None
+        }  # fmt: skip
+        self._content: list[dict[str, Any]] = self.message["content"]
+        self._input = ""  # of the open call
+        self._fresh: dict[str, list[Any]] = {}  # of EXTRAS, not on an event yet
+
+    def begin(self, usage: dict[str, Any]) -> Event:
+        return {"type": "message_start", "message": {**self.message, "content": [], "usage": usage}}
+
+    def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
+        """The events of one choice of a chat chunk."""
+        delta = choice["delta"]
+        for name in EXTRAS:
+            if name in choice:
+                self.message.setdefault(name, []).extend(choice[name])
+                self._fresh.setdefault(name, []).extend(choice[name])
+        if text := delta.get("content"):
+            yield from self._text(text)
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+        self.finish = choice["finish_reason"] or self.finish
+
+    def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> Iterator[Event]:
+        """A reply that says nothing is one empty text."""
+        if not self._content:
+            yield from self._text("")
+        yield from self._close()
+        ending = {"stop_reason": reason, "stop_sequence": sequence}
+        self.message |= {**ending, "usage": usage}
+        yield {"type": "message_delta", "delta": ending, "usage": usage, **self._fresh}
+        yield {"type": "message_stop"}
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if not (self._content and self._content[-1]["type"] == "text"):
+            yield from self._add({"type": "text", "text": ""})
+        self._content[-1]["text"] += text
+        if text:
+            yield self._delta("text_delta", "text", text)
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        """One delta of a tool call: its begin (with an id), or more of its arguments."""
+        function = call["function"]
+        if "id" in call:
+            block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+            yield from self._add(block)
+        if text := function.get("arguments"):
+            self._input += text
+            yield self._delta("input_json_delta", "partial_json", text)
+
+    def _add(self, block: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._content.append(block)
+        yield self._event("start", content_block=dict(block))
+
+    def _close(self) -> Iterator[Event]:
+        if not self._content:
+            return
+        if self._content[-1]["type"] == "tool_use":
+            self._content[-1]["input"] = _read(self._input)
+            self._input = ""
+        yield self._event("stop")
+
+    def _delta(self, kind: str, name: str, text: str) -> Event:
+        fresh, self._fresh = self._fresh, {}
+        return self._event("delta", delta={"type": kind, name: text}, **fresh)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **fields}
+
+
+def _read(arguments: str) -> dict[str, Any]:
+    """As far as they came; a model that is not held to a schema may write what is no JSON."""
+    try:
+        value = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

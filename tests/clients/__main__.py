@@ -1,0 +1,217 @@
+"""`python -m tests.clients [NAME ...]`: clients as people install them, against the built-in pair.
+
+Each client has a script in `python/` or `node/` and a folder of its own below `build/clients`,
+where its package is installed from the registry that pip or npm is set up for. All ask one server;
+the table that docs/clients.md has is printed at the end. A client whose package does not install is
+left out with the reason. `--url URL` asks a server that runs already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FOLDER = ROOT / "build" / "clients"
+STEPS = ("hello", "streaming", "tools", "structured")
+PATIENCE = 1800.0  # seconds, of an installation or of a script
+QUIET = {  # what clients would tell their makers
+    "AI_SDK_TELEMETRY_DISABLED": "1",
+    "DO_NOT_TRACK": "1",
+    "GUIDELLM_LOG_DISABLED": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "PYDANTIC_AI_DISABLE_TELEMETRY": "1",
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """`packages`: what is installed; the version that is told is that of the first."""
+
+    script: str
+    packages: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        return self.packages[0].partition("[")[0]
+
+    @property
+    def is_node(self) -> bool:
+        return self.script.endswith(".mjs")
+
+
+CLIENTS: Mapping[str, Client] = {
+    "openai": Client("use_openai.py", ("openai",)),
+    "anthropic": Client("use_anthropic.py", ("anthropic",)),
+    "langchain": Client("use_langchain.py", ("langchain-openai",)),
+    "litellm": Client("use_litellm.py", ("litellm",)),
+    "instructor": Client("use_instructor.py", ("instructor",)),
+    "pydantic-ai": Client("use_pydantic_ai.py", ("pydantic-ai-slim[openai]",)),
+    "llm": Client("use_llm.py", ("llm",)),
+    "openai-agents": Client("use_agents.py", ("openai-agents",)),
+    "guidellm": Client("use_guidellm.py", ("guidellm",)),
+    "npm-openai": Client("use_openai.mjs", ("openai",)),
+    "npm-anthropic": Client("use_anthropic.mjs", ("@anthropic-ai/sdk",)),
+    "npm-ai": Client(
+        "use_ai_sdk.mjs", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "zod")
+    ),
+}
+
+
+class NotInstalled(Exception):
+    """With the reason."""
+
+
+@dataclass
+class Outcome:
+    """`version`: empty where it did not install. `said` and `errors`: by step."""
+
+    version: str = ""
+    said: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def cell(self, step: str) -> str:
+        if step in self.errors:
+            return "failed"
+        return "yes" if step in self.said else "-"
+
+
+def install(name: str, client: Client) -> Path:
+    """The folder that it is in, made once. Raises NotInstalled."""
+    folder = FOLDER / name
+    done = folder / ".installed"
+    if done.exists():
+        return folder
+    if client.is_node:
+        if shutil.which("npm") is None:
+            raise NotInstalled("there is no npm here")
+        folder.mkdir(parents=True, exist_ok=True)
+        _try("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), *client.packages)
+    else:
+        if not (folder / "bin" / "python").exists():
+            _try(sys.executable, "-m", "venv", str(folder))
+        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet")
+        _try(*pip, "--no-compile", "--disable-pip-version-check", *client.packages)
+    done.touch()
+    return folder
+
+
+def _try(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from None
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or ["no reason was given"]
+        raise NotInstalled(last[-1][:200])
+
+
+def version(folder: Path, client: Client) -> str:
+    if client.is_node:
+        card = folder / "node_modules" / client.package / "package.json"
+        found: str = json.loads(card.read_text("utf-8"))["version"]
+        return found
+    asked = f"from importlib.metadata import version; print(version({client.package!r}))"
+    done = subprocess.run(
+        [str(folder / "bin" / "python"), "-c", asked], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def command(folder: Path, client: Client, url: str) -> list[str]:
+    if client.is_node:  # modules are looked for beside the script
+        for script in (HERE / "node").glob("*.mjs"):
+            shutil.copy(script, folder / script.name)
+        return ["node", str(folder / client.script), url]
+    tokenizer = str(ROOT / "engine" / "demo" / "target")
+    return [str(folder / "bin" / "python"), str(HERE / "python" / client.script), url, tokenizer]
+
+
+def ask(asked: Sequence[str]) -> Outcome:
+    """Runs a script and reads its lines. What it says besides belongs to its client."""
+    outcome = Outcome()
+    environment = {**os.environ, **QUIET}
+    environment.pop("PYTHONPATH", None)
+    try:
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=PATIENCE, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(errors={"hello": f"nothing within {PATIENCE:.0f} s"})
+    for line in done.stdout.splitlines():
+        if line.startswith('{"step"'):
+            told = json.loads(line)
+            kind = outcome.errors if "error" in told else outcome.said
+            kind[told["step"]] = told.get("error", told.get("said"))
+    if done.returncode or not (outcome.said or outcome.errors):
+        outcome.errors["hello"] = done.stderr.strip()[-1000:]
+    return outcome
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The address of a server of the built-in pair."""
+    asked = [sys.executable, "-m", "server", "serve", "--port", "0"]
+    with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            welcome = server.stdout.readline()
+            yield welcome.split(" at ")[1].strip().removesuffix("/v1")
+        finally:
+            server.terminate()
+
+
+def table(outcomes: Mapping[str, Outcome]) -> str:
+    lines = [["client", "package", "version", *STEPS], ["---"] * (3 + len(STEPS))]
+    for name, outcome in outcomes.items():
+        cells = [outcome.cell(step) for step in STEPS]
+        lines.append([name, CLIENTS[name].package, outcome.version or "not installed", *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(names: Sequence[str], url: str) -> int:
+    """1 where a step failed."""
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        client = CLIENTS[name]
+        try:
+            folder = install(name, client)
+        except NotInstalled as reason:
+            print(f"{name}: not installed: {reason}")
+            outcomes[name] = Outcome()
+            continue
+        outcome = outcomes[name] = ask(command(folder, client, url))
+        outcome.version = version(folder, client)
+        for step, said in (outcome.said | outcome.errors).items():
+            mark = "failed: " if step in outcome.errors else ""
+            print(f"{name} {outcome.version}, {step}: {mark}{said}", flush=True)
+    print("\n" + table(outcomes))
+    return 1 if any(outcome.errors for outcome in outcomes.values()) else 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CLIENTS))
+    parser.add_argument("--url", help="of a server that runs already, without /v1")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in CLIENTS]:
+        parser.error(f"no such client: {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
+    asked = given.names or list(CLIENTS)
+    if given.url is not None:
+        sys.exit(main(asked, given.url))
+    with serving() as url:
+        sys.exit(main(asked, url))

@@ -1,0 +1,50 @@
+// What the scripts of Node clients share; the same as steps.py.
+
+export const root = process.argv[2];
+export const url = `${root}/v1`;
+export const model = "foredraft-demo";
+export const question = "What is the capital of France?";
+export const ask = [{ role: "user", content: question }];
+export const city = {
+  type: "object",
+  properties: { city: { type: "string", enum: ["Paris", "Rome"] } },
+  required: ["city"],
+  additionalProperties: false,
+};
+export const capital = {
+  type: "object",
+  properties: { ...city.properties, capital: { type: "boolean" } },
+  required: ["city", "capital"],
+  additionalProperties: false,
+};
+
+export function check(holds, said) {
+  if (!holds) throw new Error(typeof said === "string" ? said : JSON.stringify(said));
+  return said;
+}
+
+export function called(name, given) {
+  const found = typeof given === "string" ? JSON.parse(given) : given;
+  check(name === "get_weather" && ["Paris", "Rome"].includes(found.city), { name, found });
+  return `${name}(${found.city})`;
+}
+
+export const isCapital = (found) =>
+  ["Paris", "Rome"].includes(found.city) && typeof found.capital === "boolean";
+
+export function streamed(pieces) {
+  check(pieces.filter((piece) => piece).length > 1, pieces);
+  return pieces.join("");
+}
+
+export async function run(steps) {
+  for (const [step, ask] of Object.entries(steps)) {
+    const line = { step };
+    try {
+      line.said = await ask();
+    } catch (error) {
+      line.error = `${error.name}: ${error.message}`;
+    }
+    console.log(JSON.stringify(line));
+  }
+}

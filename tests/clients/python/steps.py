@@ -1,0 +1,81 @@
+"""What the scripts of Python clients share: the server they are told, what they ask it, and how
+they say what became of each step.
+
+A script calls `run` with its steps, functions that ask and return what the model said. `run` prints
+one line of JSON a step, which the runner reads (`python -m tests.clients`). A step that is not of
+a client is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+ROOT = sys.argv[1]  # of the server, without /v1
+URL = f"{ROOT}/v1"
+MODEL = "foredraft-demo"
+QUESTION = "What is the capital of France?"
+ASK: list[Any] = [{"role": "user", "content": QUESTION}]
+WEATHER = "What is the weather in Paris?"
+
+
+class Capital(BaseModel):
+    """What structured replies are held to."""
+
+    city: Literal["Paris", "Rome"]
+    capital: bool
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": SCHEMA,
+    },
+}
+
+
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
+    """The weather in a city."""
+    return f"It is sunny in {city}."
+
+
+def called(name: str, arguments: Any) -> str:
+    """Checks a call of the tool above; its arguments as an object or as text."""
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert name == "get_weather", name
+    assert given.keys() == {"city"}, given
+    assert given["city"] in ("Paris", "Rome"), given
+    return f"{name}({given['city']})"
+
+
+def text(said: str | None) -> str:
+    assert said, "the reply is empty"
+    return said
+
+
+def streamed(pieces: list[str]) -> str:
+    """Checks that a stream came in pieces."""
+    assert len([piece for piece in pieces if piece]) > 1, pieces
+    return "".join(pieces)
+
+
+def run(*steps: Callable[[], str]) -> None:
+    for step in steps:
+        line: dict[str, str] = {"step": step.__name__}
+        try:
+            line["said"] = step()
+        except Exception as error:  # whatever a client raises is what is to be told
+            line["error"] = f"{type(error).__name__}: {error}"
+        print(json.dumps(line), flush=True)

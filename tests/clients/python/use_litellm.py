@@ -1,0 +1,46 @@
+"""litellm: as OpenAI's endpoint, and as Anthropic's."""
+
+from __future__ import annotations
+
+import litellm
+from steps import ASK, MODEL, ROOT, TOOL, URL, Capital, called, run, streamed, text
+
+litellm.suppress_debug_info = True
+OPENAI = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": "none", "temperature": 0}
+ANTHROPIC = {
+    "model": f"anthropic/{MODEL}", "api_base": ROOT, "api_key": "none", "temperature": 0,
+    "max_tokens": 64,
+}  # fmt: skip
+
+
+def hello() -> str:
+    said = [
+        litellm.completion(**asked, messages=ASK).choices[0].message.content
+        for asked in (OPENAI, ANTHROPIC)
+    ]
+    assert said[0] == said[1]
+    return text(said[0])
+
+
+def streaming() -> str:
+    for asked in (ANTHROPIC, OPENAI):
+        chunks = list(litellm.completion(**asked, messages=ASK, stream=True))
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+        streamed(pieces)
+    return "".join(pieces)
+
+
+def tools() -> str:
+    for asked in (OPENAI, ANTHROPIC):
+        reply = litellm.completion(**asked, messages=ASK, tools=[TOOL], tool_choice="required")
+        [call, *_] = reply.choices[0].message.tool_calls
+        said = called(call.function.name, call.function.arguments)
+    return said
+
+
+def structured() -> str:
+    reply = litellm.completion(**OPENAI, messages=ASK, response_format=Capital)
+    return str(Capital.model_validate_json(reply.choices[0].message.content))
+
+
+run(hello, streaming, tools, structured)

@@ -1,0 +1,43 @@
+"""Clients that the development environment holds run their scripts against the built-in pair; the
+others are run by `python -m tests.clients`. And the table of docs/clients.md is that of the runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import pytest
+
+from tests.clients.__main__ import CLIENTS, HERE, ROOT, STEPS, ask, table
+from tests.process.served import serving
+
+HELD = ("openai", "langchain", "litellm")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_clients_at_hand() -> None:
+    """Law: every step of a client says something, and none fails."""
+
+    async def scenario() -> None:
+        command = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")
+        async with serving(command, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+            url = str(server.http.base_url).rstrip("/")
+            for name in HELD:
+                script = str(HERE / "python" / CLIENTS[name].script)
+                outcome = await asyncio.to_thread(ask, [sys.executable, script, url])
+                assert not outcome.errors, (name, outcome.errors)
+                assert tuple(outcome.said) == STEPS
+
+    asyncio.run(scenario())
+
+
+def test_the_document_has_the_table_of_the_runner() -> None:
+    """Law: the same columns, and every client with its package, in the runner's order."""
+    text = (ROOT / "docs" / "clients.md").read_text("utf-8")
+    told = text.partition("<!-- clients -->\n")[2].partition("<!-- /clients -->")[0].splitlines()
+    names = [[cell.strip() for cell in line.split("|")[1:3]] for line in told[2:]]
+    assert told[:2] == table({}).splitlines()
+    assert names == [[name, client.package] for name, client in CLIENTS.items()]

@@ -1,0 +1,54 @@
+"""The law of a message's events, written down once: their order, and that they tell the message.
+
+`told(events)` follows a stream as a strict client would and returns the message it ends with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+Event = dict[str, Any]
+EXTRAS = ("provenance", "token_ids")
+
+
+def events_of(text: str) -> list[Event]:
+    """Of a stream; each is named as its type says, and there is no [DONE]."""
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def told(events: Iterable[Event]) -> dict[str, Any]:
+    """Raises AssertionError where the events break the law."""
+    first, *middle, last, stop = list(events)
+    assert first["type"] == "message_start"
+    message: dict[str, Any] = first["message"]
+    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert stop == {"type": "message_stop"}
+    rest = iter(middle)
+    message["content"] = [_block(i, start, rest) for i, start in enumerate(rest)]
+    assert last["type"] == "message_delta"
+    assert last["usage"].items() >= {"input_tokens": message["usage"]["input_tokens"]}.items()
+    for name in EXTRAS:
+        heard = [entry for event in [*middle, last] for entry in event.get(name, ())]
+        message |= {name: heard} if heard else {}
+    return {**message, **last["delta"], "usage": last["usage"]}
+
+
+def _block(index: int, start: Event, rest: Iterator[Event]) -> dict[str, Any]:
+    assert (start["type"], start["index"]) == ("content_block_start", index)
+    block, text = start["content_block"], ""
+    is_text = block["type"] == "text"
+    kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+    assert (block["text"] == "") if is_text else (block["input"] == {})
+    while (event := next(rest))["type"] == "content_block_delta":
+        assert (event["index"], event["delta"]["type"]) == (index, kind)
+        assert event["delta"][name]
+        text += event["delta"][name]
+    assert (event["type"], event["index"]) == ("content_block_stop", index)
+    return {**block, "text": text} if is_text else {**block, "input": json.loads(text)}
