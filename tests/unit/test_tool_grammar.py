@@ -19,18 +19,22 @@ from engine.config import model_folder
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
+from server.text.markers import Marker
+from server.text.tool_calls import HermesParser, LlamaParser
+from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.unit.test_tool_calls import read
 
 FOLDER = model_folder("demo", "target")
 OPEN, CLOSE = Marker("<tool_call>", 6, False), Marker("</tool_call>", 7, False)
 HERMES = ToolFormat(
-    "hermes", '{"name": "', '", "arguments": ', "}", "\n", OPEN, CLOSE, (OPEN, CLOSE)
+    "hermes", '{"name": "', '", "arguments": ', "}", "\n", OPEN, CLOSE, (OPEN, CLOSE), HermesParser
 )
 SPELLED = dataclasses.replace(  # a tokenizer that has no token for the tags
     HERMES, opening=Marker("<call>", None, False), closing=Marker("</call>", None, False)
 )
-LLAMA = ToolFormat("llama3_json", '{"name": "', '", "parameters": ', "}", "; ", None, None, ())
+LLAMA = ToolFormat(
+    "llama3_json", '{"name": "', '", "parameters": ', "}", "; ", None, None, (), LlamaParser
+)
 
 CITY: Mapping[str, Any] = {
     "type": "object",
@@ -133,7 +137,7 @@ def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
     )
     names = set()
     for seed in range(12):
-        parser = format.parser(("weather", "stop"), skip_special_tokens=True)
+        parser = format.reader({"weather": CITY, "stop": NO_ARGUMENTS})
         content, calls = read(parser, list(sentence(grammar, seed)))
         assert content == ""
         [(name, arguments)] = calls
