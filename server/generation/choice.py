@@ -63,6 +63,7 @@ class Choice:
             tokenizer, skip_special_tokens=spec.skip_special_tokens, shown=spec.shown_tokens
         )
         self._follower = Follower(spec.thinking) if spec.thinking is not None else None
+        self._undecided = 0  # tokens that may turn out to be thinking
         self._stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         self._logprob = 0.0  # sum over the counted tokens
         self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
@@ -155,20 +156,28 @@ class Choice:
         sources = [name for name, count in output.sources or () for name in repeat(name, count)]
         for i, token in enumerate(visible):
             at = self._position
-            piece, thinks = self._detokenizer.push([token]), self._thinks
+            piece, thought = self._detokenizer.push([token]), self._thinks
             if self._provenance is not None:
                 self._provenance.add(sources[i], piece, position=at)
             text += self._push(piece, self.usage.completion_tokens + 1)
-            thinks |= self._thinks
+            thought = self._count(thought=thought or self._thinks)
             if logprobs is not None:
-                one = TextLogprobs(self._tokenizer, token, logprobs[i], at, thinking=thinks)
+                one = TextLogprobs(self._tokenizer, token, logprobs[i], at, thinking=thought)
                 self._logprobs.append(one)
-            self.usage.completion_tokens += 1
-            self.usage.reasoning_tokens += thinks
             if self._hit:
                 return text
         self.usage.completion_tokens += len(tokens) - len(visible)
         return text
+
+    def _count(self, *, thought: bool) -> bool:
+        """One more token. Whether it is thinking, or may be, as the begin of its mark."""
+        self.usage.completion_tokens += 1
+        if self._follower is not None and self._follower.is_undecided:
+            self._undecided += 1
+            return True
+        self.usage.reasoning_tokens += (self._undecided + 1) * thought
+        self._undecided = 0
+        return thought
 
     @property
     def _thinks(self) -> bool:

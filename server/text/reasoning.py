@@ -101,6 +101,11 @@ class Follower:
         self._style = thinking.style
         self._held = ""  # what may be the begin of a mark
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the last text may turn out to have opened the thinking."""
+        return bool(self._held) and not self.inside
+
     def push(self, text: str, *, last: bool = False) -> list[tuple[str, bool]]:
         """The parts that became certain, and whether each is thinking."""
         parts: list[tuple[str, bool]] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from server.text.reasoning import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 from server.text.tool_arguments import CLOSE, resolved, types_of, value_of
@@ -90,14 +91,15 @@ class TagParser(MarkedParser):
             return False
         self._announce(name)
         schema, separator = self._offered[name], "{"
-        known = schema.get("properties")
+        properties = schema.get("properties")
+        known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         while (mark := (yield from self._next())) == self.PARAMETER:
             if not (key := (yield from self._name())):
                 continue
             self._add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            told = isinstance(known, Mapping) and key in known
-            types = types_of(resolved(known[key], schema)) if told else {"string"}
+            is_known = key in known
+            types = types_of(resolved(known[key], schema)) if is_known else {"string"}
             yield from self._value(types)
         if mark:
             self._add_arguments("{}" if separator == "{" else "}")

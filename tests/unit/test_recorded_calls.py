@@ -158,7 +158,7 @@ CHANNELS = [
         ("", "", [ROME]),
     ),
     (  # no space before the marker
-        '<|channel|>commentary to=functions.get_weather<|constrain|>json<|message|>'
+        "<|channel|>commentary to=functions.get_weather<|constrain|>json<|message|>"
         '{"city": "Rome"}',
         ("", "", [ROME]),
     ),
