@@ -69,7 +69,7 @@ class Reading:
         parser: type[ReplyParser] = PlainParser
         offered: Offered = {}
         if self.tools is not None:
-            parser = self.tools.format.reader
+            parser = self.tools.format.form.reader
             offered = {tool.name: tool.parameters or {} for tool in self.tools.offered}
         elif self.thinking is not None and self.thinking.style.again:
             parser = HarmonyParser

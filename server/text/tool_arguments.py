@@ -21,6 +21,10 @@ OF_STRING = {"type", "enum", "const", *ANNOTATIONS}
 OF_OPTIONAL = {"type", "anyOf", *ANNOTATIONS}
 WORDS = {"True": "true", "False": "false", "None": "null"}  # that templates write for constants
 MAX_REFERENCES = 8
+TYPES = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string",
+    list: "array", dict: "object",
+}  # fmt: skip
 
 
 def json_rules(rule: str, schema: Schema) -> list[str]:
@@ -102,7 +106,7 @@ def types_of(schema: Schema) -> frozenset[str]:
         return frozenset(map(str, said if isinstance(said, list) else [said]))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return frozenset(map(_type_of, values))
+        return frozenset(TYPES[type(value)] for value in values)
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
             each = [
@@ -117,25 +121,10 @@ def value_of(text: str, types: Collection[str]) -> str:
     nothing else."""
     spoken = WORDS.get(text.strip(), text)
     try:
-        found = _type_of(json.loads(spoken, parse_constant=int))  # which refuses NaN
+        found = TYPES[type(json.loads(spoken, parse_constant=int))]  # which refuses NaN
     except (ValueError, RecursionError):
         found = "string"
     alike = {"integer", "number"} if found == "integer" else {found}
     if found == "string" or ("string" in types and not alike & set(types)):
         return json.dumps(text, ensure_ascii=False)
     return spoken.strip()
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-    return "array" if isinstance(value, list) else "object"

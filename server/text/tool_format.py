@@ -28,7 +28,6 @@ from server.text.tool_parsers import DeepSeekParser, HarmonyParser, MistralParse
 FormatName = Literal[
     "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"
 ]
-ArgumentRules = Callable[[str, Mapping[str, Any]], list[str]]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 NO_ARGUMENTS: Mapping[str, Any] = {
@@ -54,36 +53,68 @@ TOOL: Mapping[str, Any] = {
     },
 }
 ID = "call00000"  # of the length that Mistral's templates want
-ID_LENGTH = len(ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a family of models writes calls. `written`: the probe's call in a template; its groups
+    are fields of ToolFormat. `sample`: a call that the pattern finds, for a model whose template
+    writes none. `told_by`: what of a template tells the form, where it is not such a call.
+
+    `between` stands between calls; None: a reply can have one only. The markers stand around each
+    call, or around all of them `together`. `before_content`: what content needs before it."""
+
+    name: FormatName
+    reader: type[ReplyParser]
+    written: str
+    sample: str
+    between: str | None
+    opening: str | None = None
+    closing: str | None = None
+    marks: tuple[str, ...] = ()  # what the parser looks for besides these two
+    rules: Callable[[str, Mapping[str, Any]], list[str]] = json_rules  # of arguments
+    together: bool = False
+    before_content: str = ""
+    short_ids: bool = False  # the template wants ids of nine letters and digits
+    told_by: str | None = None
+
+    def in_template(self, called: str) -> bool:
+        return re.search(self.told_by or self.written, called) is not None
+
+    def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
+        found = re.search(self.written, called) or re.search(self.written, self.sample)
+        assert found is not None, self.name
+        texts = [text for text in (self.opening, self.closing, *self.marks) if text is not None]
+        markers = tuple(marker_of(tokenizer, text) for text in texts)
+        return ToolFormat(self, markers, text_arguments=text_arguments, **found.groupdict())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A call is: the opening marker if there is one, `head`, the name, `middle`, the arguments as
-    `rules` say, `tail`, the closing marker if there is one; `between` stands between calls, None:
-    one call is all that a reply can have. `together`: the markers stand around all calls, the first
-    one behind `first` and the last one before `last`. `before_content`: stands before content."""
+    """A form as one model's template writes it. A call is: the opening marker if there is one,
+    `head`, the name, `middle`, the arguments, `tail`, the closing marker if there is one. Of
+    markers around all calls, the first call is behind `first`, and `last` behind the last one."""
 
-    name: FormatName
+    form: Form
+    markers: tuple[Marker, ...]  # all that the parser looks for
     head: str
     middle: str
     tail: str
-    between: str | None
-    opening: Marker | None
-    closing: Marker | None
-    markers: tuple[Marker, ...]  # all that the parser looks for
-    reader: type[ReplyParser]
-    rules: ArgumentRules = json_rules
-    together: bool = False
     first: str = ""
     last: str = ""
-    before_content: str = ""
     text_arguments: bool = False  # the template wants arguments as text
-    short_ids: bool = False  # ... and ids of nine letters and digits
+
+    @property
+    def opening(self) -> Marker | None:
+        return None if self.form.opening is None else self.markers[0]
+
+    @property
+    def closing(self) -> Marker | None:
+        return None if self.form.closing is None else self.markers[1]
 
     def told(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Messages as the template wants their calls."""
-        if not (self.text_arguments or self.short_ids):
+        if not (self.text_arguments or self.form.short_ids):
             return turns
         return [self._told(turn) for turn in turns]
 
@@ -99,58 +130,14 @@ class ToolFormat:
         return turn
 
     def _id(self, id: str) -> str:
-        fits = not self.short_ids or (len(id) == ID_LENGTH and id.isalnum())
-        return id if fits else hashlib.sha256(id.encode()).hexdigest()[:ID_LENGTH]
+        fits = not self.form.short_ids or (len(id) == len(ID) and id.isalnum())
+        return id if fits else hashlib.sha256(id.encode()).hexdigest()[: len(ID)]
 
     def _function(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = function["arguments"]
         if not self.text_arguments or isinstance(arguments, str):
             return function
         return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """`written`: how a template writes the probe's call; its groups are fields of ToolFormat.
-    `sample`: a call that the pattern finds, for a model whose template writes none. `told_by`: what
-    a template writes that tells the form, where it is not such a call."""
-
-    name: FormatName
-    reader: type[ReplyParser]
-    written: str
-    sample: str
-    between: str | None
-    opening: str | None = None
-    closing: str | None = None
-    marks: tuple[str, ...] = ()  # besides these two
-    rules: ArgumentRules = json_rules
-    together: bool = False
-    before_content: str = ""
-    short_ids: bool = False
-    told_by: str | None = None
-
-    def in_template(self, called: str) -> bool:
-        return re.search(self.told_by or self.written, called) is not None
-
-    def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
-        found = re.search(self.written, called) or re.search(self.written, self.sample)
-        assert found is not None, self.name
-        ends = [marker_of(tokenizer, m) if m else None for m in (self.opening, self.closing)]
-        more = [marker_of(tokenizer, mark) for mark in self.marks]
-        return ToolFormat(
-            name=self.name,
-            between=self.between,
-            opening=ends[0],
-            closing=ends[1],
-            markers=tuple(marker for marker in (*ends, *more) if marker is not None),
-            reader=self.reader,
-            rules=self.rules,
-            together=self.together,
-            before_content=self.before_content,
-            text_arguments=text_arguments,
-            short_ids=self.short_ids,
-            **found.groupdict(),
-        )
 
 
 _ARGS = r'\{\s*"probe_argument":\s*"probe"\s*\}'
@@ -280,11 +267,13 @@ def call_grammar(
     be made or not, the grammar binds from the opening marker on: before it any text is allowed that
     the parser would not take for a call."""
     opening = "" if format.opening is None else format.opening.symbol
-    between = "" if not format.between else json.dumps(format.between)
-    repeated = many and format.between is not None and not format.together
+    form = format.form
+    between = json.dumps(form.between) if form.between else ""
+    many &= form.between is not None
+    repeated = many and not form.together
     calls = f"{opening} behind" + (f" ({between} {opening} behind)*" if repeated else "")
     rules = [_behind(format, between, many=many), *_call_rules(format, functions)]
-    before = _lexemes(format.before_content, format.markers)
+    before = _lexemes(form.before_content, format.markers)
     if required:
         start = calls
     elif content is not None:
@@ -304,7 +293,7 @@ def call_grammar(
 
 def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
     """`behind`: what stands behind an opening marker, one call or all of them."""
-    more = f" ({between} call)*" if many and format.together else ""
+    more = f" ({between} call)*" if many and format.form.together else ""
     first, last = (_lexemes(text, format.markers) for text in (format.first, format.last))
     closing = "" if format.closing is None else format.closing.symbol
     return f"behind: {first} call{more} {last} {closing}"
@@ -319,7 +308,7 @@ def _call_rules(
     for i, (name, schema) in enumerate(functions):
         before = _lexemes(format.head + name + format.middle, format.markers)
         rules += [f"call_{i}: {before} arguments_{i} {after}"]
-        rules += format.rules(f"arguments_{i}", schema)
+        rules += format.form.rules(f"arguments_{i}", schema)
     return rules
 
 

@@ -40,8 +40,8 @@ def post(
         serve(client, tokenizer=tokenizer, **(settings or {})) as served,
         httpx.Client(base_url=served.url, timeout=60) as http,
     ):
-        asked = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
-        reply = http.post(route, json={"model": MODEL, **asked, **fields})
+        asked: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"input": "hello"}
+        reply = http.post(route, json={"model": MODEL} | asked | fields)
     assert reply.status_code == 200, reply.text
     if not fields.get("stream"):
         return reply.json(), client
@@ -231,6 +231,21 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
         assert tokens.decode() == f"\n\n{SAID}"
         details = response["usage"]["output_tokens_details"]
         assert details["reasoning_tokens"] == len(f"<think>\n{THOUGHT}\n</think>".encode())
+
+
+def test_the_output_of_a_response_may_be_sent_back() -> None:
+    """Agents send all items of the last output as the begin of the next input."""
+    first, _ = post(REPLY, route=RESPONSES)
+    items = [
+        {"role": "user", "content": "hello"},
+        *first["output"],
+        {"role": "user", "content": "a"},
+    ]
+    second, client = post(REPLY, route=RESPONSES, input=items)
+    assert second["status"] == "completed"
+    told_to_model = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
+    assert SAID in told_to_model
+    assert THOUGHT not in told_to_model
 
 
 class Channels(ByteTokenizer):

@@ -20,8 +20,7 @@ from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
 from server.text.markers import Marker
 from server.text.reasoning import Thinking
-from server.text.tool_calls import HermesParser
-from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, ToolFormat, call_grammar
+from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all, with_heads
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
@@ -58,8 +57,9 @@ CHOICE = Grammar("choice", '["ab", "abab", "name", "nature", "12"]')
 LARK = Grammar("lark", 'start: <tool_call> sum "!"\nsum: /[0-9]{1,2}/ | sum "+" sum | "(" sum ")"')
 
 CALLS = ToolFormat(
-    "hermes", '{"name": "', '", "arguments": ', "}", "\n", Marker("<tool_call>", 2, True),
-    Marker("</tool_call>", None, False), (), HermesParser,
+    next(form for form in FORMS if form.name == "hermes"),
+    (Marker("<tool_call>", 2, True), Marker("</tool_call>", None, False)),
+    '{"name": "', '", "arguments": ', "}",
 )  # fmt: skip
 FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
 # The thinking, which ends with a token that these models draw often enough.

@@ -199,7 +199,7 @@ def written(format: ToolFormat, name: str, arguments: str) -> str:
 def test_the_built_in_pair() -> None:
     """Its tags are tokens, and they are not special: they leave text."""
     format = found(load_tokenizer(model_folder("demo", "target")))
-    assert format.name == "hermes"
+    assert format.form.name == "hermes"
     assert written(format, "f", "{}") == '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert format.opening is not None
     assert format.opening.token is not None
@@ -209,14 +209,14 @@ def test_the_built_in_pair() -> None:
 def test_qwen_and_hermes(tmp_path: Path) -> None:
     """Their calls stand on lines of their own."""
     format = found(made(tmp_path, QWEN))
-    assert format.name == "hermes"
+    assert format.form.name == "hermes"
     assert written(format, "f", "{}") == '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
 def test_llama(tmp_path: Path) -> None:
     """A bare object, with Llama's word for arguments."""
     format = found(made(tmp_path, LLAMA))
-    assert format.name == "llama3_json"
+    assert format.form.name == "llama3_json"
     assert written(format, "f", "{}") == '{"name": "f", "parameters": {}}'
 
 
@@ -281,8 +281,8 @@ def test_a_family_is_known_by_its_template(family: str, tmp_path: Path) -> None:
     template, name, text = FAMILIES[family]
     tokenizer = made(tmp_path, template)
     format = found(tokenizer)
-    assert format.name == name
-    many = format.between is not None
+    assert format.form.name == name
+    many = format.form.between is not None
     functions = [("a", CITY), ("b", NO_ARGUMENTS)]
     vocabulary = load_vocabulary(str(tmp_path))
     for required in (True, False):
@@ -294,7 +294,7 @@ def test_a_family_is_known_by_its_template(family: str, tmp_path: Path) -> None:
     shown = shown_tokens(format.markers)
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, shown=shown)
     hidden = [marker.text for marker in format.markers if marker.special]
-    parser = format.reader(dict(functions), hidden=hidden)
+    parser = format.form.reader(dict(functions), hidden=hidden)
     content, calls = read(parser, [*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
     assert (content, calls) == ("", [("a", ROME), ("b", "{}")][: 1 + many])
 
