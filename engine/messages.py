@@ -38,10 +38,14 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     back-references); choice: a JSON list of strings; lark: llguidance's dialect of Lark, in which
     `<|name|>` is a special token and `%json {...}` a schema, or llama.cpp's EBNF. The front end has
     compiled it within a deadline before it is ever sent, so compiling it again is bounded.
+
+    `lead`: Lark, of the server's own making, of the text that comes before that sentence, which is
+    `@reply` in it (thinking, up to its end); empty: there is none.
     """
 
     kind: GrammarKind
     source: str = ""
+    lead: str = ""
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -128,10 +128,18 @@ class ServerConfig(Part):
         description="addresses or networks of proxies whose `X-Forwarded-For` and"
         ' `X-Forwarded-Proto` are believed, `["*"]` for all',
     )
-    tool_parser: Literal["auto", "hermes", "llama3_json", "none"] = Field(
+    tool_parser: Literal[
+        "auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31",
+        "openai", "none",
+    ] = Field(
         "auto",
         description="form of the model's tool calls; `auto`: as its chat template writes them,"
         " `none`: no tools",
+    )  # fmt: skip
+    reasoning_parser: Literal["auto", "think", "mistral", "harmony", "none"] = Field(
+        "auto",
+        description="how the model marks its thinking; `auto`: as its chat template does, `none`:"
+        " thinking is not told apart from content",
     )
     chat_template_kwargs: list[Annotated[str, AfterValidator(_variable)]] = Field(
         ["enable_thinking"],

@@ -100,6 +100,16 @@ def sentence(message: str) -> str:
 
 
 def _source(grammar: Grammar, vocabulary: LLTokenizer) -> str:
+    reply = _reply(grammar, vocabulary)
+    if not grammar.lead:
+        return reply
+    in_lark = grammar.kind in ("choice", "lark")
+    inner = {"lark_grammar": reply} if in_lark else json.loads(reply)["grammars"][0]
+    grammars = [{"lark_grammar": grammar.lead}, {**inner, "name": "reply"}]
+    return json.dumps({"grammars": grammars})
+
+
+def _reply(grammar: Grammar, vocabulary: LLTokenizer) -> str:
     match grammar.kind:
         case "json_object":
             return _schema_source({"type": "object"})

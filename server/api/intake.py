@@ -15,22 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
-from engine.messages import Ready, SamplingParams, Speculation, proposers_of
+from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
 from server.api.auth import tenant_of
 from server.api.errors import invalid, too_long, unsupported
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
 from server.api.request import wrong
 from server.api.schema import ChatRequest, CommonRequest, CompletionRequest, SpeculationOptions
 from server.api.services import Services
-from server.api.tool_use import ToolUse
+from server.api.tool_use import Reading
 from server.engine.admission import Charge
 from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
 from server.generation.progress import PROGRESS, ReplyProgress
 from server.keys import Tenant
 from server.observe.exchange import EXCHANGE
+from server.text.markers import shown_tokens
 
 GREEDY_BELOW = 1e-4  # of temperatures
 SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
@@ -49,7 +51,7 @@ class Call:
     continuous_usage: bool = False
     generation: Generation
     service_tier: str | None = None  # as asked for; there is one only
-    use: ToolUse | None = None  # how to read tool calls in it
+    use: Reading | None = None  # how it is read, where not all of it is content
 
     def head(self, kind: str) -> dict[str, Any]:
         tier = {} if self.service_tier is None else {"service_tier": "default"}
@@ -225,6 +227,11 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
     return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 
 
+def _led(grammar: Grammar | None, lead: str) -> Grammar | None:
+    """What was checked without its lead, with it."""
+    return None if grammar is None else msgspec.structs.replace(grammar, lead=lead)
+
+
 def _spec(
     services: Services,
     tenant: Tenant,
@@ -257,7 +264,8 @@ def _spec(
         stop=tuple(request.stop),
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
-        shown_tokens=frozenset() if prompts.use is None else prompts.use.format.shown_tokens,
+        shown_tokens=frozenset() if prompts.use is None else shown_tokens(prompts.use.markers),
+        thinking=None if prompts.use is None else prompts.use.thinking,
         echoes=prompts.echoes,
         show_logprobs=request.alternatives is not None,
         show_tokens=request.return_token_ids,
@@ -294,7 +302,7 @@ def _sampling_params(
         "prompt_logprobs": max((count for count in counts if count is not None), default=None),
         "prediction": prompts.prediction,
         "speculation": _speculation(request.speculation, ready),
-        "grammar": prompts.grammar or request.grammar,
+        "grammar": _led(prompts.grammar or request.grammar, prompts.lead),
         "cache_salt": salt(request.cache_salt),
     }
     same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)

@@ -17,9 +17,11 @@ from engine.messages import Grammar, Ready
 from server.api.errors import invalid, too_long, unsupported
 from server.api.schema import ChatPrompt, ChatRequest, CommonRequest, CompletionRequest
 from server.api.services import Services
-from server.api.tool_use import ToolUse, grammar_of, tool_use
+from server.api.tool_use import Reading, grammar_of, tool_use
 from server.generation.generation_spec import Echo
 from server.text.conversation import render, token_ids
+from server.text.reasoning import TAIL_TOKENS, Thinking, thinking_of
+from server.text.tool_format import ToolFormat, tool_format
 
 T = TypeVar("T")
 SHORT = 1024  # characters: tokenized in half a millisecond or so
@@ -33,8 +35,9 @@ class Prompts:
     params: list[str]
     echoes: list[Echo] | None = None  # what a completion that echoes begins with
     ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
-    use: ToolUse | None = None  # of a chat that may call tools
+    use: Reading | None = None  # of a chat whose reply may have more in it than content
     grammar: Grammar | None = None  # of tool calls, checked
+    lead: str = ""  # of whatever grammar there is: what comes before (`Grammar.lead`)
     prediction: tuple[int, ...] = ()  # what the reply is expected to be
 
 
@@ -48,10 +51,28 @@ async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Pro
         add_special_tokens=request.add_special_tokens,
         whole=request.truncate_prompt_tokens is None,
     )
-    prompts = Prompts([ids], ["messages"], use=use)
+    prompts = Prompts([ids], ["messages"])
+    thinking = thinking_of(services.tokenizer, services.config.server.reasoning_parser)
+    if thinking is not None:
+        thinking = thinking.of_prompt(_end(services, request, ids, thinking))
+    parsed = thinking if request.separate_reasoning else None
+    if use is not None or parsed is not None:
+        shown, skip = request.include_reasoning, request.skip_special_tokens
+        prompts.use = Reading(use, parsed, shown, skip)
     if use is not None:
         prompts.grammar = await grammar_of(services, request, use)
+    if thinking is not None:
+        prompts.lead = thinking.lead(to_content=prompts.grammar is None)
     return prompts
+
+
+def _end(services: Services, request: ChatRequest, ids: list[int], thinking: Thinking) -> str:
+    """How the prompt ends. A message that goes on has its thinking behind it, or is within it."""
+    if not request.continue_final_message:
+        return services.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
+    said, style = request.messages[-1].text, thinking.style
+    is_within = said.rfind(style.opens) > max(map(said.rfind, style.closes))
+    return style.opens if is_within else style.closes[0]
 
 
 async def chat_ids(
@@ -66,11 +87,13 @@ async def chat_ids(
     that cannot fit, if all of it has to (`whole`: else its end is enough)."""
     tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
     variables = _template_variables(services, request)
+    form = tool_format(services.tokenizer, services.config.server.tool_parser)
+    turns = form.told(request.turns) if isinstance(form, ToolFormat) else request.turns
 
     def work() -> list[int]:
         rendered = render(
             services.tokenizer,
-            request.turns,
+            turns,
             tools=tools,
             add_generation_prompt=request.generation_prompt,
             continue_final_message=request.continue_final_message,

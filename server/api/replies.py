@@ -77,6 +77,7 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
+    reasoning_tokens: Count
     accepted_prediction_tokens: Count
     rejected_prediction_tokens: Count
 
@@ -177,6 +178,7 @@ class AssistantReply(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -199,6 +201,13 @@ class OutputMessage(TypedDict):
     content: list[Object]
 
 
+class OutputReasoning(TypedDict):
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Object]
+    content: list[Object]
+
+
 class OutputCall(TypedDict):
     type: Literal["function_call"]
     name: str
@@ -211,7 +220,7 @@ class Response(TypedDict):
     created_at: Count
     model: str
     status: Literal["completed", "incomplete"]
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputMessage | OutputReasoning | OutputCall]
     usage: ResponseUsage
     store: Literal[False]
 
@@ -345,6 +354,7 @@ def usage_body(usage: Usage) -> UsageBody:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
             "accepted_prediction_tokens": usage.predicted,
             "rejected_prediction_tokens": usage.mispredicted,
         },

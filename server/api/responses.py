@@ -46,7 +46,7 @@ def responses_router(services: Services) -> APIRouter:
         with request.renamed():
             call = await start(services, http, request.chat, prefix="resp_")
         writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
-        shape = ChatShape(call.id, call.use)
+        shape = ChatShape(call.id, call.use, scores_thinking=False)
         if request.stream:
             return EventStream(call, _stream(call, shape, writer))
         with request.renamed():
@@ -106,7 +106,7 @@ def _usage(call: Call) -> dict[str, Any]:
         "input_tokens": usage.pop("prompt_tokens"),
         "input_tokens_details": {"cache_write_tokens": 0, **usage.pop("prompt_tokens_details")},
         "output_tokens": usage.pop("completion_tokens"),
-        "output_tokens_details": {"reasoning_tokens": 0, **output},
+        "output_tokens_details": output,
         **usage,
     }
 
@@ -158,7 +158,8 @@ class ResponseEvents:
     Takes the choices of chat chunks in; a whole reply is its own single chunk, so that a Response
     is what the events of its stream add up to. Order, held by the tests: created, in_progress; per
     item output_item.added, then for text content_part.added, output_text.delta ...,
-    output_text.done, content_part.done, for a call function_call_arguments.delta ..., .done;
+    output_text.done, content_part.done, for thinking the same with reasoning_text, for a call
+    function_call_arguments.delta ..., .done;
     output_item.done; last one of completed, incomplete, failed. One item is open at a time; numbers
     rise by one. What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last
     Response, whole, and in streams also on the next delta event.
@@ -193,6 +194,8 @@ class ResponseEvents:
                 self._fresh.setdefault(name, []).extend(choice[name])
         if self.with_logprobs and not self._called:
             self._spare += (choice["logprobs"] or {}).get("content") or []
+        if delta.get("reasoning_content"):
+            yield from self._thought(delta["reasoning_content"])
         if delta.get("content"):
             yield from self._text(delta["content"])
         for call in delta.get("tool_calls") or ():
@@ -241,7 +244,9 @@ class ResponseEvents:
 
     def _text(self, text: str, *, last: bool = False) -> Iterator[Event]:
         if not (self._open and self._item["type"] == "message"):
-            yield from self._begin_message()
+            item = {"id": self.draw_id("msg"), "type": "message", "role": "assistant"}
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+            yield from self._begin(item, part | ({"logprobs": []} if self.with_logprobs else {}))
         self._bytes_out += len(text.encode())
         part, logprobs = self._item["content"][0], self._release(last=last)
         part["text"] += text
@@ -250,12 +255,16 @@ class ResponseEvents:
         if text or logprobs:
             yield self._delta("output_text", text, content_index=0, logprobs=logprobs)
 
-    def _begin_message(self) -> Iterator[Event]:
-        item = {"id": self.draw_id("msg"), "type": "message", "role": "assistant", "content": []}
-        yield from self._add(item)
-        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
-        if self.with_logprobs:
-            part["logprobs"] = []
+    def _thought(self, text: str) -> Iterator[Event]:
+        if not (self._open and self._item["type"] == "reasoning"):
+            item = {"id": self.draw_id("rs"), "type": "reasoning", "summary": []}
+            yield from self._begin(item, {"type": "reasoning_text", "text": ""})
+        self._item["content"][0]["text"] += text
+        yield self._delta("reasoning_text", text, content_index=0)
+
+    def _begin(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
+        """An item whose text is in one part."""
+        yield from self._add({**item, "content": []})
         yield self._of_item("content_part.added", content_index=0, part=deepcopy(part))
         self._item["content"] = [part]
 
@@ -288,10 +297,12 @@ class ResponseEvents:
     def _close(self, status: str) -> Iterator[Event]:
         self._open, item = False, self._item
         item["status"] = status
-        if item["type"] == "message":
+        if "content" in item:
             part = item["content"][0]
-            text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-            yield self._of_item("output_text.done", content_index=0, **text)
+            scores = {"logprobs": part.get("logprobs", [])} if item["type"] == "message" else {}
+            yield self._of_item(
+                f"{part['type']}.done", content_index=0, text=part["text"], **scores
+            )
             yield self._of_item("content_part.done", content_index=0, part=dict(part))
         else:
             yield self._of_item("function_call_arguments.done", arguments=item["arguments"])

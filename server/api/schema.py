@@ -507,9 +507,6 @@ class ChatPrompt(RequestBody):
             raise invalid(f"messages[{len(self.messages) - 1}]", said)
 
 
-NOT_TOLD_APART = "Reasoning is not told apart from text."
-
-
 class ChatRequest(CommonRequest, ChatPrompt):
     LOGPROBS = "top_logprobs"
 
@@ -528,10 +525,11 @@ class ChatRequest(CommonRequest, ChatPrompt):
         + " Default false: the chat template writes them.")
     echo: Refused = refused("For completions.", False)
     parallel_tool_calls: ParallelCalls = None
-    # Routers in front add these to every request.
-    include_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
-    separate_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
-    stream_reasoning: bool = described(True, NOT_TOLD_APART, no_op=True)
+    include_reasoning: bool = described(True,
+        "Extension. false: thinking is left out of the reply, but not out of its ids and usage.")
+    separate_reasoning: bool = described(True,
+        "Extension. false: thinking stays in the content, as the model wrote it.")
+    stream_reasoning: bool = described(True, "Thinking is streamed as it comes.", no_op=True)
     # fmt: on
 
     @property

@@ -75,13 +75,22 @@ class InputCallOutput(Item):
     output: Content
 
 
+class InputReasoning(Item):
+    """As a Response had it."""
+
+    type: Literal["reasoning"]
+    summary: list[AnyObject] = []
+    content: list[AnyObject] = []
+    encrypted_content: Absent = None
+
+
 def _typed(item: Any) -> Any:
     """A message may leave out that it is one."""
     return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
 InputItem = Annotated[
-    InputMessage | InputCall | InputCallOutput,
+    InputMessage | InputCall | InputCallOutput | InputReasoning,
     Field(discriminator="type"),
     BeforeValidator(_typed),
 ]
@@ -134,8 +143,8 @@ class ResponsesRequest(Rewritten, Labelled):
         | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     ) = described(...,
         "Items: messages (roles user, system, developer, assistant; content a string or a list"
-        " of input_text and output_text parts), function_call and function_call_output. Ids"
-        " and statuses of items are not stored.",
+        " of input_text and output_text parts), function_call, function_call_output and reasoning,"
+        " which is not told to the model again. Ids and statuses of items are not stored.",
         f"a string or a list of 1 to {MAX_MESSAGES} items", unless=no_chat_template)
     instructions: str | None = described(None, "A system message before the input.")
     max_output_tokens: int | None = described(None,
@@ -143,8 +152,7 @@ class ResponsesRequest(Rewritten, Labelled):
         ge=1, le=MAX_LENGTH_FIELD)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = (
         described([],
-            "Log-probabilities of the text. Reasoning items are never made, so nothing is"
-            " encrypted in them.",
+            "Log-probabilities of the text. Reasoning items are plain text, nothing is encrypted.",
             f'a list of "{LOGPROBS}" and "reasoning.encrypted_content"')
     )
     top_logprobs: int | None = described(None, "Alternatives per token.",
@@ -155,8 +163,8 @@ class ResponsesRequest(Rewritten, Labelled):
         ' "verbosity"')
     reasoning: Reasoning = described(Reasoning(),
         "`effort` does what `reasoning_effort` does for chat. Each of `summary`,"
-        " `generate_summary`, `context`, `mode` must be left out or null, since reasoning is not"
-        " told apart from text.",
+        " `generate_summary`, `context`, `mode` must be left out or null: reasoning is told as it"
+        " is.",
         'an object with "effort"', neutral=({},), unless=no_effort)
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = described([],
         "As for chat. There are no hosted tools.",
@@ -212,6 +220,8 @@ class ResponsesRequest(Rewritten, Labelled):
                         said = ": another call has this id already"
                         raise invalid(f"input[{i}].call_id", said)
                     calls.append(call)
+                    continue
+                case InputReasoning():
                     continue
                 case InputCallOutput():
                     output = {"tool_call_id": item.call_id, "content": _content(item.output)}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
-from server.api.tool_use import ToolUse
+from server.api.tool_use import Reading
 from server.generation.choice import Delta, Finish
 from server.text.tool_calls import Piece
 
@@ -48,14 +48,18 @@ class CompletionShape:
 
 
 class ChatShape:
-    """How chat writes its choices, whole or in chunks. With tools a step may say several things
-    (content, a call, its arguments): each is a chunk of its own, the logprobs and provenance of all
-    of it on the first, the ids and the finish on the last: whoever has the ids has their text."""
+    """How chat writes its choices, whole or in chunks. Where not all is content a step may say
+    several things (thinking, content, a call, its arguments): each is a chunk of its own, the
+    logprobs and provenance of all of it on the first, the ids and the finish on the last: whoever
+    has the ids has their text. `scores_thinking`: it has logprobs, too."""
 
-    def __init__(self, id: str, use: ToolUse | None = None) -> None:
+    def __init__(
+        self, id: str, use: Reading | None = None, *, scores_thinking: bool = True
+    ) -> None:
         self._id = id
         self._use = use
-        self._readers: dict[int, CallReader] = {}
+        self._scores_thinking = scores_thinking
+        self._readers: dict[int, ReplyReader] = {}
 
     def opening(self, index: int) -> dict[str, Any]:
         content = "" if self._use is None else None
@@ -71,7 +75,7 @@ class ChatShape:
         """One chunk's choice each; at least one when the delta has a finish."""
         deltas, finish = self._read(delta)
         deltas = [] if delta.known else deltas
-        beside = _beside(delta)
+        beside = self._beside(delta)
         if not deltas and (finish is not None or delta.tokens or any(beside.values())):
             deltas = [{}]
         choices: list[dict[str, Any]] = [
@@ -90,7 +94,7 @@ class ChatShape:
             "index": delta.index,
             "message": message_of(deltas),
             "finish_reason": finish,
-            **_beside(delta, whole=True),
+            **self._beside(delta, whole=True),
             **_ids(delta),
         }
 
@@ -101,33 +105,40 @@ class ChatShape:
         reader = self._readers.get(delta.index)
         if reader is None:
             name = f"{self._id}-{delta.index}"
-            reader = self._readers[delta.index] = CallReader(self._use, name)
+            reader = self._readers[delta.index] = ReplyReader(self._use, name)
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
 
-
-def _beside(delta: Delta, *, whole: bool = False) -> dict[str, Any]:
-    """What a chat's choice says of its tokens."""
-    logprobs = chat_logprobs(delta.logprobs, whole=whole)
-    return {"logprobs": logprobs, **provenance_body(delta.provenance)}
+    def _beside(self, delta: Delta, *, whole: bool = False) -> dict[str, Any]:
+        """What a choice says of its tokens."""
+        scored = delta.logprobs
+        if scored is not None and not self._scores_thinking:
+            scored = [one for one in scored if not one.thinking]
+        logprobs = chat_logprobs(scored, whole=whole)
+        return {"logprobs": logprobs, **provenance_body(delta.provenance)}
 
 
 def _ids(delta: Delta) -> dict[str, Any]:
     return {"token_ids": list(delta.tokens)} if delta.tokens else {}
 
 
-class CallReader:
-    """The text of one choice -> deltas of its message, each of content or of one call."""
+class ReplyReader:
+    """The text of one choice -> deltas of its message, each of one kind or of one call."""
 
-    def __init__(self, use: ToolUse, name: str) -> None:
+    def __init__(self, use: Reading, name: str) -> None:
         self._parser = use.parser()
-        self._required = use.required
+        self._use = use
         self._name = name
 
     def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
         """Where calls are required, half a call that a stop string or the length left is no
         content."""
         pieces = self._parser.push(text, last=finish is not None)
-        return [self._delta(one) for one in pieces if one.call is not None or not self._required]
+        return [self._delta(one) for one in pieces if self._is_told(one)]
+
+    def _is_told(self, piece: Piece) -> bool:
+        if piece.thinking:
+            return self._use.shows_thinking
+        return piece.call is not None or not self._use.requires_calls
 
     def finish(self, finish: Finish | None) -> str | None:
         """The reason that clients get: a reply that came to its end with calls in it ended for
@@ -136,7 +147,7 @@ class CallReader:
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         if piece.call is None:
-            return {"content": piece.text}
+            return {"reasoning_content" if piece.thinking else "content": piece.text}
         call: dict[str, Any] = {"index": piece.call, "function": {"arguments": piece.text}}
         if piece.name is not None:
             digest = hashlib.sha256(f"{self._name}-{piece.call}".encode()).hexdigest()
@@ -147,10 +158,11 @@ class CallReader:
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """An assistant's message, put together of its deltas."""
-    content: list[str] = []
+    content, thoughts = list[str](), list[str]()
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         content.append(delta.get("content", ""))
+        thoughts.append(delta.get("reasoning_content", ""))
         for piece in delta.get("tool_calls", ()):
             if "id" in piece:
                 function = {"name": piece["function"]["name"], "arguments": ""}
@@ -159,4 +171,6 @@ def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
     text = "".join(content)
     message = {"role": "assistant", "content": text, "refusal": None}
+    if thought := "".join(thoughts):
+        message["reasoning_content"] = thought
     return {**message, "content": text or None, "tool_calls": calls} if calls else message

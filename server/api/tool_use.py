@@ -1,4 +1,5 @@
-"""ToolUse: what one chat request may call, and the grammar that holds its reply to that.
+"""Reading: how the reply to one chat request is read. ToolUse: what it may call, and the grammar
+that holds it to that.
 
 A grammar binds the reply wherever a promise was asked for that a model alone would not keep: a
 call that is required or named, one call at most, a choice among the tools, strict tools, or a
@@ -20,7 +21,9 @@ from server.api.messages import ToolFunction
 from server.api.schema import ChatRequest
 from server.api.services import Services
 from server.errors import GrammarRefused
-from server.text.tool_calls import ToolCallParser
+from server.text.markers import Marker
+from server.text.reasoning import Thinking
+from server.text.tool_calls import Offered, PlainParser, ReplyParser
 from server.text.tool_format import (
     ANY_OBJECT,
     NO_ARGUMENTS,
@@ -28,6 +31,7 @@ from server.text.tool_format import (
     call_grammar,
     tool_format,
 )
+from server.text.tool_parsers import HarmonyParser
 
 BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
@@ -39,12 +43,39 @@ class ToolUse:
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
     required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`thinking`: how it is told apart; None: it is not. `shows_thinking`: and told."""
+
+    tools: ToolUse | None
+    thinking: Thinking | None
+    shows_thinking: bool
     skip_special_tokens: bool
 
-    def parser(self) -> ToolCallParser:
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """All that must leave text, for the parser to see."""
+        of_tools = () if self.tools is None else self.tools.format.markers
+        return of_tools if self.thinking is None else (*of_tools, *self.thinking.markers)
+
+    @property
+    def requires_calls(self) -> bool:
+        return self.tools is not None and self.tools.required
+
+    def parser(self) -> ReplyParser:
         """For the text of one choice."""
-        names = [tool.name for tool in self.offered]
-        return self.format.parser(names, skip_special_tokens=self.skip_special_tokens)
+        parser: type[ReplyParser] = PlainParser
+        offered: Offered = {}
+        if self.tools is not None:
+            parser = self.tools.format.form.reader
+            offered = {tool.name: tool.parameters or {} for tool in self.tools.offered}
+        elif self.thinking is not None and self.thinking.style.again:
+            parser = HarmonyParser
+        markers = self.markers if self.skip_special_tokens else ()
+        hidden = [marker.text for marker in markers if marker.special]
+        return parser(offered, hidden=hidden, thinking=self.thinking)
 
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
@@ -57,7 +88,7 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     tools = tuple(
         tool.function for tool in request.tools if names is None or tool.function.name in names
     )
-    return ToolUse(found, tools, required, request.skip_special_tokens)
+    return ToolUse(found, tools, required)
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
@@ -76,8 +107,8 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
             use.format, functions, required=use.required, many=many, content=content
         )
 
-    held = rules([_schema(tool) for tool in use.offered])
     try:
+        held = rules([_schema(tool) for tool in use.offered])
         await services.grammars.check(held, param="tools")
     except GrammarRefused:
         with suppress(TimeoutError):  # a refusal for its time must not take many times as long

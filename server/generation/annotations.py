@@ -29,13 +29,14 @@ class TextLogprobs:
     """One position: the token taken, the likeliest ones (`count` of them at most), and where its
     text begins (characters from the begin of the choice's text, echo included). Texts are looked up
     when it is written, which may be in another thread: there may be very many. `entry` None:
-    nothing precedes the token."""
+    nothing precedes the token. `thinking`: the token is no part of what is said."""
 
     tokenizer: Tokenizer
     token: int
     entry: TokenLogprobs | None
     offset: int
     count: int | None = None
+    thinking: bool = False
 
     @property
     def chosen(self) -> Alternative:

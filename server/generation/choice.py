@@ -20,6 +20,7 @@ from server.generation.annotations import Origin, Provenance, TextLogprobs
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
+from server.text.reasoning import Follower
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
@@ -61,6 +62,8 @@ class Choice:
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=spec.skip_special_tokens, shown=spec.shown_tokens
         )
+        self._follower = Follower(spec.thinking) if spec.thinking is not None else None
+        self._undecided = 0  # tokens that may turn out to be thinking
         self._stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         self._logprob = 0.0  # sum over the counted tokens
         self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
@@ -149,36 +152,65 @@ class Choice:
         ended = output.stop_token is not None and not self._spec.include_stop
         visible = tokens[:-1] if ended and tokens else tokens
         logprobs = output.logprobs if self._spec.show_logprobs else None
-        if self._stops is None and logprobs is None and self._provenance is None:
+        alone = self._follower is not None and not self._follower.is_over
+        alone |= self._stops is not None or logprobs is not None or self._provenance is not None
+        if not alone:
             self.usage.completion_tokens += len(tokens)
             return self._detokenizer.push(visible)
         text = ""
         sources = [name for name, count in output.sources or () for name in repeat(name, count)]
         for i, token in enumerate(visible):
             at = self._position
-            if logprobs is not None:
-                self._logprobs.append(TextLogprobs(self._tokenizer, token, logprobs[i], at))
-            piece = self._detokenizer.push([token])
+            piece, thought = self._detokenizer.push([token]), self._thinks
             if self._provenance is not None:
                 self._provenance.add(sources[i], piece, position=at)
             text += self._push(piece, self.usage.completion_tokens + 1)
-            self.usage.completion_tokens += 1
+            thought = self._count(thought=thought or self._thinks)
+            if logprobs is not None:
+                one = TextLogprobs(self._tokenizer, token, logprobs[i], at, thinking=thought)
+                self._logprobs.append(one)
             if self._hit:
                 return text
         self.usage.completion_tokens += len(tokens) - len(visible)
         return text
 
-    def _push(self, piece: str, num_tokens: int) -> str:
+    def _count(self, *, thought: bool) -> bool:
+        """One more token. Whether it is thinking, or may be, as the begin of its mark."""
+        self.usage.completion_tokens += 1
+        if self._follower is not None and self._follower.is_undecided:
+            self._undecided += 1
+            return True
+        self.usage.reasoning_tokens += (self._undecided + 1) * thought
+        self._undecided = 0
+        return thought
+
+    @property
+    def _thinks(self) -> bool:
+        return self._follower is not None and self._follower.inside
+
+    def _push(self, piece: str, num_tokens: int, *, last: bool = False) -> str:
+        """Stop strings are looked for in what is not thinking."""
         self._position += len(piece)
-        if self._stops is None or num_tokens < self._min_tokens:
+        parts = [(piece, False)]
+        if self._follower is not None:
+            parts = self._follower.push(piece, last=last)
+        if self._stops is None:
             return piece
-        return self._stops.push(piece)
+        text = ""
+        for part, thinking in parts:
+            if thinking:
+                text += self._stops.flush() + part
+            elif num_tokens < self._min_tokens:
+                text += part
+            else:
+                text += self._stops.push(part)
+        return text
 
     def _tail(self) -> str:
         rest = self._detokenizer.flush()
         if self._provenance is not None:
             self._provenance.append(rest)
-        text = self._push(rest, self.usage.completion_tokens)
+        text = self._push(rest, self.usage.completion_tokens, last=True)
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
     def _release(self) -> list[TextLogprobs]:

@@ -16,6 +16,7 @@ import msgspec
 from engine.messages import Begun, SamplingParams, Submit
 from server.generation.annotations import token_text
 from server.text.detokenizer import Detokenizer
+from server.text.reasoning import Thinking
 from server.text.tokenizer import Tokenizer
 
 MASK = 2**64 - 1
@@ -72,6 +73,7 @@ class GenerationSpec:
     include_stop: bool = False
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
+    thinking: Thinking | None = None  # which stop strings do not end, and is counted
     echoes: Sequence[Echo] | None = None
     begun: Sequence[int] | None = None
     show_logprobs: bool = True

@@ -12,12 +12,21 @@ from server.generation.generation_spec import Guessing
 
 PREDICTION, GRAMMAR = "prediction", "grammar"
 Guesses = tuple[int, int]  # proposed, accepted
-SUMMED = ("completion_tokens", "proposed", "accepted", "rounds", "predicted", "mispredicted")
+SUMMED = (
+    "completion_tokens",
+    "reasoning_tokens",
+    "proposed",
+    "accepted",
+    "rounds",
+    "predicted",
+    "mispredicted",
+)
 
 
 @dataclass(slots=True)
 class Usage:
     """A prompt counts once however many choices it has, and in no choice's own usage.
+    `reasoning_tokens` are those of `completion_tokens` that were thinking, its marks included.
 
     `predicted`: completion tokens that came of the caller's prediction, i.e. were guessed from it
     and drawn by the target too. `mispredicted`: guessed from it and not in the completion.
@@ -25,6 +34,7 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     cached_tokens: int = 0
     proposed: int = 0
     accepted: int = 0

@@ -246,9 +246,17 @@ class Tokenizer:
 
     def template_reads(self, variable: str) -> bool:
         """Whether the chat template mentions this variable."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
+
+    def template_has(self, text: str) -> bool:
+        """Whether this stands in the chat template."""
+        return text in self._template
+
+    @cached_property
+    def _template(self) -> str:
+        """All of them, where there are several."""
         template = self._tokenizer.chat_template or ""
-        texts = template.values() if isinstance(template, dict) else [template]
-        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
+        return "\n".join(template.values()) if isinstance(template, dict) else template
 
 
 def load_tokenizer(

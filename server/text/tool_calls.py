@@ -1,11 +1,13 @@
-"""ToolCallParser: the text of a reply -> its content and its calls, as soon as each is certain.
+"""ReplyParser: the text of a reply -> its thinking, its content and its calls, as soon as each is
+certain.
 
 Promise: the pieces depend on the text alone, not on how it was cut; names come before arguments,
 and the pieces of arguments put together are the whole, byte for byte as the model wrote it. Text
 that turns out to be no call of an offered function stays content, character for character. A call
 is announced at the `{` of its arguments and cannot be taken back: if what follows is no JSON, or
 the reply ends within it, the client gets what there is, as from OpenAI. Content is the text with
-the calls cut out, and then without white space at its ends.
+the calls cut out, and then without white space at its ends; white space around the marks of the
+thinking is theirs.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from server.text.detokenizer import partial_length
+from server.text.reasoning import Thinking
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
+Offered = Mapping[str, Mapping[str, Any]]  # functions, with the schema of their arguments
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 KEYS = (*ARGUMENT_KEYS, "type", "id")  # of what is not a call if it has others
@@ -33,13 +37,14 @@ _BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*(["{}\[\]]?)')
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of the content, or of the arguments of a `call`: JSON text as the model wrote it. The
-    calls of a reply are counted from 0; the piece that begins one has its function's `name`, one of
-    the offered, and no text."""
+    """More of the content, of the `thinking`, or of the arguments of a `call`: JSON text as the
+    model wrote it. The calls of a reply are counted from 0; the piece that begins one has its
+    function's `name`, one of the offered, and no text."""
 
     text: str
     call: int | None = None
     name: str | None = None
+    thinking: bool = False
 
 
 class Reader:
@@ -83,6 +88,20 @@ class Reader:
         yield from self.spaces()
         return key
 
+    def takes(self, mark: str) -> Steps[bool]:
+        """Takes the mark, and white space before it; False, and nothing, where it is not next."""
+        start = self.at
+        yield from self.spaces()
+        while not self.ended and len(rest := self.text[self.at :]) < len(mark):
+            if not mark.startswith(rest):
+                break
+            yield
+        if not self.text.startswith(mark, self.at):
+            self.at = start
+            return False
+        self.at += len(mark)
+        return True
+
     def string(self) -> Steps[str | None]:
         """Takes a JSON string; its value, or None if there is none."""
         raw = (yield from self.value()) if self.text.startswith('"', self.at) else None
@@ -116,23 +135,40 @@ class Reader:
             yield
 
 
-class ToolCallParser(Reader, ABC):
+class ReplyParser(Reader, ABC):
     """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
-    would have left no text of their own, so that content must not show them."""
+    would have left no text of their own, so that nothing must show them. `thinking`: how it is told
+    apart; None: it is not."""
 
-    def __init__(self, offered: Collection[str], *, hidden: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        offered: Offered,
+        *,
+        hidden: Collection[str] = (),
+        thinking: Thinking | None = None,
+    ) -> None:
         super().__init__()
         self.num_calls = 0
-        self._offered = frozenset(offered)
+        self._offered = offered
         self._hidden = frozenset(hidden)
+        self._thinking = thinking
         self._pieces: list[Piece] = []
-        self._space = ""  # white space that is content only if content follows it
-        self._has_content = False
-        self._program = self.program()
+        self._space = ""  # white space that is told only if more of its kind follows it
+        self._thinks = False  # whether the last text was thinking
+        self._said = set[bool]()  # whether it was thinking
+        self._trims = False  # white space that comes next belongs to a mark
+        self._program = self._whole()
 
     @abstractmethod
     def program(self) -> Steps[None]:
-        """Reads the whole reply."""
+        """Reads the reply behind the thinking that it may begin with."""
+
+    def _whole(self) -> Steps[None]:
+        if (thinking := self._thinking) is not None and not thinking.style.again:
+            opened = yield from self.takes(thinking.style.opens)
+            if opened or thinking.inside:
+                yield from self.text_until(*thinking.style.closes, out=self.thought)
+        yield from self.program()
 
     def push(self, text: str, *, last: bool = False) -> list[Piece]:
         """What has become certain; neighbours of one kind are one piece."""
@@ -140,43 +176,60 @@ class ToolCallParser(Reader, ABC):
         self.ended = last
         next(self._program, None)
         # White space that the reply ends with is content, unless a call stands before it.
-        if last and self._space and not self.num_calls:
+        if last and self._space and not (self.num_calls or self._thinks):
             self._add(Piece(self._space))
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def content(self, text: str) -> None:
         """Hands out content, but for white space at its end."""
+        self._say(text, thinking=False)
+
+    def thought(self, text: str) -> None:
+        self._say(text, thinking=True)
+
+    def _say(self, text: str, *, thinking: bool) -> None:
+        if not text:
+            return
+        if thinking != self._thinks:
+            self._thinks, self._trims, self._space = thinking, True, ""
         text = self._space + text
-        if self.num_calls and not self._has_content:
+        if self._trims or (self.num_calls and thinking not in self._said):
             text = text.lstrip(SPACES)
         solid = text.rstrip(SPACES)
         self._space = text[len(solid) :]
         if solid:
-            self._has_content = True
-            self._add(Piece(solid))
+            self._trims = False
+            self._said.add(thinking)
+            self._add(Piece(solid, thinking=thinking))
 
     def marker(self, marker: str) -> None:
         """A marker that marks no call is content."""
         if marker not in self._hidden:
             self.content(marker)
 
-    def text_until(self, *markers: str, in_call: bool = False) -> Steps[str]:
-        """Hands content out up to the first marker, which is taken; "" at the end of the text. Half
-        a marker at that end is content, but not behind a call, which it would have closed."""
+    def text_until(
+        self, *markers: str, in_call: bool = False, out: Callable[[str], None] | None = None
+    ) -> Steps[str]:
+        """Hands text out (as content, if nothing else is said) up to the first marker, which is
+        taken; "" at the end of the text. Half a marker at that end is content, but not behind a
+        call, which it would have closed."""
+        out = out or self.content
+        watched = {*markers, *self._hidden}
         while True:
-            found = [(at, m) for m in markers if (at := self.text.find(m, self.at)) >= 0]
+            found = [(at, m) for m in watched if (at := self.text.find(m, self.at)) >= 0]
             end, marker = min(found, default=(len(self.text), ""))
             if not marker and (in_call or not self.ended):
-                end -= partial_length(self.text[self.at :], markers)
-            self.content(self.text[self.at : end])
+                end -= partial_length(self.text[self.at :], watched)
+            out(self.text[self.at : end])
             self.at = end + len(marker)
-            if marker:
+            if marker in markers:
                 return marker
             self.forget()
-            if self.ended:
+            if self.ended and not marker:
                 return ""
-            yield
+            if not marker:
+                yield
 
     def call(self) -> Steps[bool]:
         """Reads {"name": .., "arguments": {..}}. False when it is not such a call; then everything
@@ -215,6 +268,14 @@ class ToolCallParser(Reader, ABC):
         while (yield from self.spaces()) == "}":
             self.at += 1
 
+    def named(self, name: str) -> Steps[bool]:
+        """Reads the arguments of a call whose name came before them, if they begin here."""
+        if name not in self._offered or not self.text.startswith("{", self.at):
+            return False
+        self._announce(name)
+        yield from self.value(self._add_arguments)
+        return True
+
     def _announce(self, name: str) -> None:
         self._add(Piece("", self.num_calls, name))
         self.num_calls += 1
@@ -224,36 +285,59 @@ class ToolCallParser(Reader, ABC):
 
     def _add(self, piece: Piece) -> None:
         before = self._pieces[-1] if self._pieces else None
-        if before is not None and (before.call, before.name) == (piece.call, piece.name):
-            self._pieces[-1] = Piece(before.text + piece.text, piece.call)
+        kind = piece.call, piece.name, piece.thinking
+        if before is not None and (before.call, before.name, before.thinking) == kind:
+            self._pieces[-1] = Piece(before.text + piece.text, *kind)
         else:
             self._pieces.append(piece)
 
 
-class HermesParser(ToolCallParser):
-    """`<tool_call>{"name": .., "arguments": {..}}</tool_call>`, anywhere in the text: Hermes, Qwen,
-    the built-in pair."""
+class PlainParser(ReplyParser):
+    """A reply that calls nothing."""
 
-    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    def program(self) -> Steps[None]:
+        yield from self.text_until()
+
+
+class MarkedParser(ReplyParser):
+    """Calls anywhere in the text, each behind one of `OPENS`; `CLOSE` may follow."""
+
+    OPENS: tuple[str, ...]
+    CLOSE: str | None = None
+
+    @abstractmethod
+    def one(self, marker: str) -> Steps[bool]:
+        """Reads what follows a marker; False when it is no call, and nothing was handed out."""
 
     def program(self) -> Steps[None]:
         in_call = False
-        while marker := (yield from self.text_until(self.OPEN, self.CLOSE, in_call=in_call)):
+        markers = self.OPENS if self.CLOSE is None else (*self.OPENS, self.CLOSE)
+        while marker := (yield from self.text_until(*markers, in_call=in_call)):
+            start = self.at
             if marker == self.CLOSE:
                 if not in_call:
                     self.marker(marker)
                 in_call = False
-                continue
-            start = self.at
-            if (yield from self.call()):
+            elif (yield from self.one(marker)):
                 in_call = True
-                yield from self.rest_of_call()
             else:
                 self.marker(marker)
                 self.at = start
 
 
-class LlamaParser(ToolCallParser):
+class HermesParser(MarkedParser):
+    """`<tool_call>{"name": .., "arguments": {..}}</tool_call>`: Hermes, Qwen, the built-in pair."""
+
+    OPENS, CLOSE = ("<tool_call>",), "</tool_call>"
+
+    def one(self, marker: str) -> Steps[bool]:
+        called = yield from self.call()
+        if called:
+            yield from self.rest_of_call()
+        return called
+
+
+class LlamaParser(ReplyParser):
     """`{"name": .., "parameters": {..}}` as the whole reply, several with `;` between them, or
     after `<|python_tag|>`: Llama 3.1 and later."""
 

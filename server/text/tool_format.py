@@ -2,25 +2,32 @@
 grammar of replies in that form.
 
 The template is asked by rendering a conversation with a call in it: what it writes is what the
-model was trained to write. So one probe gives the parser and the text that a grammar forces.
+model was trained to write. So one probe gives the parser and the text that a grammar forces. A
+further form is a row of `FORMS`, and a parser where none of the others reads it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from engine.messages import Grammar
 from server.errors import ChatTemplateError
+from server.text.markers import ANY, Marker, marker_of, text_up_to
+from server.text.reasoning import CHANNEL, CONSTRAIN, HARMONY, MESSAGE
 from server.text.tokenizer import Tokenizer
-from server.text.tool_calls import HermesParser, LlamaParser, ToolCallParser
+from server.text.tool_arguments import json_rules, tag_rules
+from server.text.tool_calls import HermesParser, LlamaParser, ReplyParser
+from server.text.tool_parsers import DeepSeekParser, HarmonyParser, MistralParser, TagParser
 
-FormatName = Literal["hermes", "llama3_json"]
-PARSERS: Mapping[str, type[ToolCallParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser}
+FormatName = Literal[
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"
+]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 NO_ARGUMENTS: Mapping[str, Any] = {
@@ -28,7 +35,6 @@ NO_ARGUMENTS: Mapping[str, Any] = {
     "properties": {},
     "additionalProperties": False,
 }
-_ANY = "(.|\\n)*"
 _LEXEMES = re.compile(r'"[^"]*"|[{}]|[:,]\s*|\s+|[^"{}:,\s]+|"')
 
 NAME = "probe_of_tools"
@@ -46,53 +52,159 @@ TOOL: Mapping[str, Any] = {
         },
     },
 }
-CALL = {"role": "assistant", "content": "", "tool_calls": [
-    {"id": "call00000", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
-]}  # fmt: skip
-
-# Groups: what stands before the name, between it and the arguments, and after those.
-_HERMES = re.compile(
-    r"<tool_call>(\s*\{\s*\"name\":\s*\")" + NAME + r"(\",\s*\"arguments\":\s*)\{[^{}]*\}"
-    r"(\s*\}\s*)</tool_call>"
-)
-_LLAMA = re.compile(
-    r"(\{(?:\s*\"type\":\s*\"function\",)?\s*\"name\":\s*\")" + NAME
-    + r"(\",\s*\"parameters\":\s*)\{[^{}]*\}(\s*\})"
-)  # fmt: skip
+ID = "call00000"  # of the length that Mistral's templates want
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
-    """A text around calls; `token` when the tokenizer has one for it, `special` when that token
-    leaves no text."""
+class Form:
+    """How a family of models writes calls. `written`: the probe's call in a template; its groups
+    are fields of ToolFormat. `sample`: a call that the pattern finds, for a model whose template
+    writes none. `told_by`: what of a template tells the form, where it is not such a call.
 
-    text: str
-    token: int | None
-    special: bool
+    `between` stands between calls; None: a reply can have one only. The markers stand around each
+    call, or around all of them `together`. `before_content`: what content needs before it."""
+
+    name: FormatName
+    reader: type[ReplyParser]
+    written: str
+    sample: str
+    between: str | None
+    opening: str | None = None
+    closing: str | None = None
+    marks: tuple[str, ...] = ()  # what the parser looks for besides these two
+    rules: Callable[[str, Mapping[str, Any]], list[str]] = json_rules  # of arguments
+    together: bool = False
+    before_content: str = ""
+    short_ids: bool = False  # the template wants ids of nine letters and digits
+    told_by: str | None = None
+
+    def in_template(self, called: str) -> bool:
+        return re.search(self.told_by or self.written, called) is not None
+
+    def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
+        found = re.search(self.written, called) or re.search(self.written, self.sample)
+        assert found is not None, self.name
+        texts = [text for text in (self.opening, self.closing, *self.marks) if text is not None]
+        markers = tuple(marker_of(tokenizer, text) for text in texts)
+        return ToolFormat(self, markers, text_arguments=text_arguments, **found.groupdict())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A call is: the opening marker if there is one, `head`, the name, `middle`, the arguments as
-    a JSON object, `tail`, the closing marker if there is one; `between` stands between calls."""
+    """A form as one model's template writes it. A call is: the opening marker if there is one,
+    `head`, the name, `middle`, the arguments, `tail`, the closing marker if there is one. Of
+    markers around all calls, the first call is behind `first`, and `last` behind the last one."""
 
-    name: FormatName
+    form: Form
+    markers: tuple[Marker, ...]  # all that the parser looks for
     head: str
     middle: str
     tail: str
-    between: str
-    opening: Marker | None
-    closing: Marker | None
-    markers: tuple[Marker, ...]  # all that the parser looks for
+    first: str = ""
+    last: str = ""
+    text_arguments: bool = False  # the template wants arguments as text
 
     @property
-    def shown_tokens(self) -> frozenset[int]:
-        """Special tokens that must leave text, for the parser to see."""
-        return frozenset(m.token for m in self.markers if m.special and m.token is not None)
+    def opening(self) -> Marker | None:
+        return None if self.form.opening is None else self.markers[0]
 
-    def parser(self, offered: Collection[str], *, skip_special_tokens: bool) -> ToolCallParser:
-        hidden = [m.text for m in self.markers if m.special] if skip_special_tokens else []
-        return PARSERS[self.name](offered, hidden=hidden)
+    @property
+    def closing(self) -> Marker | None:
+        return None if self.form.closing is None else self.markers[1]
+
+    def told(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Messages as the template wants their calls."""
+        if not (self.text_arguments or self.form.short_ids):
+            return turns
+        return [self._told(turn) for turn in turns]
+
+    def _told(self, turn: Mapping[str, Any]) -> Mapping[str, Any]:
+        turn = {**turn}
+        if "tool_call_id" in turn:
+            turn["tool_call_id"] = self._id(turn["tool_call_id"])
+        if "tool_calls" in turn:
+            turn["tool_calls"] = [
+                {**call, "id": self._id(call["id"]), "function": self._function(call["function"])}
+                for call in turn["tool_calls"]
+            ]
+        return turn
+
+    def _id(self, id: str) -> str:
+        fits = not self.form.short_ids or (len(id) == len(ID) and id.isalnum())
+        return id if fits else hashlib.sha256(id.encode()).hexdigest()[: len(ID)]
+
+    def _function(self, function: Mapping[str, Any]) -> Mapping[str, Any]:
+        arguments = function["arguments"]
+        if not self.text_arguments or isinstance(arguments, str):
+            return function
+        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+
+
+_ARGS = r'\{\s*"probe_argument":\s*"probe"\s*\}'
+_SAMPLE = json.dumps(ARGUMENTS)
+_D = DeepSeekParser
+
+# In the order in which they are looked for.
+FORMS = (
+    Form(
+        "openai", HarmonyParser,
+        rf"(?P<head>commentary to=functions\.){NAME}(?P<middle> {re.escape(CONSTRAIN)}json"
+        rf"{re.escape(MESSAGE)}){_ARGS}(?P<tail>)",
+        f"commentary to=functions.{NAME} {CONSTRAIN}json{MESSAGE}{_SAMPLE}",
+        between=None, opening=CHANNEL, marks=HARMONY,
+        before_content=f"{CHANNEL}final{MESSAGE}", told_by=rf"to=functions\.{NAME}",
+    ),
+    Form(
+        "deepseek_v3", DeepSeekParser,
+        rf"{_D.OPEN}(?P<head>\s*{_D.BEGIN}function{_D.SEP}){NAME}(?P<middle>\s*```json\s*){_ARGS}"
+        rf"(?P<tail>\s*```{_D.END})(?P<last>\s*){_D.CLOSE}",
+        f"{_D.OPEN}{_D.BEGIN}function{_D.SEP}{NAME}\n```json\n{_SAMPLE}\n```{_D.END}{_D.CLOSE}",
+        between="\n", opening=_D.OPEN, closing=_D.CLOSE, marks=_D.INNER, together=True,
+    ),
+    Form(
+        "deepseek_v31", DeepSeekParser,
+        rf"{_D.OPEN}(?P<head>\s*{_D.BEGIN}){NAME}(?P<middle>{_D.SEP}){_ARGS}(?P<tail>{_D.END})"
+        rf"(?P<last>\s*){_D.CLOSE}",
+        f"{_D.OPEN}{_D.BEGIN}{NAME}{_D.SEP}{_SAMPLE}{_D.END}{_D.CLOSE}",
+        between="", opening=_D.OPEN, closing=_D.CLOSE, marks=_D.INNER, together=True,
+    ),
+    Form(
+        "mistral", MistralParser,
+        rf'\[TOOL_CALLS\](?P<first>\s*\[)(?P<head>\{{"name":\s*"){NAME}(?P<middle>",\s*'
+        rf'"arguments":\s*){_ARGS}(?:,\s*"id":\s*"\w*")?(?P<tail>\}})(?P<last>\])',
+        f'[TOOL_CALLS] [{{"name": "{NAME}", "arguments": {_SAMPLE}}}]',
+        between=", ", opening="[TOOL_CALLS]", together=True, short_ids=True,
+    ),
+    Form(
+        "mistral", MistralParser,
+        rf"\[TOOL_CALLS\](?P<head>\s*){NAME}(?:\[CALL_ID\]\w*)?(?P<middle>(?:\[ARGS\])?\s*){_ARGS}"
+        r"(?P<tail>)",
+        f"[TOOL_CALLS]{NAME}[ARGS]{_SAMPLE}",
+        between="", opening="[TOOL_CALLS]", marks=("[ARGS]", "[CALL_ID]"), short_ids=True,
+    ),
+    Form(
+        "qwen3_coder", TagParser,
+        rf"<tool_call>(?P<head>\s*<function=){NAME}(?P<middle>>\s*)<parameter=probe_argument>\n"
+        r"probe\n</parameter>\n(?P<tail></function>\s*)</tool_call>",
+        f"<tool_call>\n<function={NAME}>\n<parameter=probe_argument>\nprobe\n</parameter>\n"
+        "</function>\n</tool_call>",
+        between="\n", opening="<tool_call>", closing="</tool_call>", rules=tag_rules,
+    ),
+    Form(
+        "hermes", HermesParser,
+        rf'<tool_call>(?P<head>\s*\{{\s*"name":\s*"){NAME}(?P<middle>",\s*"arguments":\s*){_ARGS}'
+        r"(?P<tail>\s*\}\s*)</tool_call>",
+        f'<tool_call>\n{{"name": "{NAME}", "arguments": {_SAMPLE}}}\n</tool_call>',
+        between="\n", opening="<tool_call>", closing="</tool_call>",
+    ),
+    Form(
+        "llama3_json", LlamaParser,
+        rf'(?P<head>\{{(?:\s*"type":\s*"function",)?\s*"name":\s*"){NAME}'
+        rf'(?P<middle>",\s*"parameters":\s*){_ARGS}(?P<tail>\s*\}})',
+        f'{{"name": "{NAME}", "parameters": {_SAMPLE}}}',
+        between="; ", marks=(LlamaParser.TAG,),
+    ),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=4)
@@ -105,15 +217,26 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
         return "this model has no chat template"
     if NAME not in _rendered(tokenizer, [HELLO]):
         return "the chat template of this model does not know tools"
-    called = _rendered(tokenizer, [HELLO, CALL])
-    if wanted == "hermes" or (wanted == "auto" and _HERMES.search(called)):
-        return _hermes(tokenizer, called)
-    if wanted == "llama3_json" or (wanted == "auto" and _LLAMA.search(called)):
-        return _llama(tokenizer, called)
+    forms = [form for form in FORMS if wanted in ("auto", form.name)]
+    # Some templates write arguments as an object, some what they are given, which must be text.
+    for arguments in (ARGUMENTS, _SAMPLE):
+        called = _rendered(tokenizer, [HELLO, _call(arguments)])
+        for form in forms:
+            if form.in_template(called):
+                text = arguments is _SAMPLE
+                return form.of_model(tokenizer, called, text_arguments=text)
+    if wanted != "auto":
+        return forms[0].of_model(tokenizer, "", text_arguments=False)
     return (
         "the chat template of this model writes calls in a form that this server does not read"
         " (`server.tool_parser` may name one)"
     )
+
+
+def _call(arguments: dict[str, str] | str) -> dict[str, Any]:
+    function = {"name": NAME, "arguments": arguments}
+    call = {"id": ID, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
@@ -124,27 +247,6 @@ def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
         return ""
 
 
-def _marker(tokenizer: Tokenizer, text: str) -> Marker:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    token = ids[0] if len(ids) == 1 else None
-    return Marker(text, token, token is not None and tokenizer.is_special(token))
-
-
-def _hermes(tokenizer: Tokenizer, called: str) -> ToolFormat:
-    found = _HERMES.search(called)
-    head, middle, tail = found.groups() if found else ('\n{"name": "', '", "arguments": ', "}\n")
-    opening = _marker(tokenizer, HermesParser.OPEN)
-    closing = _marker(tokenizer, HermesParser.CLOSE)
-    return ToolFormat("hermes", head, middle, tail, "\n", opening, closing, (opening, closing))
-
-
-def _llama(tokenizer: Tokenizer, called: str) -> ToolFormat:
-    found = _LLAMA.search(called)
-    head, middle, tail = found.groups() if found else ('{"name": "', '", "parameters": ', "}")
-    tag = (_marker(tokenizer, LlamaParser.TAG),)
-    return ToolFormat("llama3_json", head, middle, tail, "; ", None, None, tag)
-
-
 def call_grammar(
     format: ToolFormat,
     functions: Sequence[tuple[str, Mapping[str, Any]]],
@@ -153,7 +255,8 @@ def call_grammar(
     many: bool,
     content: Mapping[str, Any] | None = None,
 ) -> Grammar:
-    """The grammar of a reply that may or must call tools, in llguidance's dialect of Lark.
+    """The grammar of a reply that may or must call tools, in llguidance's dialect of Lark. Raises
+    GrammarRefused for a schema that this form of calls cannot be held to.
 
     `functions`: names that may be called, with the schema of their arguments. `required`: the reply
     is calls and nothing else. `many`: several calls are allowed. `content`: the schema of a reply
@@ -163,55 +266,59 @@ def call_grammar(
     model was trained to write it, and what is forced is guessed for free. Where calls are free to
     be made or not, the grammar binds from the opening marker on: before it any text is allowed that
     the parser would not take for a call."""
-    opening = "" if format.opening is None else "opening "
-    calls = f"{opening}call"
-    if many:
-        calls += f" ({json.dumps(format.between)} {opening}call)*"
-    rules = _call_rules(format, functions)
+    opening = "" if format.opening is None else format.opening.symbol
+    form = format.form
+    between = json.dumps(form.between) if form.between else ""
+    many &= form.between is not None
+    repeated = many and not form.together
+    calls = f"{opening} behind" + (f" ({between} {opening} behind)*" if repeated else "")
+    rules = [_behind(format, between, many=many), *_call_rules(format, functions)]
+    before = _lexemes(form.before_content, format.markers)
     if required:
         start = calls
     elif content is not None:
-        start = f"content | {calls}"
+        start = f"{before} content | {calls}"
         rules.append(f"content: %json {json.dumps(content)}")
+    elif before:
+        start = f"{before} TEXT | {calls}"
+        rules.append(f"TEXT: /{ANY}/")
     elif format.opening is None:  # only a reply that begins with a call is one
         start = f"TEXT | {calls}"
-        rules.append(f"TEXT: /{_ANY}/ & ~/[ \\t\\r\\n]*\\{{{_ANY}/")
+        rules.append(f"TEXT: /{ANY}/ & ~/[ \\t\\r\\n]*\\{{{ANY}/")
     else:
-        start = "(text_opening call)* TEXT" if many else "TEXT | text_opening call"
-        rules += _free_text(format.opening)
+        start = "(text_marker behind)* TEXT" if repeated else "TEXT | text_marker behind"
+        rules += text_up_to(format.opening)
     return Grammar("lark", "\n".join([f"start: {start}", *rules]) + "\n")
+
+
+def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
+    """`behind`: what stands behind an opening marker, one call or all of them."""
+    more = f" ({between} call)*" if many and format.form.together else ""
+    first, last = (_lexemes(text, format.markers) for text in (format.first, format.last))
+    closing = "" if format.closing is None else format.closing.symbol
+    return f"behind: {first} call{more} {last} {closing}"
 
 
 def _call_rules(
     format: ToolFormat, functions: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> list[str]:
-    """`call`: what stands behind the opening marker; `opening`: that marker, if there is one."""
-    names = " | ".join(f"call_{i}" for i in range(len(functions)))
-    closing = "" if format.closing is None else f" {_symbol(format.closing)}"
-    rules = [f"call: ({names}){closing}"]
-    if format.opening is not None:
-        rules.append(f"opening: {_symbol(format.opening)}")
+    """`call`: one, without the markers around it."""
+    rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
+    after = _lexemes(format.tail, format.markers)
     for i, (name, schema) in enumerate(functions):
-        before, after = _lexemes(format.head + name + format.middle), _lexemes(format.tail)
+        before = _lexemes(format.head + name + format.middle, format.markers)
         rules += [f"call_{i}: {before} arguments_{i} {after}"]
-        rules += [f"arguments_{i}: %json {json.dumps(schema)}"]
+        rules += format.form.rules(f"arguments_{i}", schema)
     return rules
 
 
-def _free_text(opening: Marker) -> list[str]:
-    """TEXT: what the parser takes for no call; text_opening: such text up to a call's marker."""
-    text = f"TEXT: /{_ANY}/ & ~/{_ANY}{opening.text}{_ANY}/"
-    if opening.token is not None:
-        return [text, f"text_opening: TEXT {_symbol(opening)}"]
-    return [text, f"text_opening[lazy]: /{_ANY}{opening.text}/"]
-
-
-def _symbol(marker: Marker) -> str:
-    """A marker with a token of its own is that token, never its spelling."""
-    return json.dumps(marker.text) if marker.token is None else f"<[{marker.token}]>"
-
-
-def _lexemes(text: str) -> str:
-    """The text as the pieces in which a schema's grammar reads JSON: a longer one would win over
-    those, and a reply that begins like a call could be nothing else any more."""
-    return " ".join(map(json.dumps, _LEXEMES.findall(text)))
+def _lexemes(text: str, markers: Sequence[Marker]) -> str:
+    """The text as its markers and as the pieces in which a schema's grammar reads JSON: a longer
+    one would win over those, and a reply that begins like a call could be nothing else any more."""
+    symbols = {m.text: m.symbol for m in markers if m.token is not None}
+    pattern = "|".join(map(re.escape, symbols)) or "(?!)"
+    parts = re.split(f"({pattern})", text)
+    return " ".join(
+        symbols[part] if part in symbols else " ".join(map(json.dumps, _LEXEMES.findall(part)))
+        for part in parts
+    )

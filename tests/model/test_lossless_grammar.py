@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -17,7 +18,9 @@ from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, Speculation
 from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
-from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
+from server.text.markers import Marker
+from server.text.reasoning import Thinking
+from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all, with_heads
 from tests.support import tiny, tiny_text
 from tests.support.drafters import Liar, Oracle, TreeOracle
@@ -54,10 +57,15 @@ CHOICE = Grammar("choice", '["ab", "abab", "name", "nature", "12"]')
 LARK = Grammar("lark", 'start: <tool_call> sum "!"\nsum: /[0-9]{1,2}/ | sum "+" sum | "(" sum ")"')
 
 CALLS = ToolFormat(
-    "hermes", '{"name": "', '", "arguments": ', "}", "\n", Marker("<tool_call>", 2, True),
-    Marker("</tool_call>", None, False), (),
+    next(form for form in FORMS if form.name == "hermes"),
+    (Marker("<tool_call>", 2, True), Marker("</tool_call>", None, False)),
+    '{"name": "', '", "arguments": ', "}",
 )  # fmt: skip
 FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
+# The thinking, which ends with a token that these models draw often enough.
+THINKING = Thinking("think", (Marker("<think>", None, False), Marker("<tool_call>", 2, True)))
+INSIDE = msgspec.structs.replace(SCHEMA, lead=replace(THINKING, inside=True).lead(to_content=True))
+MAY = msgspec.structs.replace(REGEX, lead=THINKING.lead(to_content=True))
 REQUIRED = call_grammar(CALLS, FUNCTIONS, required=True, many=True)
 ALLOWED = call_grammar(CALLS, FUNCTIONS, required=False, many=True)
 
@@ -92,6 +100,10 @@ FIELDS: dict[str, SamplingParams] = {
     "calls if it likes": SamplingParams(
         seed=27, max_tokens=LENGTH, grammar=ALLOWED, logit_bias={2: 2.0}
     ),
+    "behind thinking": SamplingParams(
+        seed=20, max_tokens=2 * LENGTH, grammar=INSIDE, logit_bias={2: 3.0}
+    ),
+    "perhaps behind thinking": SamplingParams(seed=21, max_tokens=LENGTH, grammar=MAY),
     "short": SamplingParams(seed=16, max_tokens=3, grammar=SCHEMA),
     "plain": SamplingParams(seed=17, max_tokens=LENGTH),
     "plain penalised": SamplingParams(seed=18, max_tokens=LENGTH, frequency_penalty=1.0),

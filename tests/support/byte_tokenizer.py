@@ -24,7 +24,9 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 class ByteTokenizer(Tokenizer):
     """`vocab_size` may exceed the 263 ids in use, as padded embeddings do in real models; the
     rest decodes to nothing. `fim`: whether it may be asked to fill in the middle.
-    `reads`: variables of the template, which writes them in front of the messages."""
+    `reads`: variables of the template, which writes them in front of the messages. `thinks`: the
+    marks of thinking that the template knows; what of it stands behind a space it writes at the
+    begin of the assistant's turn."""
 
     def __init__(
         self,
@@ -33,11 +35,13 @@ class ByteTokenizer(Tokenizer):
         chat: str | None = "im",
         fim: bool = True,
         reads: Collection[str] = (),
+        thinks: str = "",
     ) -> None:
         self.vocab_size = vocab_size
         self.joins_bytes = True
         self.special_pattern = re.compile("|".join(map(re.escape, SPECIALS)))
         self._reads = frozenset(reads)
+        self._thinks = thinks
         ids = {text: 256 + i for i, text in enumerate(SPECIALS)}
         self.fill_in = find_fill_in(ids.get) if fim else None
         self.has_chat_template = chat is not None
@@ -97,7 +101,11 @@ class ByteTokenizer(Tokenizer):
             if continue_final_message and message is messages[-1]:
                 return text
             text += "<|im_end|>\n"
-        return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+        begun = "<|im_start|>assistant\n" + self._thinks.partition(" ")[2]
+        return text + (begun if add_generation_prompt else "")
+
+    def template_has(self, text: str) -> bool:
+        return text in self._thinks
 
     def template_reads(self, variable: str) -> bool:
         return variable in self._reads

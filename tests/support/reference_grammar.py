@@ -69,6 +69,14 @@ class GrammarReference(Reference):
 
 def compiled(grammar: Grammar) -> str:
     """llguidance's form of it, by hand."""
+    text = _reply(grammar)
+    if not grammar.lead:
+        return text
+    reply = json.loads(text)["grammars"][0] if text[0] == "{" else {"lark_grammar": text}
+    return json.dumps({"grammars": [{"lark_grammar": grammar.lead}, {**reply, "name": "reply"}]})
+
+
+def _reply(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=STYLE)

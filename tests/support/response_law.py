@@ -31,7 +31,8 @@ def told(events: Iterable[Event]) -> dict[str, Any]:
             return _checked(event, items)
         assert event["type"] == "response.output_item.added", event["type"]
         assert event["output_index"] == len(items)
-        item = _message(event, rest) if event["item"]["type"] == "message" else _call(event, rest)
+        kind = event["item"]["type"]
+        item = _call(event, rest) if kind == "function_call" else _text(event, rest)
         items.append(item)
     raise AssertionError("the stream has no end")
 
@@ -54,21 +55,26 @@ def _checked(event: Event, items: list[Any]) -> dict[str, Any]:
     return response
 
 
-def _message(added: Event, rest: Iterator[Event]) -> Any:
+def _text(added: Event, rest: Iterator[Event]) -> Any:
+    """A message, or thinking, which has no log-probabilities."""
     item, index = added["item"], added["output_index"]
-    assert (item["status"], item["content"], item["role"]) == ("in_progress", [], "assistant")
+    assert (item["status"], item["content"]) == ("in_progress", [])
+    kind, own = {"message": ("output_text", "role"), "reasoning": ("reasoning_text", "summary")}[
+        item["type"]
+    ]
+    assert item[own] == {"role": "assistant", "summary": []}[own]
     where = {"item_id": item["id"], "output_index": index, "content_index": 0}
     part = _next(rest, "response.content_part.added", where)["part"]
-    assert (part["type"], part["text"], part.get("logprobs", [])) == ("output_text", "", [])
+    assert (part["type"], part["text"], part.get("logprobs", [])) == (kind, "", [])
     text, logprobs = "", list[Any]()
-    while (event := next(rest))["type"] == "response.output_text.delta":
+    while (event := next(rest))["type"] == f"response.{kind}.delta":
         assert where.items() <= event.items()
         assert event["delta"] or event["logprobs"]
         text += event["delta"]
-        logprobs += event["logprobs"]
-    assert event["type"] == "response.output_text.done"
+        logprobs += event["logprobs"] if own == "role" else []
+    assert event["type"] == f"response.{kind}.done"
     assert where.items() <= event.items()
-    assert (event["text"], event["logprobs"]) == (text, logprobs)
+    assert (event["text"], event.get("logprobs", [])) == (text, logprobs)
     part = {**part, "text": text} | ({"logprobs": logprobs} if "logprobs" in part else {})
     assert _next(rest, "response.content_part.done", where)["part"] == part
     return _done(item, index, rest, content=[part])

@@ -17,7 +17,8 @@ Choice = dict[str, Any]
 
 TEXT = st.text(alphabet="aé🙂 \n<{", min_size=1, max_size=6)
 ARGUMENTS = st.lists(TEXT, max_size=3)
-SAYINGS = st.lists(st.one_of(TEXT, st.tuples(st.just("call"), ARGUMENTS)), max_size=6)
+THOUGHT = st.tuples(st.just("thought"), TEXT)
+SAYINGS = st.lists(st.one_of(TEXT, THOUGHT, st.tuples(st.just("call"), ARGUMENTS)), max_size=6)
 FINISH = st.sampled_from(["stop", "length", "tool_calls"])
 
 
@@ -26,13 +27,17 @@ def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None
 
 
 def chunks(sayings: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
-    """Chat chunks of a reply: text and calls, an entry of logprobs for each piece of text."""
+    """Chat chunks of a reply: text, thinking and calls, an entry of logprobs for each piece of
+    text."""
     made: list[Choice] = []
     calls = 0
     for said in sayings:
         if isinstance(said, str):
             entry = {"token": said, "logprob": -1.0, "bytes": list(said.encode())}
             made.append(chunk({"content": said}, None, {"content": [entry]} if logprobs else None))
+            continue
+        if said[0] == "thought":
+            made.append(chunk({"reasoning_content": said[1]}))
             continue
         begin = {"index": calls, "id": f"call_{calls}", "type": "function"}
         function = {"name": f"f{calls}", "arguments": ""}
@@ -72,7 +77,7 @@ def test_events_come_in_order_and_tell_the_response(
 ) -> None:
     """Whatever is said: text, calls, nothing at all."""
     made = chunks(sayings, finish, logprobs=logprobs)
-    calls = [said for said in sayings if not isinstance(said, str)]
+    calls = [said for said in sayings if said[0] == "call"]
     response = told(events_of(made, with_logprobs=logprobs))
     assert response["status"] == ("incomplete" if finish == "length" else "completed")
     items = response["output"]
@@ -85,7 +90,8 @@ def test_events_come_in_order_and_tell_the_response(
     assert [item["status"] for item in items[:-1]] == ["completed"] * (len(items) - 1)
     assert items[-1]["status"] == response["status"]
     if logprobs and not calls:
-        assert "".join(entry["token"] for entry in items[0]["content"][0]["logprobs"]) == text
+        parts = [item["content"][0] for item in items if item["type"] == "message"]
+        assert "".join(entry["token"] for part in parts for entry in part["logprobs"]) == text
 
 
 @given(sayings=SAYINGS, finish=FINISH, data=st.data())

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from server.text.tool_calls import HermesParser, LlamaParser, Piece, ToolCallParser
+from server.text.tool_calls import HermesParser, LlamaParser, Offered, Piece, ReplyParser
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
-OFFERED = ("add", "get_time")
+OFFERED: Offered = {"add": {}, "get_time": {}}
 
 
-def read(parser: ToolCallParser, pieces: list[str]) -> Read:
+def read(parser: ReplyParser, pieces: list[str]) -> Read:
     """What a client puts together; a call's name must come before its arguments, in order."""
     content, calls = "", list[tuple[str, str]]()
     for found in [*map(parser.push, pieces), parser.push("", last=True)]:
@@ -123,7 +123,7 @@ def cut(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("parser", "text", "expected"), CASES)
-def test_what_is_read(parser: type[ToolCallParser], text: str, expected: Read) -> None:
+def test_what_is_read(parser: type[ReplyParser], text: str, expected: Read) -> None:
     """The whole at once, one character at a time, and cut anywhere: always the same."""
     assert read(parser(OFFERED), [text]) == expected
     assert read(parser(OFFERED), list(text)) == expected
@@ -140,7 +140,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("parser", [HermesParser, LlamaParser])
-def test_any_text_cut_anyhow(parser: type[ToolCallParser]) -> None:
+def test_any_text_cut_anyhow(parser: type[ReplyParser]) -> None:
     """Law: pieces are a function of the text alone, for nonsense as well as for calls."""
     num_calls = 0
     for seed in range(1500):

@@ -19,18 +19,18 @@ from engine.config import model_folder
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
-from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, Marker, ToolFormat, call_grammar
+from server.text.markers import Marker
+from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.unit.test_tool_calls import read
 
 FOLDER = model_folder("demo", "target")
 OPEN, CLOSE = Marker("<tool_call>", 6, False), Marker("</tool_call>", 7, False)
-HERMES = ToolFormat(
-    "hermes", '{"name": "', '", "arguments": ', "}", "\n", OPEN, CLOSE, (OPEN, CLOSE)
-)
+FORM = {form.name: form for form in FORMS}
+HERMES = ToolFormat(FORM["hermes"], (OPEN, CLOSE), '{"name": "', '", "arguments": ', "}")
 SPELLED = dataclasses.replace(  # a tokenizer that has no token for the tags
-    HERMES, opening=Marker("<call>", None, False), closing=Marker("</call>", None, False)
+    HERMES, markers=(Marker("<call>", None, False), Marker("</call>", None, False))
 )
-LLAMA = ToolFormat("llama3_json", '{"name": "', '", "parameters": ', "}", "; ", None, None, ())
+LLAMA = ToolFormat(FORM["llama3_json"], (), '{"name": "', '", "parameters": ', "}")
 
 CITY: Mapping[str, Any] = {
     "type": "object",
@@ -124,7 +124,7 @@ def sentence(grammar: Grammar, seed: int) -> str:
     return str(tokenizer().decode(ids, skip_special_tokens=False))
 
 
-@pytest.mark.parametrize("format", [HERMES, LLAMA], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, LLAMA], ids=lambda format: format.form.name)
 def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
     """Law: with a required call no text of the grammar leaves the parser anything but calls of the
     offered functions, whose arguments satisfy their schemas."""
@@ -133,7 +133,7 @@ def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
     )
     names = set()
     for seed in range(12):
-        parser = format.parser(("weather", "stop"), skip_special_tokens=True)
+        parser = format.form.reader({"weather": CITY, "stop": NO_ARGUMENTS})
         content, calls = read(parser, list(sentence(grammar, seed)))
         assert content == ""
         [(name, arguments)] = calls
