@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Asked every few seconds by platforms, whose answers are worth a line when they are bad news.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
+PAGE = "/page/"  # the files of one view of the page are a dozen
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -69,7 +70,7 @@ class Exchange:
         self.total = time.monotonic() - self.began
         if tell is not None:
             tell(self)
-        quiet = self.route in PROBES and self.status < 400
+        quiet = self.status < 400 and (self.route in PROBES or self.route.startswith(PAGE))
         level = logging.DEBUG if quiet else logging.INFO
         say(logger, level, f"{self.method} {self.route} {self.status}", self._fields())
 

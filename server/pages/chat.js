@@ -52,7 +52,8 @@ export class ChatView {
     this.running?.abort();
     this.mode = at("view-chat").dataset.mode = mode;
     at("say-label").textContent = mode === "chat" ? "Message" : "Text to continue";
-    at("send").textContent = mode === "chat" ? "Send" : "Continue the text";
+    at("send").textContent = mode === "chat" ? "Send" : "Continue";
+    at("say-keys").textContent = mode === "chat" ? "Enter sends, Shift+Enter is a line break." : "Ctrl+Enter continues the text.";
     this.cut(0);
   }
 
@@ -67,7 +68,7 @@ export class ChatView {
     this.turns.push(turn);
     at("conversation").append(turn.element);
     at("empty").hidden = true;
-    turn.element.scrollIntoView({ block: "nearest" });
+    scrollTo(0, document.body.scrollHeight);
     return turn;
   }
 
@@ -197,11 +198,9 @@ class Turn {
     this.element.classList.add("coming");
     try {
       const whole = await generate(path, body, signal, part => {
-        const below = innerHeight + scrollY > document.body.scrollHeight - 80;
-        tokens.push(part.tokens);
-        if (below) scrollTo(0, document.body.scrollHeight);
+        following(() => tokens.push(part.tokens));
       });
-      this.end(whole);
+      following(() => this.end(whole));
     } catch (error) {
       this.more.append(el("p", { class: "error", role: "alert" }, error.message));
       this.actions.append(button("Try again", () => this.view.again(this)));
@@ -258,6 +257,13 @@ class Turn {
     this.element.replaceChildren(kept[0], form);
     box.focus();
   }
+}
+
+// Keeps the end of the page in view where the reader has it in view.
+function following(change) {
+  const end = innerHeight + scrollY > document.body.scrollHeight - 120;
+  change();
+  if (end) scrollTo(0, document.body.scrollHeight);
 }
 
 function button(text, press) {

@@ -22,7 +22,7 @@ export class LiveView {
     this.charts = [
       chart("chart-tokens", "Tokens generated", "tokens/s", 30, [["tokens/s", p => p.tokens]]),
       chart("chart-gain", "Speed-up, estimated", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1 }),
-      chart("chart-k", "K, guesses verified in a step", "guesses", 2, [["K", p => p.k]]),
+      chart("chart-k", "K, guesses in a step", "guesses", 2, [["K", p => p.k]]),
       chart("chart-requests", "Requests", "requests", 3,
         [["running", p => p.running], ["waiting", p => p.waiting]]),
       chart("chart-kv", "KV cache in use", "%", 3, [["KV", p => p.kv]]),
@@ -80,7 +80,7 @@ export class LiveView {
   headline(minute) {
     const { speedup, tokens } = minute;
     const idle = tokens ? "Not known" : "Nothing ran in the last minute";
-    put("gain", speedup === null ? idle : `${figure(speedup)}×`);
+    put("gain", speedup === null ? idle : `${minute.isBound ? "≤ " : ""}${figure(speedup)}×`);
     at("headline").classList.toggle("unknown", speedup === null);
     at("gain-why").textContent = speedup !== null ? reasons(minute)
       : tokens ? "With a K that the configuration fixes, nobody estimates what steps without guesses would take."
@@ -123,8 +123,8 @@ export class LiveView {
 }
 
 // What the headline is estimated from.
-function reasons({ seconds, tokens, tokensPerRound, plainSteps, compared: { plain, taken } }) {
-  const bounded = plain / taken > tokensPerRound
+function reasons({ seconds, tokens, tokensPerRound, isBound, plainSteps, compared: { plain, taken } }) {
+  const bounded = isBound
     ? ` That is more than can be, so the number is the bound: ${figure(tokensPerRound)} tokens a step and request.` : "";
   return `Estimated from the last ${Math.round(seconds)} s with ${many(tokens, "token")}. Steps took ${figure(taken)} s; ` +
     `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves.` +

@@ -79,6 +79,11 @@ export class Span {
     return taken > 0 ? Math.min(plain / taken, this.tokensPerRound ?? Infinity) : null;
   }
 
+  // Whether that bound is what `speedup` is.
+  get isBound() {
+    return this.speedup !== null && this.speedup === this.tokensPerRound && this.speedup > 1;
+  }
+
   // Steps that ran without guesses, to compare or since none would pay.
   get plainSteps() {
     const { baseline = 0, off = 0 } = this.grownBy("spec_decode_decisions_total", "reason");

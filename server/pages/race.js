@@ -129,13 +129,14 @@ export function verdict(plain, guessed) {
   const result = `${count} of ${many(most, "token")} differ`;
   const [fast, slow] = [guessed, plain].map(whole => whole.ids.length / whole.end);
   const { proposed, accepted } = guessed.usage.speculation;
+  const compared = proposed ? `${figure(fast / slow)}× as fast with speculation` : "no token was guessed";
   const guesses = proposed
     ? `${accepted} of ${proposed} guessed tokens were kept.`
-    : "No token was guessed: the controller found that guesses would not pay, or speculation is off.";
+    : "Both runs were plain: speculation is off here, or the controller did not expect guesses to pay. The speeds differ by chance.";
   const where = count
     ? ` The first that differs is number ${differing.indexOf(true) + 1}; docs/speculation.md says where texts are equal to the token.`
     : "";
-  return [`${result} · ${figure(fast / slow)}× as fast with speculation`, guesses + where];
+  return [`${result} · ${compared}`, guesses + where];
 }
 
 class Lane {
