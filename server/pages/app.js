@@ -59,10 +59,10 @@ function tell(before) {
   const said = state === "silent" ? SILENT : STATES[state === "starting" && started ? "lost" : state];
   notice.textContent = said ?? "";
   notice.hidden = said === undefined;
-  if (state === "ready") meet();
+  if (state !== "silent") meet();
 }
 
-// Learns what is served; asks for a key where one is needed.
+// Learns what is served, and asks for a key where one is needed.
 async function meet() {
   try {
     const models = await get("v1/models");
@@ -71,7 +71,7 @@ async function meet() {
     server.capabilities = capabilities;
     const { device, dtype, proposer } = capabilities.engine;
     at("model").textContent = server.model;
-    at("model").title = `${device}, ${dtype}; main proposer: ${proposer}`;
+    at("model").title = device ? `${device}, ${dtype}; main proposer: ${proposer}` : "";
     for (const view of Object.values(views)) view.meet?.();
   } catch (error) {
     at("model").textContent = error.status === 401 ? "no key" : "";

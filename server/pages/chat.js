@@ -31,7 +31,7 @@ export class ChatView {
   // What this server's model cannot do is said where it would be asked for.
   meet() {
     const { endpoints, engine } = this.server.capabilities;
-    at("colours").replaceChildren(...["target", ...engine.proposers].map(source => entry(source)));
+    at("colours").replaceChildren(...["target", ...(engine.proposers ?? [])].map(source => entry(source)));
     const fields = endpoints["/v1/chat/completions"];
     for (const [field, id] of [["tools", "tools"], ["response_format", "schema"]]) {
       const refused = fields[field].status === "refused";
@@ -252,7 +252,7 @@ class Turn {
     const kept = [...this.element.childNodes];
     form.addEventListener("submit", event => {
       event.preventDefault();
-      if (box.value.trim()) this.view.goOn(this, box.value);
+      if (!this.view.running && box.value.trim()) this.view.goOn(this, box.value);
     });
     this.element.replaceChildren(kept[0], form);
     box.focus();

@@ -83,7 +83,7 @@ export class LiveView {
     put("gain", speedup === null ? idle : `${minute.isBound ? "≤ " : ""}${figure(speedup)}×`);
     at("headline").classList.toggle("unknown", speedup === null);
     at("gain-why").textContent = speedup !== null ? reasons(minute)
-      : tokens ? "With a K that the configuration fixes, nobody estimates what steps without guesses would take."
+      : tokens ? "This server does not estimate what steps without guesses would take, since its K is fixed."
       : "Send a message, or have a race: this page shows what the server did in the last three minutes.";
     const kept = minute.kept.map((share, index) => [`guess ${index + 1}`, share, percent(share)]);
     bars(at("kept"), kept, "No guess was verified in the last minute.");
@@ -92,18 +92,25 @@ export class LiveView {
     bars(at("shares"), shares, "No token was generated in the last minute.");
   }
 
-  // What the controller says of its choice; not asked for where it needs a key that is not there.
+  // The key may be another one by now.
+  meet() {
+    this.refused = false;
+  }
+
+  // What the controller says of its choice, unless it needs a key that is not there.
   async beliefs() {
+    if (this.refused) return;
     try {
       this.believe(await get("speculation", { quietly: true }));
     } catch (error) {
       at("why").textContent = error.message;
+      this.refused = error.status === 401;
     }
   }
 
   believe(now) {
-    const modes = { auto: `the ${now.controller} controller`, fixed: "the operator", off: "nobody" };
-    at("why").textContent = `${now.explanation} K is chosen by ${modes[now.mode]}; the main proposer is: ${nameOf(now.proposer)}.`;
+    at("why").textContent =
+      `${now.explanation} Controller: ${now.controller}. Main proposer: ${nameOf(now.proposer)}.`;
     at("fix").max = now.k_max;
     for (const mode of ["auto", "off", "fixed"]) {
       at(`switch-${mode}`).setAttribute("aria-pressed", String(mode === now.mode));

@@ -8,14 +8,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Lines of production Python. A budget rises only in a commit that adds a capability and says why;
+# Lines of production Python, and of the page. A budget rises only in a commit that adds a capability and says why;
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
-    "serving": 27_775,  # everything else but the script that trained the built-in pair
-    "all": 41_303,
+    "serving": 27_857,  # everything else but the script that trained the built-in pair
+    "all": 41_385,
+    "page": 1_800,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
 
@@ -38,6 +39,8 @@ def lines() -> dict[str, int]:
             count = len(path.read_text(encoding="utf-8").splitlines())
             found[room(path)] += count
             found["all"] += count
+    for path in (ROOT / "server" / "pages").iterdir():
+        found["page"] += len(path.read_text(encoding="utf-8").splitlines())
     return found
 
 
