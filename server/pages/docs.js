@@ -87,9 +87,11 @@ function* typed(schema) {
     yield `object${bounds(schema.minProperties, schema.maxProperties)} of `;
     yield* typed(schema.additionalProperties);
   } else {
-    const { minimum = schema.exclusiveMinimum, maximum = schema.exclusiveMaximum } = schema;
+    const { type = "anything", exclusiveMinimum: above, exclusiveMaximum: below } = schema;
+    const least = above === undefined ? schema.minimum : `above ${above}`;
+    const most = below === undefined ? schema.maximum : `below ${below}`;
     const lengths = bounds(schema.minLength, schema.maxLength, " characters");
-    yield `${schema.type ?? "anything"}${bounds(minimum, maximum)}${lengths}`;
+    yield `${type}${bounds(least, most)}${lengths}`;
   }
 }
 

@@ -112,6 +112,7 @@ export class LiveView {
     at("why").textContent =
       `${now.explanation} Controller: ${now.controller}. Main proposer: ${nameOf(now.proposer)}.`;
     at("fix").max = now.k_max;
+    if (now.mode === "fixed" && document.activeElement !== at("fix")) at("fix").value = now.k;
     for (const mode of ["auto", "off", "fixed"]) {
       at(`switch-${mode}`).setAttribute("aria-pressed", String(mode === now.mode));
     }
@@ -133,9 +134,12 @@ export class LiveView {
 function reasons({ seconds, tokens, tokensPerRound, isBound, plainSteps, compared: { plain, taken } }) {
   const bounded = isBound
     ? ` That is more than can be, so the number is the bound: ${figure(tokensPerRound)} tokens a step and request.` : "";
+  const checked = plainSteps
+    ? `${many(plainSteps, "step")} ran without guesses and count as they were.`
+    : "No step ran without guesses meanwhile, so nothing checked what they would cost.";
   return `Estimated from the last ${Math.round(seconds)} s with ${many(tokens, "token")}. Steps took ${figure(taken)} s; ` +
     `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves.` +
-    `${bounded} ${many(plainSteps, "step")} ran without guesses and count as they were; steps with prompts are left out.`;
+    `${bounded} ${checked} Steps with prompts are left out.`;
 }
 
 function put(id, text) {

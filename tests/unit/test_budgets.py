@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Lines of production Python, and of the page. A budget rises only in a commit that adds a capability and says why;
-# it falls with every commit that makes a part smaller.
+# Lines of production Python, and of the page. A budget rises only in a commit that adds a
+# capability and says why; it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
