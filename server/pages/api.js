@@ -1,6 +1,8 @@
 // The server's API: requests with the reader's key, errors as sentences, streams as chunks.
 
 const STORED = "foredraft-key"; // in sessionStorage: of this tab, gone with it
+const WANTED = "This server asks for an API key.";
+const UNKNOWN = "The server does not know this key.";
 const BASE = new URL("..", import.meta.url); // behind whatever prefix a proxy has
 
 let key = sessionStorage.getItem(STORED) ?? "";
@@ -15,13 +17,13 @@ export class Failure extends Error {
   }
 }
 
-// `ask(wrong)` resolves to a key, or to null where the reader has none to give.
+// `ask(why)` resolves to a key, or to null where the reader has none to give.
 export function onKeyWanted(ask) {
   askForKey = ask;
 }
 
-export async function changeKey(wrong = false) {
-  asking ??= askForKey(wrong).finally(() => (asking = null));
+export async function changeKey(why) {
+  asking ??= askForKey(why).finally(() => (asking = null));
   const given = await asking;
   if (given === null) return false;
   key = given;
@@ -37,7 +39,7 @@ export async function request(path, { body, signal, quietly = false, otherKey } 
     const reply = await send(path, body, signal, used);
     if (reply.ok) return reply;
     const may = reply.status === 401 && otherKey === undefined && !quietly;
-    if (may && (used !== key || (await changeKey(used !== "")))) continue;
+    if (may && (used !== key || (await changeKey(used ? UNKNOWN : WANTED)))) continue;
     throw new Failure(await sentence(reply), reply.status);
   }
 }

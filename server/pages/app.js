@@ -79,7 +79,7 @@ async function meet() {
 }
 
 at("change-key").addEventListener("click", async () => {
-  if (await changeKey()) meet();
+  if (await changeKey("The key that is sent with every request from here.")) meet();
 });
 addEventListener("hashchange", show);
 show();

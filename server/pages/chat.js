@@ -187,7 +187,8 @@ class Turn {
     this.legend = el("ul", { class: "legend", "aria-label": "Tokens by who proposed them" });
     this.facts = el("p", { class: "facts" });
     this.more = el("div");
-    this.actions = el("div", { class: "actions" }, button("Edit", () => this.edit()));
+    const edit = message.role === "tool" ? null : button("Edit", () => this.edit());
+    this.actions = el("div", { class: "actions" }, edit);
     const who = view.mode === "completion" ? "Text" : WHO[message.role];
     this.element = el("li", { class: `turn ${message.role}` },
       el("h3", {}, who), this.text, this.more, this.legend, this.facts, this.actions);

@@ -3,14 +3,13 @@
 import { onKeyWanted } from "./api.js";
 import { el } from "./dom.js";
 
-onKeyWanted(wrong => new Promise(resolve => open(wrong, resolve)));
+onKeyWanted(why => new Promise(resolve => open(why, resolve)));
 
-function open(wrong, resolve) {
+function open(why, resolve) {
   const input = el("input", { id: "key", type: "password", autocomplete: "off", required: true });
-  const said = wrong ? "The server does not know this key." : "This server asks for an API key.";
   const form = el("form", {},
     el("h2", { id: "key-title" }, "API key"),
-    el("p", { id: "key-said" }, `${said} It is kept in this tab only, until the tab is closed.`),
+    el("p", { id: "key-said" }, `${why} It is kept in this tab only, until the tab is closed.`),
     el("label", { for: "key" }, "Key"), input,
     el("div", { class: "buttons" },
       el("button", { class: "primary" }, "Use this key"),

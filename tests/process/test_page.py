@@ -359,7 +359,7 @@ def test_axe_finds_nothing(browser: Any, pair: Server, scheme: str) -> None:
         assert violations(page) == []
     page.goto(f"{visit.url}/docs")
     page.locator(".endpoint summary").nth(1).click()
-    expect(page.locator("[open] td").get_by_text("temperature")).to_be_visible()
+    expect(page.get_by_role("cell", name="temperature", exact=True)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert violations(page) == []
     page.context.close()
