@@ -17,6 +17,7 @@ from server.api.completions import completions_router
 from server.api.exchanges import Exchanges
 from server.api.info import OPEN_PATHS, health_router, info_router
 from server.api.origins import SameOrigin
+from server.api.pages import open_paths, pages_router
 from server.api.responses import responses_router
 from server.api.routes import openapi_router
 from server.api.services import VERSION, Services
@@ -32,6 +33,7 @@ ROUTERS = (
     openapi_router,
     info_router,
     health_router,
+    pages_router,
 )
 
 
@@ -61,7 +63,8 @@ def create_app(services: Services) -> FastAPI:
         app.router.routes += with_head(router(services)).routes
     errors.install(app, metrics)
     if not services.keyring.is_open:
-        app.add_middleware(ApiKey, keyring=services.keyring, open_paths=OPEN_PATHS, metrics=metrics)
+        opened = OPEN_PATHS | open_paths(services)
+        app.add_middleware(ApiKey, keyring=services.keyring, open_paths=opened, metrics=metrics)
     else:
         app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
     paths = [route.path for route in app.routes if isinstance(route, APIRoute)]

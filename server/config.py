@@ -98,7 +98,7 @@ class ServerConfig(Part):
         None,
         repr=False,
         description="everything but /health, /ready, /metrics, /version and the page"
-        " /speculation/live then asks for `Authorization: Bearer ...`",
+        " (`server.page`) then asks for `Authorization: Bearer ...`",
     )
     admin_key: Key | None = Field(
         None,
@@ -181,6 +181,11 @@ class ServerConfig(Part):
         description="tell the load under the names that some routers ask for, too: in `/metrics`"
         " `vllm:num_requests_running`, `vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc`,"
         " and `GET /get_load`",
+    )
+    page: bool = Field(
+        True,
+        description="serve the page at / (chat, race, live view) and the API reference at /docs;"
+        " their files need no key, what they show does",
     )
     cors_origins: Annotated[
         list[Annotated[str, AfterValidator(_origin)]], BeforeValidator(_one_or_more)

@@ -190,8 +190,9 @@ def welcome(config: Config, port: int) -> str:
     keyed = config.server.api_key or config.server.api_keys_file
     key = " -H 'Authorization: Bearer '$KEY" if keyed else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
+    page = f"  in a browser: {url.removesuffix('v1')}\n" if config.server.page else ""
     return (
-        f"Foredraft serves {name} at {url}\n"
+        f"Foredraft serves {name} at {url}\n{page}"
         f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
 

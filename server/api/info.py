@@ -23,11 +23,8 @@ from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
 
-# Never behind the API key. The page holds nothing; what it shows it asks for, with the key that its
-# reader types.
-OPEN_PATHS = frozenset(
-    {"/health", "/ready", "/metrics", "/version", "/speculation/live", "/get_load"}
-)
+# Never behind the API key.
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/get_load"})
 ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
 

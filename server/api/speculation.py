@@ -1,5 +1,5 @@
-"""GET /speculation: what the controller believes and why it chose its K, with a page that shows it
-live. POST: switch it, for the operator. Nothing here changes a text.
+"""GET /speculation: what the controller believes and why it chose its K. POST: switch it, for the
+operator. Nothing here changes a text.
 
 Estimates are those of the last step. A switch concerns every step that begins after it, so every
 request that is sent after the reply, and outlives a restart of the engine.
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from math import isfinite, nan
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
 from engine.messages import Estimates, Mode, Ready, Reason, SetSpeculation, mode_refusal
@@ -30,11 +29,6 @@ from server.observe.speculation import Gain, Share
 
 logger = logging.getLogger(__name__)
 
-PAGE = Path(__file__).parents[1] / "pages" / "speculation.html"
-ITSELF = {  # it loads nothing, speaks to this server only, and nobody may frame it
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
-    " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
-}
 SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 503)} | refusals(
     {
         401: "the admin key is missing or wrong",
@@ -101,11 +95,6 @@ def speculation_router(services: Services) -> APIRouter:
         check_admin(http.headers, keyring=services.keyring, key=server.admin_key)
 
     router = BodyRouter(services, guard=guard)
-    page = PAGE.read_text(encoding="utf-8")
-
-    @router.get("/speculation/live", response_class=HTMLResponse)
-    async def live() -> Response:
-        return HTMLResponse(page, headers=ITSELF)
 
     @router.get(
         "/speculation",

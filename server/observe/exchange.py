@@ -21,8 +21,9 @@ from server.observe.metrics_table import Finish
 
 logger = logging.getLogger(__name__)
 
-# Forwarded every few seconds by platforms, whose answers are worth a line when they are bad news.
+# Asked every few seconds by platforms, whose answers are worth a line when they are bad news.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
+PAGE = "/page/"  # the files of one view of the page are a dozen
 LABEL = "[A-Za-z0-9._:/+=@-]{1,128}"
 
 
@@ -74,7 +75,7 @@ class Exchange:
         self.total = time.monotonic() - self.began
         if tell is not None:
             tell(self)
-        quiet = self.route in PROBES and self.status < 400
+        quiet = self.status < 400 and (self.route in PROBES or self.route.startswith(PAGE))
         level = logging.DEBUG if quiet else logging.INFO
         say(logger, level, f"{self.method} {self.route} {self.status}", self._fields())
 

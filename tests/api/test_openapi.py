@@ -38,8 +38,8 @@ POSTS = (
     "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize", "/speculation",
 )  # fmt: skip
 GETS = (
-    "/v1/models", "/v1/models/{name}", "/v1/capabilities", "/speculation", "/speculation/live",
-    "/health", "/ready", "/metrics", "/version", "/openapi.json",
+    "/v1/models", "/v1/models/{name}", "/v1/capabilities", "/speculation", "/health",
+    "/ready", "/metrics", "/version", "/openapi.json",
 )  # fmt: skip
 OPERATIONS = [("POST", path) for path in POSTS] + [("GET", path) for path in GETS]
 SCHEMAS: dict[str, str] = {

@@ -30,14 +30,14 @@ def http(served: Served) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/speculation/live"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
 def test_open_paths(http: httpx.Client, path: str) -> None:
     """Platforms probe and scrape without a key."""
     assert http.get(path).status_code == 200
 
 
 READS = (
-    "/health", "/ready", "/metrics", "/version", "/speculation/live", "/speculation",
+    "/health", "/ready", "/metrics", "/version", "/", "/speculation",
     "/openapi.json", "/v1/models", f"/v1/models/{MODEL}", "/v1/models/another", "/v1/capabilities",
     "/v1/responses/resp_1", "/nothing",
 )  # fmt: skip

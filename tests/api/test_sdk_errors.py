@@ -225,7 +225,7 @@ def test_other_methods(served: Served, method: str) -> None:
     assert reply.headers["allow"] == "POST"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/completions/", "//v1/models", "/%00"])
+@pytest.mark.parametrize("path", ["/v2", "/v1", "/v1/", "/v1/completions/", "//v1/models", "/%00"])
 def test_other_paths(served: Served, path: str) -> None:
     """404 in the envelope; no redirects, which clients follow with a GET."""
     reply = httpx.get(f"{served.url}{path}", headers={"Authorization": f"Bearer {KEY}"})

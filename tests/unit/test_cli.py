@@ -191,6 +191,8 @@ def test_welcome_can_be_pasted() -> None:
     said = welcome(config, 8123)
     assert "curl -N http://127.0.0.1:8123/v1/completions" in said
     assert '"model": "foredraft-demo"' in said
+    assert "in a browser: http://127.0.0.1:8123/\n" in said
+    assert "browser" not in welcome(load_config(None, ["server.page=false"]), 1)
     assert "Authorization" in said
     assert "s3cret" not in said
     assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)

@@ -1,0 +1,86 @@
+// The page: three views behind the part of the address after #, and what is told above them all.
+
+import { changeKey, get, request } from "./api.js";
+import { ChatView } from "./chat.js";
+import { at } from "./dom.js";
+import "./key.js";
+import { LiveView } from "./live.js";
+import { RaceView } from "./race.js";
+
+const EVERY = 2000; // milliseconds between two looks at the engine
+const STATES = {
+  starting: "The engine is starting, which may take a minute or two. What is sent now waits for it or is refused.",
+  lost: "The engine was lost and is being started again. Replies that were running go on when it is back.",
+  failed: "The engine has failed and is not started again. The server's log says why.",
+  draining: "The server is shutting down and takes no new requests.",
+  stopped: "The server is shutting down and takes no new requests.",
+};
+const SILENT = "The server does not answer. This page tries again every two seconds.";
+
+const server = { model: "", capabilities: null }; // what the views know of it
+const views = { chat: new ChatView(server), race: new RaceView(server), live: new LiveView() };
+let shown = null;
+let state = ""; // of the engine, or "silent"
+
+function show() {
+  const wanted = location.hash.slice(1);
+  const name = wanted in views ? wanted : (shown ?? "chat");
+  if (name === shown) return;
+  views[shown]?.hide?.();
+  for (const each of Object.keys(views)) {
+    at(`view-${each}`).hidden = each !== name;
+    at(`to-${each}`).toggleAttribute("aria-current", each === name);
+    if (each === name) at(`to-${each}`).setAttribute("aria-current", "page");
+  }
+  document.title = `Foredraft: ${name}`;
+  shown = name;
+  views[name].show?.();
+}
+
+async function look() {
+  let found = "silent";
+  try {
+    const reply = await request("health", { quietly: true });
+    found = (await reply.json()).engine;
+  } catch (error) {
+    if (error.status === 503) found = "failed"; // what /health says with that status
+  }
+  if (found !== state) {
+    const before = state;
+    state = found;
+    tell(before);
+  }
+  setTimeout(look, EVERY);
+}
+
+function tell(before) {
+  const notice = at("notice");
+  const started = before === "ready" || before === "lost";
+  const said = state === "silent" ? SILENT : STATES[state === "starting" && started ? "lost" : state];
+  notice.textContent = said ?? "";
+  notice.hidden = said === undefined;
+  if (state !== "silent") meet();
+}
+
+// Learns what is served, and asks for a key where one is needed.
+async function meet() {
+  try {
+    const models = await get("v1/models");
+    const capabilities = await get("v1/capabilities");
+    server.model = models.data[0].id;
+    server.capabilities = capabilities;
+    const { device, dtype, proposer } = capabilities.engine;
+    at("model").textContent = server.model;
+    at("model").title = device ? `${device}, ${dtype}; main proposer: ${proposer}` : "";
+    for (const view of Object.values(views)) view.meet?.();
+  } catch (error) {
+    at("model").textContent = error.status === 401 ? "no key" : "";
+  }
+}
+
+at("change-key").addEventListener("click", async () => {
+  if (await changeKey("The key that is sent with every request from here.")) meet();
+});
+addEventListener("hashchange", show);
+show();
+look();

@@ -1,0 +1,280 @@
+// The view `chat`: a conversation or a completion, its messages to be edited and gone on from.
+
+import { at, el } from "./dom.js";
+import { entry, generate, summary, Tokens } from "./reply.js";
+
+const WHO = { user: "You", assistant: "Model", tool: "Result of the tool" };
+
+export class ChatView {
+  constructor(server) {
+    [this.server, this.turns, this.running] = [server, [], null];
+    at("composer").addEventListener("submit", event => {
+      event.preventDefault();
+      this.submit();
+    });
+    at("say").addEventListener("keydown", event => this.key(event));
+    for (const example of at("examples").children) {
+      example.addEventListener("click", () => {
+        at("say").value = example.textContent;
+        this.submit();
+      });
+    }
+    at("stop").addEventListener("click", () => this.running?.abort());
+    at("clear").addEventListener("click", () => this.cut(0));
+    for (const mode of ["chat", "completion"]) {
+      at(`mode-${mode}`).addEventListener("change", () => this.become(mode));
+    }
+    at("settings").open = matchMedia("(min-width: 60rem)").matches;
+    this.become(at("mode-completion").checked ? "completion" : "chat");
+  }
+
+  // What this server's model cannot do is said where it would be asked for.
+  meet() {
+    const { endpoints, engine } = this.server.capabilities;
+    at("colours").replaceChildren(...["target", ...(engine.proposers ?? [])].map(source => entry(source)));
+    const fields = endpoints["/v1/chat/completions"];
+    for (const [field, id] of [["tools", "tools"], ["response_format", "schema"]]) {
+      const refused = fields[field].status === "refused";
+      at(id).disabled = refused;
+      at(`${id}-said`).textContent = refused ? `Not here: ${fields[field].reason}.` : "";
+    }
+  }
+
+  key(event) {
+    const sends = event.ctrlKey || event.metaKey || (this.mode === "chat" && !event.shiftKey);
+    if (event.key !== "Enter" || !sends || event.isComposing) return;
+    event.preventDefault();
+    at("composer").requestSubmit();
+  }
+
+  become(mode) {
+    if (mode === this.mode) return;
+    this.running?.abort();
+    this.mode = at("view-chat").dataset.mode = mode;
+    at("say-label").textContent = mode === "chat" ? "Message" : "Text to continue";
+    at("send").textContent = mode === "chat" ? "Send" : "Continue";
+    at("say-keys").textContent = mode === "chat" ? "Enter sends, Shift+Enter is a line break." : "Ctrl+Enter continues the text.";
+    this.cut(0);
+  }
+
+  // Removes the turns from this one on.
+  cut(index) {
+    this.running?.abort();
+    for (const turn of this.turns.splice(index)) turn.element.remove();
+    at("empty").hidden = this.turns.length > 0;
+  }
+
+  add(turn) {
+    this.turns.push(turn);
+    at("conversation").append(turn.element);
+    at("empty").hidden = true;
+    scrollTo(0, document.body.scrollHeight);
+    return turn;
+  }
+
+  async submit() {
+    const text = at("say").value;
+    if (this.running || !text.trim()) return;
+    if (this.mode === "completion") {
+      this.cut(0);
+      await this.answer(text);
+      return;
+    }
+    if (this.asked() === null) return;
+    at("say").value = "";
+    this.add(new Turn(this, { role: "user", content: text.trim() }));
+    await this.answer();
+  }
+
+  // The fields of a request as the settings have them; null where one of them is not JSON.
+  asked() {
+    const schema = parsed("schema", value => typeof value === "object" && !Array.isArray(value));
+    const tools = this.mode === "chat" ? parsed("tools", Array.isArray) : undefined;
+    if (schema === null || tools === null) {
+      at("settings").open = true;
+      return null;
+    }
+    const body = { model: this.server.model, temperature: at("temperature").valueAsNumber || 0 };
+    if (at("max-tokens").value) body.max_tokens = at("max-tokens").valueAsNumber;
+    if (at("seed").value) body.seed = at("seed").valueAsNumber;
+    if (tools?.length) body.tools = tools;
+    if (schema) body.response_format = { type: "json_schema", json_schema: { name: "reply", schema } };
+    return body;
+  }
+
+  messages() {
+    const system = at("system").value.trim();
+    const first = system ? [{ role: "system", content: system }] : [];
+    return [...first, ...this.turns.map(turn => turn.message)];
+  }
+
+  // Has the model answer what is there, or go on behind `begun`.
+  async answer(begun = "") {
+    const body = this.asked();
+    if (body === null) return;
+    let path = "v1/completions";
+    if (this.mode === "completion") body.prompt = begun;
+    else {
+      path = "v1/chat/completions";
+      body.messages = this.messages();
+      if (begun) {
+        body.messages.push({ role: "assistant", content: begun });
+        body.continue_final_message = true;
+        body.add_generation_prompt = false;
+      }
+    }
+    const turn = this.add(new Turn(this, { role: "assistant", content: begun }));
+    this.running = new AbortController();
+    this.busy(true);
+    try {
+      await turn.run(path, body, this.running.signal);
+    } finally {
+      this.running = null;
+      this.busy(false);
+    }
+  }
+
+  busy(is) {
+    at("view-chat").classList.toggle("running", is);
+    at("conversation").setAttribute("aria-busy", String(is));
+    at("send").hidden = is;
+    at("stop").hidden = !is;
+  }
+
+  // Goes on from a turn with other text in it.
+  async goOn(turn, text) {
+    const { role } = turn.message;
+    this.cut(this.turns.indexOf(turn));
+    if (role === "assistant") return this.answer(text);
+    this.add(new Turn(this, { ...turn.message, content: text }));
+    return this.answer();
+  }
+
+  async again(turn) {
+    this.cut(this.turns.indexOf(turn));
+    await this.answer(turn.begun);
+  }
+
+  // Goes on with what the tools that were called gave back.
+  async results(turn, contents) {
+    this.cut(this.turns.indexOf(turn) + 1);
+    turn.message.tool_calls.forEach(({ id }, index) =>
+      this.add(new Turn(this, { role: "tool", tool_call_id: id, content: contents[index] })));
+    await this.answer();
+  }
+}
+
+// The value of a JSON box: undefined where it is empty; null where it is wrong, which is said.
+function parsed(id, fits) {
+  const text = at(id).value.trim();
+  let [value, said] = [undefined, ""];
+  try {
+    if (text) value = JSON.parse(text);
+    if (value !== undefined && (value === null || !fits(value))) said = at(id).dataset.wanted;
+  } catch (error) {
+    said = `This is not JSON: ${error.message}.`;
+  }
+  at(`${id}-said`).textContent = said;
+  at(id).setAttribute("aria-invalid", String(said !== ""));
+  return said ? null : value;
+}
+
+// One message, as it is shown and as it is sent.
+class Turn {
+  constructor(view, message) {
+    [this.view, this.message, this.begun] = [view, message, message.content];
+    this.text = el("div", { class: "text" }, message.content);
+    this.legend = el("ul", { class: "legend", "aria-label": "Tokens by who proposed them" });
+    this.facts = el("p", { class: "facts" });
+    this.more = el("div");
+    const edit = message.role === "tool" ? null : button("Edit", () => this.edit());
+    this.actions = el("div", { class: "actions" }, edit);
+    const who = view.mode === "completion" ? "Text" : WHO[message.role];
+    this.element = el("li", { class: `turn ${message.role}` },
+      el("h3", {}, who), this.text, this.more, this.legend, this.facts, this.actions);
+  }
+
+  async run(path, body, signal) {
+    const tokens = new Tokens(this.text, this.legend);
+    this.element.classList.add("coming");
+    try {
+      const whole = await generate(path, body, signal, part => {
+        following(() => tokens.push(part.tokens));
+      });
+      following(() => this.end(whole));
+    } catch (error) {
+      this.more.append(el("p", { class: "error", role: "alert" }, error.message));
+      this.actions.append(button("Try again", () => this.view.again(this)));
+    } finally {
+      this.element.classList.remove("coming");
+    }
+  }
+
+  end(whole) {
+    this.facts.textContent = summary(whole);
+    this.message.content = this.begun + whole.text;
+    if (whole.calls.length && whole.finish !== "stopped") {
+      this.message = { ...this.message, content: whole.text || null, tool_calls: whole.calls };
+      this.calls(whole.calls);
+    } else {
+      this.actions.append(button("Again", () => this.view.again(this)));
+      const goes = whole.finish === "length" || whole.finish === "stopped";
+      const content = this.message.content;
+      if (goes && content) this.actions.append(button("Go on", () => this.view.goOn(this, content)));
+    }
+  }
+
+  // Calls as cards, their tokens folded away, and boxes for what they give back.
+  calls(calls) {
+    const folded = el("details", {}, el("summary", {}, "Tokens of the reply"));
+    this.text.replaceWith(folded);
+    folded.append(this.text);
+    this.actions.replaceChildren(button("Again", () => this.view.again(this)));
+    const boxes = calls.map(({ id }) => el("textarea", { id: `result-${id}`, rows: "2" }));
+    const form = el("form", { class: "calls" }, ...calls.flatMap((call, index) => [
+      el("div", { class: "call" }, el("b", {}, call.function.name),
+        el("pre", {}, pretty(call.function.arguments))),
+      el("label", { for: boxes[index].id }, `What ${call.function.name} gives back`), boxes[index],
+    ]), el("div", { class: "buttons" }, el("button", {}, "Send and go on")));
+    form.addEventListener("submit", event => {
+      event.preventDefault();
+      if (!this.view.running) this.view.results(this, boxes.map(box => box.value));
+    });
+    this.more.append(form);
+  }
+
+  edit() {
+    if (this.view.running) return;
+    const box = el("textarea", { "aria-label": "Edited text", rows: "4" });
+    box.value = this.message.content ?? "";
+    const form = el("form", { class: "edit" }, box, el("div", { class: "buttons" },
+      el("button", { class: "primary" }, "Go on from here"),
+      button("Cancel", () => this.element.replaceChildren(...kept))));
+    const kept = [...this.element.childNodes];
+    form.addEventListener("submit", event => {
+      event.preventDefault();
+      if (!this.view.running && box.value.trim()) this.view.goOn(this, box.value);
+    });
+    this.element.replaceChildren(kept[0], form);
+    box.focus();
+  }
+}
+
+// Keeps the end of the page in view where the reader has it in view.
+function following(change) {
+  const end = innerHeight + scrollY > document.body.scrollHeight - 120;
+  change();
+  if (end) scrollTo(0, document.body.scrollHeight);
+}
+
+function button(text, press) {
+  return el("button", { type: "button", onclick: press }, text);
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

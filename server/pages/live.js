@@ -1,0 +1,157 @@
+// The view `live`: what /metrics counted in the last minutes, and the switch of speculation.
+
+import { get, request } from "./api.js";
+import { Chart, bars } from "./chart.js";
+import { at, figure, many } from "./dom.js";
+import { History, Sample } from "./metrics.js";
+import { nameOf } from "./reply.js";
+
+const EVERY = 1000; // milliseconds between two samples
+const BELIEFS_EVERY = 5; // samples between two looks at /speculation
+const SPAN = 180; // seconds that charts show
+const MOMENT = 5; // seconds that a point of a chart is the mean of
+const LATELY = 10; // seconds of the figures
+const MINUTE = 60; // seconds of the headline and of the bars
+const percent = share => `${figure(100 * share)} %`;
+
+export class LiveView {
+  constructor() {
+    [this.history, this.timer, this.looks, this.sent] = [new History(SPAN), null, 0, 0];
+    const chart = (id, title, unit, floor, series, more) => new Chart(at(id),
+      { title, unit, floor, series: series.map(([name, of]) => ({ name, of })), ...more });
+    this.charts = [
+      chart("chart-tokens", "Tokens generated", "tokens/s", 30, [["tokens/s", p => p.tokens]]),
+      chart("chart-gain", "Speed-up, estimated", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1 }),
+      chart("chart-k", "K, guesses in a step", "guesses", 2, [["K", p => p.k]]),
+      chart("chart-requests", "Requests", "requests", 3,
+        [["running", p => p.running], ["waiting", p => p.waiting]]),
+      chart("chart-kv", "KV cache in use", "%", 3, [["KV", p => p.kv]]),
+    ];
+    at("switch").addEventListener("submit", event => {
+      event.preventDefault();
+      this.switch(event.submitter?.value ?? "auto");
+    });
+  }
+
+  show() {
+    this.timer ??= setTimeout(() => this.look());
+  }
+
+  hide() {
+    clearTimeout(this.timer);
+    this.timer = null;
+  }
+
+  async look() {
+    const mine = this.timer;
+    try {
+      if (!document.hidden) await this.sample();
+    } catch {
+      at("gain-why").textContent = "The server does not tell its metrics at the moment.";
+    }
+    if (this.timer === mine && mine !== null) this.timer = setTimeout(() => this.look(), EVERY);
+  }
+
+  async sample() {
+    const reply = await request("metrics", { quietly: true });
+    const sample = new Sample(await reply.text(), performance.now() / 1000);
+    sample.number = this.sent++;
+    this.history.push(sample);
+    this.draw();
+    if (this.looks++ % BELIEFS_EVERY === 0) await this.beliefs();
+  }
+
+  draw() {
+    const { samples } = this.history;
+    const points = samples.slice(1).map((sample, index) => point(this.history.over(MOMENT, index + 1)));
+    if (!points.length) return;
+    for (const chart of this.charts) chart.set(points, SPAN);
+    const lately = this.history.over(LATELY);
+    const last = samples.at(-1);
+    put("now-tokens", figure(lately.tokensPerSecond));
+    put("now-k", figure(lately.k));
+    put("now-running", last.total("requests_running"));
+    put("now-waiting", last.total("requests_waiting"));
+    put("now-kv", percent(last.total("kv_cache_usage_ratio")));
+    Object.assign(at("now").dataset, { from: lately.from.number, to: lately.to.number });
+    this.headline(this.history.over(MINUTE));
+  }
+
+  headline(minute) {
+    const { speedup, tokens } = minute;
+    const idle = tokens ? "Not known" : "Nothing ran in the last minute";
+    put("gain", speedup === null ? idle : `${minute.isBound ? "≤ " : ""}${figure(speedup)}×`);
+    at("headline").classList.toggle("unknown", speedup === null);
+    at("gain-why").textContent = speedup !== null ? reasons(minute)
+      : tokens ? "This server does not estimate what steps without guesses would take, since its K is fixed."
+      : "Send a message, or have a race: this page shows what the server did in the last three minutes.";
+    const kept = minute.kept.map((share, index) => [`guess ${index + 1}`, share, percent(share)]);
+    bars(at("kept"), kept, "No guess was verified in the last minute.");
+    const shares = Object.entries(minute.shares).map(([name, share]) =>
+      [nameOf(name), share, percent(share), name]);
+    bars(at("shares"), shares, "No token was generated in the last minute.");
+  }
+
+  // The key may be another one by now.
+  meet() {
+    this.refused = false;
+  }
+
+  // What the controller says of its choice, unless it needs a key that is not there.
+  async beliefs() {
+    if (this.refused) return;
+    try {
+      this.believe(await get("speculation", { quietly: true }));
+    } catch (error) {
+      at("why").textContent = error.message;
+      this.refused = error.status === 401;
+    }
+  }
+
+  believe(now) {
+    at("why").textContent =
+      `${now.explanation} Controller: ${now.controller}. Main proposer: ${nameOf(now.proposer)}.`;
+    at("fix").max = now.k_max;
+    if (now.mode === "fixed" && document.activeElement !== at("fix")) at("fix").value = now.k;
+    for (const mode of ["auto", "off", "fixed"]) {
+      at(`switch-${mode}`).setAttribute("aria-pressed", String(mode === now.mode));
+    }
+  }
+
+  async switch(mode) {
+    const body = mode === "fixed" ? { mode, k: at("fix").valueAsNumber } : { mode };
+    at("switch-said").textContent = "";
+    try {
+      const otherKey = at("admin-key").value.trim() || undefined;
+      this.believe(await get("speculation", { body, otherKey, quietly: true }));
+    } catch (error) {
+      at("switch-said").textContent = error.message;
+    }
+  }
+}
+
+// What the headline is estimated from.
+function reasons({ seconds, tokens, tokensPerRound, isBound, plainSteps, compared: { plain, taken } }) {
+  const bounded = isBound
+    ? ` That is more than can be, so the number is the bound: ${figure(tokensPerRound)} tokens a step and request.` : "";
+  const checked = plainSteps
+    ? `${many(plainSteps, "step")} ran without guesses and count as they were.`
+    : "No step ran without guesses meanwhile, so nothing checked what they would cost.";
+  return `Estimated from the last ${Math.round(seconds)} s with ${many(tokens, "token")}. Steps took ${figure(taken)} s; ` +
+    `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves.` +
+    `${bounded} ${checked} Steps with prompts are left out.`;
+}
+
+function put(id, text) {
+  at(id).textContent = text;
+}
+
+// What charts show of a moment.
+function point(span) {
+  const { to } = span;
+  return {
+    at: to.at, tokens: span.tokensPerSecond, gain: span.speedup, k: span.k,
+    running: to.total("requests_running"), waiting: to.total("requests_waiting"),
+    kv: 100 * to.total("kv_cache_usage_ratio"),
+  };
+}

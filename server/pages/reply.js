@@ -1,0 +1,104 @@
+// A reply while it comes: its tokens, each in the colour of who proposed it, with a legend that
+// counts them, and what it took.
+
+import { stream } from "./api.js";
+import { el, figure, many, seconds } from "./dom.js";
+
+export const NAMES = {
+  target: "target", draft_model: "draft", self: "own layers", medusa: "Medusa", eagle: "EAGLE",
+  lookahead: "lookahead", suffix: "suffix", ngram: "n-gram", grammar: "grammar",
+  prediction: "prediction",
+};
+export const nameOf = source => NAMES[source] ?? source;
+
+// Of a legend.
+export function entry(source, ...more) {
+  const swatch = el("i", { class: `swatch by-${source}`, "aria-hidden": "true" });
+  return el("li", {}, swatch, `${nameOf(source)} `, ...more);
+}
+
+// Asks for a streamed reply and tells `see(part)` of what comes: {text, tokens: [{text, source}],
+// ids, calls, at}, `at` in seconds since it was sent. Returns what is known at its end.
+export async function generate(path, body, signal, see) {
+  const sent = performance.now();
+  const asked = { ...body, provenance: true, return_token_ids: true };
+  const whole = { text: "", ids: [], tokens: 0, calls: [], first: null, end: 0, finish: null };
+  try {
+    for await (const chunk of stream(path, asked, signal)) {
+      const at = (performance.now() - sent) / 1000;
+      whole.seed ??= chunk.seed;
+      whole.usage = chunk.usage ?? whole.usage;
+      for (const choice of chunk.choices) take(whole, choice, at, see);
+    }
+  } catch (error) {
+    if (!signal?.aborted) throw error;
+    whole.finish = "stopped";
+  }
+  return whole;
+}
+
+function take(whole, choice, at, see) {
+  const part = {
+    at, text: choice.text ?? choice.delta?.content ?? "", ids: choice.token_ids ?? [],
+    tokens: choice.provenance ?? [], calls: choice.delta?.tool_calls ?? [],
+  };
+  whole.finish = choice.finish_reason ?? whole.finish;
+  whole.text += part.text;
+  whole.ids.push(...part.ids);
+  for (const call of part.calls) join(whole.calls, call);
+  if (part.ids.length || part.tokens.length) {
+    whole.first ??= at;
+    whole.end = at;
+  }
+  see(part, whole);
+}
+
+// Adds a piece of a tool call, as streams have it, to the calls so far.
+function join(calls, { index, id, function: piece }) {
+  const call = (calls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+  call.id ||= id ?? "";
+  call.function.name += piece?.name ?? "";
+  call.function.arguments += piece?.arguments ?? "";
+}
+
+// Shows tokens in `where`, and who proposed how many of them in `legend`.
+export class Tokens {
+  constructor(where, legend) {
+    [this.where, this.legend, this.counts] = [where, legend, {}];
+  }
+
+  push(tokens) {
+    if (!tokens.length) return;
+    for (const { text, source } of tokens) {
+      const name = source === "target" ? "drawn by the target" : `proposed by: ${nameOf(source)}`;
+      this.where.append(el("span", { class: `token by-${source}`, title: name }, text));
+      this.counts[source] = (this.counts[source] ?? 0) + 1;
+    }
+    this.legend.replaceChildren(...this.entries());
+  }
+
+  entries() {
+    const known = Object.keys(NAMES).filter(source => this.counts[source]);
+    return known.map(source => entry(source, el("b", {}, String(this.counts[source]))));
+  }
+}
+
+const ENDS = {
+  stop: "", length: "cut at max tokens", tool_calls: "", stopped: "stopped",
+};
+
+// One line about a reply that has ended.
+export function summary(whole) {
+  const { usage, end, first, seed, finish } = whole;
+  const facts = [];
+  if (usage) {
+    const { rounds, proposed } = usage.speculation;
+    facts.push(`${many(usage.completion_tokens, "token")} in ${many(rounds, "step")}`);
+    facts.push(`${figure(usage.completion_tokens / rounds)} a step`, `${proposed} guessed`);
+    facts.push(`${figure(usage.completion_tokens / end)} tokens/s`);
+  }
+  if (first !== null) facts.push(`first after ${seconds(first)}`, `all in ${seconds(end)}`);
+  if (seed !== undefined) facts.push(`seed ${seed}`);
+  if (ENDS[finish] ?? finish) facts.push(ENDS[finish] ?? finish);
+  return facts.map(fact => fact.replaceAll(" ", "\u00a0")).join(" · ");
+}

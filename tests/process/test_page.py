@@ -1,0 +1,446 @@
+"""The page in a real browser, without a window, on the real engine with the built-in pair.
+
+It needs Chromium (`apt-get install chromium`) and playwright (`pip install 'foredraft[browser]'`);
+for the rules of accessibility also axe-core (`npm install axe-core` here, or its `axe.min.js` named
+by AXE_CORE).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.served import ROOT, SCRIPTED, Server, serving
+from tests.support.scripted import Script
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+AXE = Path(os.environ.get("AXE_CORE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+]
+
+ADMIN = "operator"
+PAIR = (
+    sys.executable, "-m", "server", "serve", "--port", "0", "--set", f"server.admin_key={ADMIN}",
+    "--set", "server.resume_seconds=600",
+)  # fmt: skip
+PATIENCE = 120_000  # milliseconds, for a machine that is busy
+VIEWS = ("chat", "race", "live")
+
+
+@contextmanager
+def started(command: Sequence[str], environment: Any) -> Iterator[Server]:
+    with asyncio.Runner() as runner:
+        context = serving(command, environment)
+        server = runner.run(context.__aenter__())
+        yield server
+        runner.run(context.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Server]:
+    with started(PAIR, os.environ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser(pair: Server) -> Iterator[Any]:
+    expect.set_options(timeout=PATIENCE)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A tab, what its console complained of, and whom it asked."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.url = url.rstrip("/")
+        self.page = browser.new_context(
+            viewport={"width": 1280, "height": 900}, **options
+        ).new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.complaints: list[str] = []
+        self.asked: set[str] = set()
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked.add(request.url))
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def open(self, view: str) -> Any:
+        self.page.goto(f"{self.url}/#{view}")
+        expect(self.page.locator(f"#view-{view}")).to_be_visible()
+        expect(self.page.locator("#model")).to_have_text("foredraft-demo")
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any, pair: Server) -> Iterator[Visit]:
+    """Law, of every test with it: no error in the console, and nobody else is asked."""
+    visit = Visit(browser, str(pair.http.base_url))
+    yield visit
+    visit.page.context.close()
+    assert visit.complaints == []
+    assert {url for url in visit.asked if not url.startswith(visit.url)} == set()
+
+
+def switch(page: Any, mode: str) -> None:
+    """By the live view's own form."""
+    page.fill("#admin-key", ADMIN)
+    page.fill("#fix", "4")
+    page.click(f"#switch-{mode}")
+    expect(page.locator(f"#switch-{mode}")).to_have_attribute("aria-pressed", "true")
+
+
+def say(page: Any, text: str, nth: int = 0) -> Any:
+    """The turn of the reply, once it has ended."""
+    page.fill("#say", text)
+    page.press("#say", "Enter")
+    turn = page.locator(".turn.assistant").nth(nth)
+    expect(turn.locator(".facts")).to_contain_text("seed")
+    return turn
+
+
+def complete(visit: Visit, **fields: Any) -> Any:
+    body = {"model": "foredraft-demo", "return_token_ids": True, **fields}
+    return httpx.post(f"{visit.url}/v1/completions", json=body, timeout=120).json()
+
+
+def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
+    """Law: the text is that of the API; each token has the colour of who proposed it, and the
+    legend counts them all."""
+    page = visit.open("live")
+    switch(page, "fixed")  # so that there are guesses, however busy the machine is
+    visit.open("chat")
+    turn = say(page, "What is the capital of France?")
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": "foredraft-demo", "messages": messages, "temperature": 0}
+    reply = httpx.post(f"{visit.url}/v1/chat/completions", json=body, timeout=120).json()
+    assert turn.locator(".text").inner_text() == reply["choices"][0]["message"]["content"]
+    tokens = turn.locator(".token")
+    counts = [int(count) for count in turn.locator(".legend b").all_inner_texts()]
+    assert sum(counts) == tokens.count() == reply["usage"]["completion_tokens"] - 1  # its end
+    colours = tokens.evaluate_all(
+        "all => all.map(t => [t.className, getComputedStyle(t).backgroundColor])"
+    )
+    by_source = dict(colours)
+    assert {tuple(each) for each in colours} == set(by_source.items())
+    assert len(by_source) == len(counts) > 1
+    assert len(set(by_source.values())) == len(by_source)
+    visit.open("live")
+    switch(page, "auto")
+
+
+def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
+    """Law: tokens are there while the reply comes; what is kept of it is what was shown."""
+    page = visit.open("chat")
+    page.check("#mode-completion")
+    page.fill("#max-tokens", "2000")
+    page.fill("#temperature", "1")
+    page.fill("#say", "Once upon a time")
+    page.route("**/v1/completions", endless)
+    page.press("#say", "Control+Enter")
+    page.wait_for_selector(".turn.coming .token")
+    page.click("#stop")
+    turn = page.locator(".turn")
+    expect(turn.locator(".facts")).to_contain_text("stopped")
+    shown = turn.locator(".text").inner_text()
+    assert shown.startswith("Once upon a time")
+    page.unroute("**/v1/completions")
+    page.fill("#max-tokens", "8")
+    with page.expect_request("**/v1/completions") as asked:
+        page.get_by_role("button", name="Go on").click()
+    assert asked.value.post_data_json["prompt"].strip() == shown.strip()
+    expect(turn.locator(".facts")).to_contain_text("seed")
+
+
+def endless(route: Any) -> None:
+    """The request as it is, but for an end that the model would choose."""
+    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+
+def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
+    """Law: what came after it is gone, and the model is told the new text alone."""
+    page = visit.open("chat")
+    say(page, "What is the capital of France?")
+    say(page, "What is the capital of Italy?", nth=1)
+    page.locator(".turn.user").first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited text").fill("What is the capital of Spain?")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Go on from here").click()
+    told = asked.value.post_data_json["messages"]
+    assert told == [{"role": "user", "content": "What is the capital of Spain?"}]
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
+
+
+def test_a_schema_is_honoured_and_a_bad_one_is_told(visit: Visit) -> None:
+    page = visit.open("chat")
+    page.fill("#schema", "{")
+    page.fill("#say", "Bob is 7.")
+    page.press("#say", "Enter")
+    expect(page.locator("#schema-said")).to_contain_text("This is not JSON")
+    expect(page.locator(".turn")).to_have_count(0)
+    properties = {"age": {"type": "integer", "minimum": 0, "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": ["age"]}
+    page.fill("#schema", json.dumps({**schema, "additionalProperties": False}))
+    turn = say(page, "Bob is 7.")
+    assert json.loads(turn.locator(".text").inner_text()).keys() == {"age"}
+
+
+def test_tools_are_shown_as_calls_and_answered(visit: Visit) -> None:
+    """Law: what the reader enters goes back to the model as the result of that call."""
+    page = visit.open("chat")
+    function = {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+    page.fill("#tools", json.dumps([{"type": "function", "function": function}]))
+    turn = say(page, "What is the weather in Rome?")
+    expect(turn.locator(".call b")).to_have_text("get_weather")
+    turn.get_by_label("What get_weather gives back").fill("sunny")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        turn.get_by_role("button", name="Send and go on").click()
+    told = asked.value.post_data_json["messages"]
+    assert [message["role"] for message in told] == ["user", "assistant", "tool"]
+    assert told[2]["tool_call_id"] == told[1]["tool_calls"][0]["id"]
+    assert told[2]["content"] == "sunny"
+    expect(page.locator(".turn.assistant .facts").nth(1)).to_contain_text("seed")
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_race_ends_with_no_token_that_differs(visit: Visit, temperature: int) -> None:
+    """Law: by the ids; both replies are that of the API for this seed."""
+    page = visit.open("race")
+    page.fill("#race-temperature", str(temperature))
+    page.fill("#race-seed", "5")
+    prompt = page.input_value("#race-prompt")
+    reply = complete(visit, prompt=prompt, temperature=temperature, seed=5, max_tokens=200)
+    count = len(reply["choices"][0]["token_ids"])
+    for _ in range(2):  # either order
+        page.click("#race-start")
+        expect(page.locator("#race-result")).to_contain_text("differ")
+        assert page.inner_text("#race-result").startswith(f"0 of {count} tokens differ")
+        for lane in ("plain", "guessed"):
+            text = page.locator(f"#lane-{lane} .text").text_content()
+            assert text == reply["choices"][0]["text"]
+            assert float(page.locator(f"#lane-{lane} .number").text_content()) > 0
+        assert page.locator("#lane-plain .token:not(.by-target)").count() == 0
+
+
+def test_a_race_counts_what_differs(visit: Visit) -> None:
+    """Law: position by position, and what one has more."""
+    page = visit.open("race")
+    told = page.evaluate(
+        """async () => {
+        const { verdict } = await import("./page/race.js");
+        const usage = { speculation: { proposed: 4, accepted: 2 } };
+        return verdict({ ids: [1, 2, 3, 4], end: 2, usage }, { ids: [1, 9, 3], end: 0.5, usage });
+        }"""
+    )
+    assert told[0].startswith("2 of 4 tokens differ · 3.00×")
+    assert "number 2" in told[1]
+
+
+def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
+    """Law: K and tokens/s are those of /metrics over the same time, within 5 %."""
+    told: list[tuple[float, str]] = []  # when, and the text, of each look of the page
+
+    def on_metrics(response: Any) -> None:
+        if response.url.endswith("/metrics"):
+            told.append((time.monotonic(), response.text()))
+
+    visit.page.on("response", on_metrics)
+    page = visit.open("live")
+    over = threading.Event()
+
+    def load() -> None:
+        while not over.is_set():
+            complete(visit, prompt="def f(n):\n", max_tokens=100, ignore_eos=True)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    try:
+        for _ in range(3):
+            page.wait_for_timeout(5_000)
+            now = page.evaluate(
+                """() => ({ ...document.getElementById("now").dataset,
+                tokens: document.getElementById("now-tokens").textContent,
+                k: document.getElementById("now-k").textContent })"""
+            )
+            first, last = told[int(now["from"])], told[int(now["to"])]
+            grown = counted(last[1]).items()
+            grown_by = {name: value - counted(first[1])[name] for name, value in grown}
+            speed = grown_by.pop("tokens") / (last[0] - first[0])
+            rounds = sum(grown_by.values())
+            k = sum(int(k) * count for k, count in grown_by.items()) / rounds
+            assert float(now["tokens"]) == pytest.approx(speed, rel=0.05)
+            assert float(now["k"]) == pytest.approx(k, rel=0.05, abs=0.005)
+            assert speed > 0
+    finally:
+        over.set()
+        loading.join()
+    assert re.fullmatch(r"(≤ )?\d+(\.\d+)?×", page.inner_text("#gain"))
+    for chart in ("tokens", "gain", "k", "requests", "kv"):
+        labels = page.locator(f"#chart-{chart} svg text").all_text_contents()
+        assert "seconds" in labels
+        assert len(page.locator(f"#chart-{chart} .line-0[d]").get_attribute("d")) > 10
+
+
+def counted(text: str) -> dict[str, float]:
+    """Tokens generated, and rounds by their K."""
+    rounds = re.findall(
+        r'^foredraft_spec_decode_chosen_k_total\{.*?k="(\d+)".*?\} (\S+)', text, re.M
+    )
+    (tokens,) = re.findall(r"^foredraft_generation_tokens_total\{.*\} (\S+)", text, re.M)
+    return {"tokens": float(tokens), **{k: float(count) for k, count in rounds}}
+
+
+def test_a_lost_engine_is_told_and_forgotten(visit: Visit, pair: Server) -> None:
+    """Law: in plain words, and the page goes on by itself when the engine is back."""
+    page = visit.open("chat")
+    expect(page.locator("#notice")).to_be_hidden()
+    os.kill(pair.engine, signal.SIGKILL)
+    expect(page.locator("#notice")).to_contain_text("The engine was lost and is being started")
+    turn = say(page, "What is the capital of France?")  # which waits for the next one
+    assert "Paris" in turn.locator(".text").inner_text()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here (AXE_CORE, node_modules)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Any, pair: Server, scheme: str) -> None:
+    """Law: labels, roles, contrast and focus by axe-core's rules, with something in each view, and
+    no scrolling to the side on a phone."""
+    visit = Visit(browser, str(pair.http.base_url), color_scheme=scheme)
+    page = visit.open("chat")
+    say(page, "What is the capital of France?")
+    assert violations(page) == []
+    page.fill("#schema", "{")
+    page.click("#send")
+    assert violations(page) == []
+    visit.open("race")
+    page.click("#race-start")
+    expect(page.locator("#race-result")).to_contain_text("differ")
+    assert violations(page) == []
+    visit.open("live")
+    page.wait_for_selector("#kept .bar, #kept .nothing")
+    assert violations(page) == []
+    page.click("#change-key")
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 390, "height": 800})
+    for view in VIEWS:
+        visit.open(view)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert violations(page) == []
+    page.goto(f"{visit.url}/docs")
+    page.locator(".endpoint summary").nth(1).click()
+    expect(page.get_by_role("cell", name="temperature", exact=True)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert violations(page) == []
+    page.context.close()
+    assert visit.complaints == []
+
+
+def violations(page: Any) -> list[Any]:
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+
+
+def test_the_reference_lists_every_endpoint(visit: Visit) -> None:
+    page = visit.page
+    page.goto(f"{visit.url}/docs")
+    expect(page.locator("#endpoints .endpoint").first).to_be_visible()
+    document = httpx.get(f"{visit.url}/openapi.json").json()
+    operations = {
+        f"{method.upper()} {path}" for path, found in document["paths"].items() for method in found
+    }
+    shown = page.locator("#endpoints summary").all_text_contents()
+    assert {re.sub(r"^([A-Z]+)\s*/", r"\1 /", text) for text in shown} == operations
+    types = page.locator("#types summary").all_text_contents()
+    assert set(types) == document["components"]["schemas"].keys()
+
+
+def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
+    """Law: a wrong one is told; the right one is kept for the session, not beyond it."""
+    told = Script().environment()
+    with apart(lambda: started((*SCRIPTED, "server.api_key=sk-secret"), told)) as server:
+        visit = Visit(browser, str(server.http.base_url))
+        page = visit.page
+        page.goto(visit.url)
+        dialog = page.get_by_role("dialog", name="API key")
+        dialog.get_by_label("Key").fill("sk-wrong")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(dialog).to_contain_text("does not know this key")
+        dialog.get_by_label("Key").fill("sk-secret")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(page.locator("#model")).to_have_text("demo")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("demo")
+        assert "sk-secret" not in page.evaluate("JSON.stringify(localStorage) + document.cookie")
+        page.context.close()
+        assert all("401" in complaint for complaint in visit.complaints)
+
+
+def test_a_server_that_is_gone_is_told_and_found_again(browser: Any) -> None:
+    told = Script().environment()
+    with apart(lambda: started(SCRIPTED, told)) as server:
+        visit = Visit(browser, str(server.http.base_url))
+        page = visit.page
+        page.goto(visit.url)
+        expect(page.locator("#model")).to_have_text("demo")
+        page.context.set_offline(True)
+        expect(page.locator("#notice")).to_contain_text("The server does not answer")
+        page.fill("#say", "Hello")
+        page.press("#say", "Enter")
+        expect(page.locator(".turn .error")).to_contain_text("The server does not answer")
+        page.context.set_offline(False)
+        expect(page.locator("#notice")).to_be_hidden()
+        page.context.close()
+
+
+@contextmanager
+def apart(start: Callable[[], Any]) -> Iterator[Server]:
+    """A server whose event loop is another thread's: this one has the browser's."""
+    ready, over = threading.Event(), threading.Event()
+    found: list[Server] = []
+
+    def run() -> None:
+        with start() as server:
+            found.append(server)
+            ready.set()
+            over.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(120)
+    try:
+        yield found[0]
+    finally:
+        over.set()
+        thread.join()
