@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
-    "lab": 8_312,  # engine/lab and server/lab
+    "lab": 8_313,  # engine/lab and server/lab
     "serving": 27_775,  # everything else but the script that trained the built-in pair
-    "all": 42_063,
+    "all": 42_064,
 }
 TRAINING = "engine/demo"
 

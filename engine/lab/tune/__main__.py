@@ -169,11 +169,12 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 def bar(end: float) -> Iterator[Callable[[], None]]:
     """Of the time, on a terminal; what it gives moves it on."""
     began = time.monotonic()
-    form = "measuring {l_bar}{bar}| {n_fmt} of {total_fmt} s"
-    with tqdm(total=round(end - began), leave=False, disable=None, bar_format=form) as shown:
+    left, form = max(round(end - began), 0), "measuring {l_bar}{bar}| {n_fmt} of {total_fmt} s"
+    sys.stderr.write(f"measuring for {left} s at most\n")
+    with tqdm(total=left, leave=False, disable=None, bar_format=form) as shown:
 
         def move() -> None:
-            shown.n = min(round(time.monotonic() - began), shown.total)
+            shown.n = min(round(time.monotonic() - began), left)
             shown.refresh()
 
         yield move
