@@ -1,4 +1,4 @@
-"""The `foredraft` command: serve | key | bench | evaluate | plan | replay | train.
+"""The `foredraft` command: serve | key | tune | bench | evaluate | plan | replay | train.
 
 Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
 command that needs them, so that --help is quick.
@@ -20,6 +20,7 @@ from server.config import Config, load_config, overrides_of
 PROGRAMS = {
     ("bench", "front"): "server.lab.bench.front",
     ("bench",): "engine.lab.bench",
+    ("tune",): "engine.lab.tune",
     ("evaluate",): "server.lab.evaluate",
     ("plan",): "engine.lab.plan",
     ("replay",): "engine.lab.replay",
@@ -78,7 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     key.add_argument("name", metavar="NAME", help="what the log calls whoever has it")
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
-    commands.add_parser("evaluate", help="does it pay for your own prompts (evaluate --help)")
+    commands.add_parser("tune", help="does it pay here, and with what: one answer (tune --help)")
+    commands.add_parser("evaluate", help="tables for your own prompts, by K (evaluate --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
     commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
     train = commands.add_parser("train", help="a draft on your text: train draft (--help)")

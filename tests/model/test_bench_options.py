@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 import pytest
 
 from engine.config import SelfConfig
+from engine.lab.bench import record
 from engine.lab.bench.__main__ import PRESETS, RECORD, main
 from engine.lab.bench.options import add_pair, pair_config
+from server.lab.bench import __main__ as server_bench
+from server.lab.bench import front
 
 WRONG = {"--threads": "-1", "--device": "tpu", "--dtype": "int3"}
 
@@ -47,3 +51,17 @@ def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
     add_pair(parser)
     config = pair_config(parser.parse_args(["--target", "a", "--draft", draft]))
     assert config.speculation.proposer == SelfConfig(layers=layers)
+
+
+def test_help_lists_every_subcommand_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: `foredraft bench --help` names all that stands behind bench. Bug: options of a server,
+    of `record` and of `front` were found by those who knew that they were there."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    parsers = [record.build_parser(), front._parser(), server_bench._parser()]
+    options = {name for parser in parsers for name in parser._option_string_actions}
+    for name in options:
+        assert re.search(rf"(^|[\s\[]){name}\b", said), name
+    for name in [*filter(None, PRESETS), "record", "front", "--url"]:
+        assert f"  bench {name} " in said

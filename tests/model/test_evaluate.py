@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from server.config import load_config
 from server.lab.evaluate.__main__ import main
 from tests.support import tiny, tiny_text
 
@@ -15,8 +14,8 @@ from tests.support import tiny, tiny_text
 def test_the_whole_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: from a prompts file to a table, figures and a configuration that can be served; with a
-    grammar and with stop strings, too, texts are those of K = 0."""
+    """Law: from a prompts file to a table and figures; with a grammar and with stop strings, too,
+    texts are those of K = 0."""
     target = tiny_text.target()
     folders = [tiny_text.save(target, tmp_path / "target"),
                tiny_text.save(tiny.draft_of(target), tmp_path / "draft")]  # fmt: skip
@@ -32,7 +31,7 @@ def test_the_whole_command(
         "--prompts", "p.jsonl", "--target", folders[0], "--draft", folders[1],
         "--concurrency", "1,2", "--minutes", "0.1", "--max-tokens", "16",
         "--set", "cache.num_blocks=128", "--set", "device=cpu",
-        "--json", "r.json", "--write-config", "c.toml",
+        "--json", "r.json",
     ])  # fmt: skip
     said = capfd.readouterr()
     assert code == 0, said.err
@@ -42,8 +41,7 @@ def test_the_whole_command(
     modes = found["cells"][0]["modes"]
     assert "ngram + draft auto" in modes
     assert len(modes["draft K=4"]["rounds"][0]["acceptance"]) == 4
-    assert load_config("c.toml").engine.target.path == folders[0]
-    assert "Recommended: " in said.out
+    assert "foredraft tune" in said.out
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(

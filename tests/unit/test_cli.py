@@ -163,6 +163,7 @@ def test_unknown_host_is_a_sentence() -> None:
     ("arguments", "program"),
     [
         (["bench", "machine", "--quick"], ["engine.lab.bench", "machine", "--quick"]),
+        (["tune", "--target", "t"], ["engine.lab.tune", "--target", "t"]),
         (["plan", "--list"], ["engine.lab.plan", "--list"]),
         (["replay", "trace"], ["engine.lab.replay", "trace"]),
         (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
@@ -217,7 +218,17 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             main(arguments)
         assert ended.value.code == 0
     said = capsys.readouterr().out
-    for word in ("serve", "bench", "plan", "replay", "train", "foredraft 0", "--target", "n-gram"):
+    for word in (
+        "serve",
+        "tune",
+        "bench",
+        "plan",
+        "replay",
+        "train",
+        "foredraft 0",
+        "--target",
+        "n-gram",
+    ):
         assert word in said
 
 

@@ -1,10 +1,9 @@
-"""`foredraft evaluate` without an engine: what is measured, what is advised, what is written."""
+"""`foredraft evaluate` without an engine: what is measured, and what is written."""
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,32 +11,22 @@ from typing import Any
 
 import pytest
 
-from engine.config import (
-    AdaptiveConfig,
-    EngineConfig,
-    FixedConfig,
-    NgramConfig,
-    NoProposerConfig,
-    SpeculationConfig,
-)
+from engine.config import SpeculationConfig
 from engine.errors import ConfigError, EngineError
-from engine.lab.comparison.figures import Cell, Comparison, Figures
-from engine.lab.comparison.workload import OFF, Arm, Workload
 from engine.messages import SetSpeculation, Submit
 from server.api.services import Services
 from server.app import create_app
-from server.config import Config, ServerConfig, load_config
+from server.config import Config, load_config
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.lab.bench.client import Client
 from server.lab.evaluate.__main__ import Connect, build_parser, evaluate, main, overrides
-from server.lab.evaluate.settings import config_text, recommended, settings_of, write_config
+from server.lab.evaluate.settings import settings_of
 from server.observe.metrics import Metrics
 from tests.support.app_client import AppClient
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 
-FIXED, AUTO = Arm("fixed", 8, "draft K=8"), Arm("auto", 0, "draft auto")
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 Price = Callable[[int, int], float]
 
@@ -149,29 +138,7 @@ def test_what_pays_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["texts_compared"] == found["texts_equal"] > 0
     for name in ("off", "draft K=4", "draft auto", "ngram + draft auto", "ngram K=8"):
         assert f" {name} " in said
-
-
-def test_where_nothing_pays_the_advice_is_no_guesses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Law: K = 0 is an answer, and its configuration has no proposer."""
-    run(PricedClient(compute_bound), prompts(tmp_path))
-    said = capsys.readouterr().out
-    assert "Recommended: off." in said
-    assert 'speculation.proposer.kind = "none"' in said
-
-
-@pytest.mark.parametrize(
-    ("fixed", "auto", "arm"), [(2.0, 1.95, AUTO), (2.0, 1.9, FIXED), (1.01, 1.0, OFF)]
-)
-def test_the_controller_is_preferred_where_it_is_as_fast(
-    fixed: float, auto: float, arm: Arm
-) -> None:
-    """Law: it is recommended within three per cent of the fastest, nothing below a gain of two."""
-    rates = {OFF: 1.0, FIXED: fixed, AUTO: auto}
-    rounds = {arm: [Figures(rate, 1, 1.0)] for arm, rate in rates.items()}
-    cell = Cell(Workload("T=0", 0.0, 1), rounds)
-    assert recommended([Comparison(tuple(rates), cells=[cell])])[0] == arm
+    assert "`foredraft tune` says in one sentence" in said.splitlines()[-1]
 
 
 def test_requests_are_those_of_the_server(tmp_path: Path) -> None:
@@ -242,7 +209,7 @@ def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     client = PricedClient(memory_bound)
     path = prompts(tmp_path, line)
     with pytest.raises(ConfigError) as caught:
-        run(client, path, "--json", str(tmp_path / "b"), "--write-config", str(tmp_path / "c"))
+        run(client, path, "--json", str(tmp_path / "b"))
     assert f"{path}, line 4: " in str(caught.value)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -311,58 +278,14 @@ def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
         )
 
 
-def arms(said: SpeculationConfig) -> dict[str, SpeculationConfig]:
-    found = settings_of(said, "draft", ngram=True)
-    return {arm.name: setting.config for arm, setting in found.items()}
-
-
-def test_the_configuration_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
-    """Law: what is not about speculation stays as it was; no key is written down."""
-    said = load_config(
-        None,
-        ["server.port=9", "server.api_key=secret", "server.admin_key=secret",
-         'target.path=a "b" \\\n\u00e9\x7f',
-         "cache.memory_fraction=0.5", "server.served_model_name=[\"x\", \"y\"]",
-         "speculation.proposer.path=d", "speculation.trace=t"],
-    )  # fmt: skip
-    for speculation in arms(said.engine.speculation).values():
-        best = Config(said.server, said.engine.model_copy(update={"speculation": speculation}))
-        path = tmp_path / "c.toml"
-        write_config(path, best, ["a line"])
-        assert "secret" not in path.read_text()
-        found = load_config(path)
-        assert found.engine == best.engine
-        assert found.engine.speculation.trace == "t"
-        keyless = {"api_key": None, "admin_key": None}
-        assert found.server == said.server.model_copy(update=keyless)
-    assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
-
-
-def test_arms_become_settings() -> None:
-    """Law: a server with these settings does what the arm did."""
-    said = EngineConfig.model_validate({"speculation": {"controller": {"k_max": 5}}}).speculation
-    made = arms(said)
-    assert made["off"].proposer == NoProposerConfig()
-    assert made["draft K=2"].controller == FixedConfig(k=2)
-    assert made["draft K=2"].companions == ("grammar", "prediction")
-    assert made["draft auto"].companions == ("grammar", "prediction")
-    assert made["ngram auto"].proposer == NgramConfig()
-    assert made["ngram auto"].controller == AdaptiveConfig(k_max=5)
-    assert made["ngram + draft auto"] == said
-
-
-def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Law: what would not be read back as it was meant leaves the old file alone."""
-    path = tmp_path / "c.toml"
-    path.write_text("old")
-    strange = Config(ServerConfig.model_construct(port=-1), EngineConfig())
-    with pytest.raises(ConfigError):
-        write_config(path, strange)
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["c.toml"]
-    with pytest.raises(ConfigError, match="cannot write"):
-        write_config(tmp_path / "no" / "c.toml", Config(ServerConfig(), EngineConfig()))
-    assert tomllib.loads(config_text(Config(ServerConfig(), EngineConfig())))["speculation"]
+def test_arms_say_who_proposes() -> None:
+    """Law: the draft alone, behind n-gram lookup, and lookup alone; what a request itself brings is
+    asked first in all of them."""
+    made = {arm.name: who for arm, who in settings_of(SpeculationConfig(), "d", ngram=True).items()}
+    assert made["off"] == ()
+    assert made["d K=2"] == made["d auto"] == ("grammar", "prediction", "draft_model")
+    assert made["ngram + d auto"] == ("grammar", "prediction", "ngram", "draft_model")
+    assert made["ngram auto"] == ("grammar", "prediction", "ngram")
 
 
 @pytest.mark.parametrize(
@@ -370,7 +293,6 @@ def test_a_configuration_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     [
         (["--prompts", "nowhere.jsonl"], "cannot read the prompts in nowhere.jsonl"),
         (["--prompts", "p", "--json", "no/where.json"], "cannot write no/where.json"),
-        (["--prompts", "p", "--json", "x", "--write-config", "x"], "names x, as --json does"),
         (["--prompts", "p", "--json", "p"], "--json names p, which is read"),
         (["none.toml", "--prompts", "p"], "none.toml"),
         (["--prompts", "p", "--set", "speculation.k=1"], "unknown key speculation.k"),

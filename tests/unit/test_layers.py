@@ -53,7 +53,8 @@ OFFLINE = {
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
-              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.plan.shape",
+              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.plan.machine",
+              "engine.lab.plan.shape",
               "engine.lab.synthetic", "engine.lab.train"],
     "transformers": ["engine.model.checkpoint", "engine.model.precision",
                      "engine.attention.interface", "engine.demo",

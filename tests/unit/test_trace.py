@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,24 @@ def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
     player = Repeat(recorded(trace))
     list(player.play(recorded(trace).workload()))
     assert player.other > 1  # and in a replay those that follow until it is back
+
+
+def test_a_replay_that_is_off_ranks_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: one sentence at the end, with the replay's own error; where that is above a tenth there
+    is no table but a refusal. Bug: what it missed by a quarter it ranked by a twentieth."""
+    path = write(tmp_path / "a.jsonl", served(3))
+    assert replay.main([str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(r"Fastest on what was recorded: .* at [0-9.]+x of K = 0", last)
+    assert re.search(r"\(the replay itself is off by [0-9.]+ %\)\.$", last)
+    trace = served(3)
+    trace.steps[5] = replace(trace.steps[5], overhead_seconds=-3 * recorded(trace).seconds)
+    assert replay.main([str(write(tmp_path / "b.jsonl", trace))]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert re.match(r"foredraft replay: the replay of b is off by -[0-9.]+ %", said.err)
 
 
 def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:

@@ -19,7 +19,7 @@ from itertools import count
 from random import Random
 from typing import get_args
 
-from engine.config import AnyProposer, EngineConfig
+from engine.config import AnyProposer, EngineConfig, SpeculationConfig
 from engine.control.controller import KController
 from engine.control.modes import build_controller
 from engine.core import Engine
@@ -169,9 +169,9 @@ OtherArm = Callable[[TurnClock, Sequence[Sequence[Submit]], bool], Session]
 
 class Offline:
     """race.Player over a pair that was loaded as `config` says. `others`: what begins a session of
-    an arm that is no engine. `prompts`: how many there are; of one longer than LONGEST_PROMPT
-    tokens the end is taken. `reply`: tokens of the longest. Raises EngineError where the engines
-    cannot be built."""
+    an arm that is no engine; `settings`: of arms whose speculation is not that of `config`.
+    `prompts`: how many there are; of one longer than `longest_prompt` tokens the end is taken.
+    `reply`: tokens of the longest. Raises EngineError where the engines cannot be built."""
 
     def __init__(
         self,
@@ -185,26 +185,32 @@ class Offline:
         reply: int = LONGEST,
         clock: Clock = time.perf_counter,
         others: Mapping[Arm, OtherArm] | None = None,
+        settings: Mapping[Arm, SpeculationConfig] | None = None,
+        longest_prompt: int = LONGEST_PROMPT,
     ) -> None:
+        self.longest_prompt = longest_prompt
         self.exact = pair.target.exact
         self._encode, self._clock, self._others = encode, clock, others or {}
         self._ids: dict[str, list[int]] = {}
         self._names, self._order = count(), Random(0)
         modes = [arm for arm in arms if arm.is_mode]
-        prompt = -(-LONGEST_PROMPT // BLOCK)
+        prompt = -(-longest_prompt // BLOCK)
         text = prompt + (reply + max(arm.k for arm in modes)) // BLOCK + 2
         # For what runs, as much again for what stays, and every prompt.
         shares = in_turns(len(modes), 2 * concurrency * text + prompts * prompt, text)
         self.engines: dict[Arm, tuple[Engine, TurnClock]] = {}
-        caches: dict[str, tuple[Pair, KVCache]] = {}  # by who guesses: drafts differ in shape
+        caches: dict[AnyProposer, tuple[Pair, KVCache]] = {}  # drafts differ in shape
         for arm, own in zip(modes, shares, strict=True):
             watch = TurnClock(clock)
-            said = _config(config, arm, len(own), concurrency)
-            if (who := said.speculation.proposer.kind) not in caches:
-                given = who == config.speculation.proposer.kind
+            said = _config(config, arm, len(own), concurrency, (settings or {}).get(arm))
+            if (who := said.speculation.proposer) not in caches:
+                given = who == config.speculation.proposer or arm.label == TREE
                 mine = pair if given else load_pair(said, pair.target)
-                whole = _config(said, arm, sum(map(len, shares)), concurrency)
+                whole = _config(said, arm, sum(map(len, shares)), concurrency, said.speculation)
                 caches[who] = mine, shared_cache(whole, mine)
+                if self.engines:  # the target's memory is one for all
+                    first = next(iter(caches.values()))[1]
+                    caches[who][1].planes["target"] = first.planes["target"]
             mine, cache = caches[who]
             watch.start()  # by which it profiles its steps
             engine = Engine(
@@ -224,23 +230,32 @@ class Offline:
             _set_mode(engine, arm)
 
     def round(
-        self, arms: Sequence[Arm], lanes: Sequence[Lane], *, cold: bool = False
+        self,
+        arms: Sequence[Arm],
+        lanes: Sequence[Lane],
+        *,
+        cold: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> dict[Arm, Run]:
         """In turns, by tokens: all work on the same part of their texts. In any order, since whose
-        turn came before decides what the caches hold."""
+        turn came before decides what the caches hold. `stop` is asked after each turn: what is
+        there by then is the answer."""
         salt = str(next(self._names)) if cold else ""
         sessions = {arm: self.begin(arm, lanes, salt=salt, whole=cold) for arm in arms}
         left, upto = list(arms), float(len(lanes))
-        while left:
+        while left and not stop():
             for arm in self._order.sample(left, len(left)):
+                if stop():
+                    break
                 session = sessions[arm]
                 session.play(upto)
                 if session.is_over:
                     left.remove(arm)
-                    if isinstance(session, EngineSession):
-                        session.close()
             rates = (each.tokens / max(each.seconds, 1e-9) for each in sessions.values())
             upto += max(1.0, TURN * min(rates))
+        for session in sessions.values():
+            if isinstance(session, EngineSession):
+                session.close()
         return {arm: session.run for arm, session in sessions.items()}
 
     def begin(
@@ -254,7 +269,8 @@ class Offline:
 
     def _submit(self, request: Request, salt: str) -> Submit:
         if request.prompt not in self._ids:
-            self._ids[request.prompt] = self._encode(request.prompt)[-LONGEST_PROMPT:]
+            ids = self._encode(request.prompt)
+            self._ids[request.prompt] = ids[-self.longest_prompt :]
         ids = self._ids[request.prompt]
         if not ids:
             raise ConfigError("a prompt has no tokens for this model")
@@ -262,7 +278,7 @@ class Offline:
             seed=request.seed,
             max_tokens=request.tokens,
             temperature=request.temperature,
-            ignore_eos=True,
+            ignore_eos=not request.ends,
             cache_salt=salt,
             prediction=tuple(self._encode(request.prediction)) if request.prediction else (),
         )
@@ -283,9 +299,17 @@ def _set_mode(engine: Engine, arm: Arm) -> None:
     engine.set_speculation(arm.mode, arm.k)
 
 
-def _config(config: EngineConfig, arm: Arm, num_blocks: int, concurrency: int) -> EngineConfig:
-    """Memory beyond what the blocks take is never touched."""
+def _config(
+    config: EngineConfig,
+    arm: Arm,
+    num_blocks: int,
+    concurrency: int,
+    speculation: SpeculationConfig | None = None,
+) -> EngineConfig:
+    """`speculation`: the arm's own. Memory beyond what the blocks take is never touched."""
     said = config.model_dump()
+    if speculation is not None:
+        said["speculation"] = speculation.model_dump()
     said["cache"].update(block_size=BLOCK, num_blocks=num_blocks, cpu_memory_gib=1e3)
     said["schedule"]["max_sequences"] = concurrency
     if arm.mode != "auto":

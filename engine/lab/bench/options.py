@@ -23,14 +23,19 @@ from engine.model.pair import Pair, load_pair
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """A pair as `load` reads it, on what, the threads that `set_threads` sets, and the clock that
-    `clock_of` gives."""
+    """`add_target`, and who guesses, as `load` reads them."""
+    add_target(parser)
     add = parser.add_argument
-    add("--target", default=BUILTIN, help="model folder or hub name")
     add("--draft", default=BUILTIN,
         help="draft folder or hub name; self or self:N: the target's own first layers")  # fmt: skip
     add("--medusa", metavar="HEADS", help="instead: folder or hub name of heads, or demo")
     add("--eagle", metavar="HEAD", help="instead: folder or hub name of an EAGLE-3 head")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """A target, on what, the threads that `set_threads` sets, the clock that `clock_of` gives."""
+    add = parser.add_argument
+    add("--target", default=BUILTIN, help="model folder or hub name")
     add("--device", type=_device, default="auto", help="auto, cpu or cuda")
     add("--dtype", choices=get_args(DTypeName), default="auto", help="its numbers")
     add("--quantization", default="none", choices=get_args(QuantizationName),
@@ -64,14 +69,24 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
 
 def pair_config(parsed: argparse.Namespace) -> EngineConfig:
     """The pair as named."""
-    target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
-    proposer: dict[str, Any] = {"path": parsed.draft, "dtype": parsed.dtype}
-    if own := re.fullmatch(r"self(?::(\d+))?", parsed.draft):
-        proposer = {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
+    proposer = proposer_of(parsed.draft, parsed.dtype)
     if parsed.medusa is not None:
         proposer = {"kind": "medusa", "path": parsed.medusa}
     if parsed.eagle is not None:
         proposer = {"kind": "eagle", "path": parsed.eagle}
+    return config_of(parsed, proposer)
+
+
+def proposer_of(draft: str, dtype: str) -> dict[str, Any]:
+    """What `--draft` means."""
+    if own := re.fullmatch(r"self(?::(\d+))?", draft):
+        return {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
+    return {"kind": "draft_model", "path": draft, "dtype": dtype}
+
+
+def config_of(parsed: argparse.Namespace, proposer: dict[str, Any]) -> EngineConfig:
+    """The options of `add_target`, with this proposer."""
+    target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
     return EngineConfig.model_validate(
         {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
     )
@@ -81,8 +96,11 @@ def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
     """The pair as named, and what makes ids of its prompts. Raises EngineError."""
     config = pair_config(parsed)
     pair = load_pair(config)
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
-    return config, pair, partial(tokenizer.encode, add_special_tokens=False)
+    return config, pair, partial(tokenizer_of(parsed.target).encode, add_special_tokens=False)
+
+
+def tokenizer_of(target: str) -> Any:
+    return AutoTokenizer.from_pretrained(model_folder(target, "target"))
 
 
 def _card(device: torch.device) -> str:

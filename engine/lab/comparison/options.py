@@ -28,11 +28,16 @@ Tokens per second of off, fixed K and auto side by side, by kind of text, temper
 requests at a time; whether every mode says the same; the wait for a first token and between tokens.
 
 Offline (the default) on engines in this process, and beside them the modes transformers, assisted
-and assisted-4: transformers' own generation. With --url on a running server: a Foredraft is
-switched while it serves (needs its admin key), any other is measured as it is; `bench --url URL
---help` tells of --model, --against and the keys. `bench suite` (code, with transformers) and `bench
-machine` say what forwards cost, too; `bench proposers` sets every proposer, alone and with K chosen
-live, against off and auto. `bench record` and `bench front` have a --help of their own.
+and assisted-4: transformers' own generation. Each of these has a --help of its own:
+
+  bench suite      code, with transformers, and what forwards cost; all options below
+  bench machine    what forwards cost, by rows; all options below
+  bench proposers  every proposer, alone and with K chosen live, against off and auto; the same
+  bench record     traces for replay: --output DIR, --tokens, and who, on what, how timed as below
+  bench front      the front end alone: --streams, --rate, --seconds, --tokens, --tokens-per-step,
+                   --scenes, --json
+  bench --url URL  a running server; a Foredraft is switched while it serves, any other is measured
+                   as it is: --model, --api-key, --admin-key, --against NAME=URL; no pair, no device
 
 Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
 """
@@ -68,6 +73,8 @@ def build_parser(prog: str, usual: Preset = GRID) -> Parser:
         help=f"of every arm in every cell ({usual.rounds})")  # fmt: skip
     add("--tokens", type=whole(1, 4096), metavar="N",
         help="of each reply; default: as many as --minutes allow")  # fmt: skip
+    add("--ends", action="store_true",
+        help="replies end where the model ends them, after --tokens at the latest")  # fmt: skip
     add(
         "--minutes",
         type=number(0, 10_000, above=True),
@@ -88,7 +95,7 @@ def settings(
     """`others`, `variants`: names that --modes may have, too. Raises ConfigError naming the option,
     what was given and what is allowed."""
     writable({"--json": parsed.json}, reads=[parsed.prompts] if parsed.prompts else [])
-    if parsed.tokens is not None and parsed.minutes is not None:
+    if parsed.tokens is not None and parsed.minutes is not None and not parsed.ends:
         raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
     if parsed.prompts is not None and parsed.kinds is not None:
         raise ConfigError("--kinds is for the built-in prompts, and --prompts names others")
@@ -103,7 +110,7 @@ def settings(
     )
     return Race(
         arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others, variants),
-        workloads=[Workload(*cell, tokens=parsed.tokens or 0) for cell in grid],
+        workloads=[Workload(*cell, tokens=parsed.tokens or 0, ends=parsed.ends) for cell in grid],
         pools=given or {kind: pool(kind) for kind in kinds},
         rounds=parsed.rounds or preset.rounds,
         minutes=parsed.minutes or preset.minutes,

@@ -54,7 +54,7 @@ class Race:
     def run(self, player: Player) -> Comparison:
         """All workloads, with a bar on stderr."""
         found, began = Comparison(self.arms, player.exact), time.monotonic()
-        is_limited = not all(workload.tokens for workload in self.workloads)
+        is_limited = any(each.ends or not each.tokens for each in self.workloads)
         sized = self.sized(player)
         with tqdm(sized, file=sys.stderr, unit="cell", dynamic_ncols=True, leave=False) as bar:
             for place, workload in enumerate(bar, start=1):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures
-from engine.lab.comparison.workload import AUTO, OFF, SERVED, Arm
+from engine.lab.comparison.workload import OFF, SERVED, Arm
 from engine.lab.files import write_json
 
-CLOSE = 0.95  # of the best fixed K in hindsight: what auto has to reach
-NEVER_BELOW = 0.98  # of K = 0
+ANSWER = "Tables, no answer: `foredraft tune` says in one sentence whether it pays, and with what."
 Base = Callable[[Cell], Arm | None]
 BASES: dict[str, Base] = {
     "against off": lambda cell: OFF,
@@ -43,7 +42,7 @@ def show(
 ) -> int:
     """Card to stdout, JSON to a file; the exit code. `more` goes into the JSON."""
     print(f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
-    print(card(comparison), flush=True)
+    print(f"{card(comparison)}\n{ANSWER}", flush=True)
     if json is not None:
         write_json(json, {"facts": facts, **as_dict(comparison), **(more or {})})
     return 0 if comparison.passed else 1
@@ -60,7 +59,7 @@ def card(comparison: Comparison) -> str:
             "this server has no modes of K that could be switched: it is measured as it is"
         )
     rows = table(list(_rows(comparison)), left=2)
-    return "\n".join([*lines, "", *rows, "", *_summary(comparison)])
+    return "\n".join([*lines, "", *rows, "", *_texts(comparison)])
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
@@ -104,20 +103,7 @@ def _interval(ratio: Estimate | None) -> str:
     return "-" if ratio is None else f"{ratio.value:.3f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def _summary(comparison: Comparison) -> Iterator[str]:
-    for title, limit in (("against off", NEVER_BELOW), ("against best fixed K", CLOSE)):
-        found = {
-            cell.workload.name: ratio.value
-            for cell in comparison.cells
-            if (ratio := cell.ratio(AUTO, BASES[title](cell))) is not None
-        }
-        if found:
-            worst = min(found, key=lambda name: found[name])
-            met = sum(value >= limit for value in found.values())
-            yield (
-                f"auto {title}: geometric mean {geometric_mean(found.values()):.3f}, worst"
-                f" {found[worst]:.3f} ({worst}), at least {limit:g} in {met} of {len(found)} cells"
-            )
+def _texts(comparison: Comparison) -> Iterator[str]:
     if comparison.texts_compared:
         word = "" if comparison.exact else " (not promised in this precision, or not known)"
         yield (

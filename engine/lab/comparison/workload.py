@@ -14,6 +14,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -80,13 +81,14 @@ def parse_arms(
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests at a time, of `tokens` each (0: not yet known). `temperature` None: as the
-    requests say."""
+    """So many requests at a time, of `tokens` each (0: not yet known), or of at most so many where
+    the model `ends` them. `temperature` None: as the requests say."""
 
     kind: str
     temperature: float | None
     concurrency: int
     tokens: int = 0
+    ends: bool = False
 
     @property
     def text(self) -> str:
@@ -109,14 +111,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion of exactly `tokens` tokens. No other request of a round has its seed.
-    `prediction`: what the caller expects it to be."""
+    """One completion of exactly `tokens` tokens, or of at most so many if it `ends` where the model
+    ends it. No other request of a round has its seed. `prediction`: what the caller expects it to
+    be."""
 
     prompt: str
     temperature: float
     seed: int
     tokens: int
     prediction: str = ""
+    ends: bool = False
 
 
 Lane = list[Request]  # asked for one after the other, like a client that waits for each reply
@@ -138,6 +142,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
             seed=SEED + index,
             tokens=math.ceil(workload.tokens * share),
             prediction=predicted.get(pool[index % len(pool)], ""),
+            ends=workload.ends,
         )
 
     return [[request(lane, place) for place in range(per_lane)] for lane in range(count)]
@@ -183,6 +188,22 @@ def read_lines(path: str | Path) -> list[tuple[str, str]]:
         if "\0" in line:
             raise ConfigError(f"{where}: the character NUL (U+0000) is no text")
     return lines
+
+
+def read_parts(path: str | Path) -> tuple[list[tuple[str, str]], bool]:
+    """The prompts of a file and where each is, and whether they are JSON objects, one a line; else
+    they are texts, separated by blank lines if there are any, else one a line. Raises
+    ConfigError."""
+    lines = read_lines(path)
+    full = groupby(lines, lambda line: bool(line[1].strip()))
+    blocks = [list(block) for is_full, block in full if is_full]
+    if not blocks:
+        raise ConfigError(f"{path} holds no prompt")
+    are_objects = blocks[0][0][1].lstrip().startswith("{")
+    if are_objects or len(blocks) == 1:
+        blocks = [[line] for block in blocks for line in block]
+    texts = [(block[0][0], "\n".join(line for _, line in block)) for block in blocks]
+    return texts, are_objects
 
 
 def read_prompts(path: str) -> list[str]:

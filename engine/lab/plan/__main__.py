@@ -18,10 +18,12 @@ from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, devi
 
 DESCRIPTION = """\
 Does speculation pay for a pair of models on a device? On paper: from the shapes in their
-config.json and the device's data sheet. Needs no weights, and downloads nothing.
+config.json and the device's data sheet, or what this machine reads and multiplies in a second.
+Needs no weights, and downloads nothing.
 
   foredraft plan --target llama-3.1-70b --draft llama-3.2-1b --device h100-sxm --devices 4
-  foredraft plan --target DIR/config.json --device cpu --bandwidth 80 --tflops 2
+  foredraft plan --target DIR/config.json                             # here: measured
+  foredraft plan --target DIR/config.json --bandwidth 80 --tflops 2   # any other
 """
 
 
@@ -47,7 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")
     add("--kv", choices=KV_BYTES, default="bf16", help="of the KV cache (bf16)")
     add("--device", metavar="NAME", choices=[*DEVICES, CUSTOM], default=CUSTOM,
-        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine ({CUSTOM})")  # fmt: skip
+        help=f"{', '.join(DEVICES)}, or {CUSTOM}: any machine, and of which no figures are given,"
+        f" this one ({CUSTOM})")  # fmt: skip
     add("--devices", type=whole(1, 4096), default=1, metavar="N",
         help="tensor parallel over N (1)")  # fmt: skip
     add("--bandwidth", type=above, metavar="GB/S", help="of one device's memory")
@@ -87,8 +90,14 @@ def settings(parsed: argparse.Namespace) -> Settings:
     if parsed.target is None:
         raise ConfigError("say which model with --target (--list shows the presets)")
     figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
+    if parsed.device == CUSTOM and None in (parsed.bandwidth, parsed.tflops):
+        from engine.lab.plan.machine import here  # which needs torch
+
+        device = here(parsed.devices, **figures)
+    else:
+        device = device_of(parsed.device, parsed.devices, **figures)
     return Settings(
-        device=device_of(parsed.device, parsed.devices, **figures),
+        device=device,
         target=find_model(parsed.target, "target"),
         draft=None if parsed.draft is None else find_model(parsed.draft, "draft"),
         precisions=parsed.precision,

@@ -20,7 +20,7 @@ from engine.lab.plan.shape import ModelShape
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 TABLE_BYTES = 2.0
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
-CUSTOM = "cpu"  # any machine: the caller gives its figures
+CUSTOM = "cpu"  # any machine: the caller gives its figures, or `machine` measures them
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ accepted lengths are exact wherever the guess is known; times are means of the t
 
 --ablate plays the controller and, in turn, the controller without one of its refinements, which
 shows in the column `vs adaptive`: above 0 the refinement pays.
+
+A trace that the replay itself does not meet within a tenth is refused: it would rank its own error.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from engine.step.trace import read_trace
 
 _K_MAX = 8
 _MOST_PHASES = 24
+_MOST_ERROR = 0.1  # of the recorded time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +59,7 @@ def answer(parsed: argparse.Namespace) -> str:
     paths = [path for name in parsed.traces for path in files(Path(name))]
     writable({"--json": parsed.json}, reads=paths)
     scenes = [recorded(read_trace(path), path.stem) for path in paths]
+    error = max(map(checked, scenes))
     all_stop = all(scene.stops for scene in scenes)
     variants = [name for name in VARIANTS if all_stop or name != STOP]
     names = parsed.policy or (variants if parsed.ablate else [WHOLE])
@@ -74,9 +78,38 @@ def answer(parsed: argparse.Namespace) -> str:
             for (told, _), each in zip(cases, played, strict=True)
         ]
         write_json(parsed.json, found)
-    if len(played) == 1:
-        return "\n".join(report(scenes[0], played[0]))
-    return "\n".join([f"{len(scenes)} traces, {parsed.seeds} plays of each", *policy_table(played)])
+    heading = f"{len(scenes)} traces, {parsed.seeds} plays of each"
+    many = len(played) > 1
+    told = [heading, *policy_table(played)] if many else report(scenes[0], played[0])
+    return "\n".join([*told, "", sentence(played, error)])
+
+
+def checked(told: Recorded) -> float:
+    """By what share of the recorded time the replay is off. Raises TraceError where that is too
+    much to rank by."""
+    repeated, _, _ = check(told)
+    error = repeated / told.seconds - 1
+    if abs(error) > _MOST_ERROR:
+        raise TraceError(
+            f"the replay of {told.name} is off by {100 * error:+.1f} %: the recorded choices take"
+            f" {repeated:.3f} s here and took {told.seconds:.3f} s; above {100 * _MOST_ERROR:.0f} %"
+            " it ranks no settings. Record a longer trace, on a machine that nobody else uses"
+        )
+    return abs(error)
+
+
+def sentence(played: Sequence[Played], error: float) -> str:
+    """The fastest of all policies and of every fixed K in hindsight, beside the first policy."""
+    fixed = range(min(len(scene.fixed) for scene in played))
+    seconds = {f"K = {k}": sum(scene.fixed[k].total for scene in played) for k in fixed}
+    for i, score in enumerate(played[0].policies):
+        seconds[score.name] = sum(scene.policies[i].total for scene in played)
+    best, first = min(seconds, key=lambda name: seconds[name]), played[0].policies[0].name
+    gains = {name: seconds["K = 0"] / seconds[name] for name in dict.fromkeys((best, first))}
+    said = ", ".join(f"{name} at {gain:.2f}x of K = 0" for name, gain in gains.items())
+    return (
+        f"Fastest on what was recorded: {said} (the replay itself is off by {100 * error:.1f} %)."
+    )
 
 
 def files(path: Path) -> list[Path]:

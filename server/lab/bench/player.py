@@ -151,6 +151,8 @@ class Server:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if request.ends:
+            body.pop("ignore_eos", None)
         if self._chat:
             messages = [{"role": "user", "content": request.prompt}]
             return "/v1/chat/completions", {**body, "messages": messages}

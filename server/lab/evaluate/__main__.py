@@ -1,9 +1,9 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
 Races the ways to serve your prompts, on a server of its own, and prints by temperature and number
-of requests at a time: tokens per second, against K=0 too, how many guesses were accepted, whether
-every text stayed the same, and which configuration to use. Exit code 1 if a text changed, 2 for a
-mistake, in one sentence.
+of requests at a time: tokens per second, against K=0 too, how many guesses were accepted, and
+whether every text stayed the same. Tables for whoever wants to look: `foredraft tune` says in one
+sentence what to serve with. Exit code 1 if a text changed, 2 for a mistake, in one sentence.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.config import AdaptiveConfig, NgramConfig, check_folders
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.race import Race
-from engine.lab.comparison.report import as_dict, card
-from engine.lab.comparison.workload import OFF, Arm, Workload
+from engine.lab.comparison.report import ANSWER, as_dict, card
+from engine.lab.comparison.workload import Arm, Workload
 from engine.lab.files import writable, write_json
 from server.config import Config, load_config, overrides_of
 from server.lab.bench.client import Client
@@ -33,14 +33,7 @@ from server.lab.bench.spawned import spawned
 from server.lab.evaluate.player import PromptServer
 from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
 from server.lab.evaluate.prompts import __doc__ as prompts_doc
-from server.lab.evaluate.settings import (
-    KS,
-    Setting,
-    config_text,
-    recommended,
-    settings_of,
-    write_config,
-)
+from server.lab.evaluate.settings import KS, Proposers, settings_of
 
 _MOST = 10**6  # of anything that is counted
 Connect = Callable[[Config], AbstractContextManager[tuple[int, Client]]]
@@ -74,14 +67,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=whole(0, 2**32 - 1), default=0,
         help="of prompts that do not say their own (0)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures")
-    add("--write-config", type=Path, metavar="FILE.toml", help="write the configuration to use")
     return parser
 
 
 def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     """0; 1 if a text changed. Raises EngineError; then nothing was written."""
-    files = {"--json": parsed.json, "--write-config": parsed.write_config}
-    writable(files, reads=[parsed.prompts, *([parsed.config] if parsed.config else [])])
+    reads = [parsed.prompts, *([parsed.config] if parsed.config else [])]
+    writable({"--json": parsed.json}, reads=reads)
     drafts = parsed.drafts or [None]
     configs = [load_config(parsed.config, overrides(parsed, draft), os.environ) for draft in drafts]
     most = configs[0].engine.schedule.max_sequences
@@ -96,7 +88,6 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     size = min(len(prompts), parsed.max_prompts)
     chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
     sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
-    settings: dict[Arm, Setting] = {}
     comparisons: list[Comparison] = []
     for place, config in enumerate(configs):
         draft = parsed.drafts[place] if len(configs) > 1 else "draft"
@@ -104,7 +95,6 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
         with connect(measured(config)) as (_, client):
             comparison, engine = compare(parsed, client, chosen, own, len(configs))
         comparisons.append(comparison)
-        settings = own | settings
     facts = {
         "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
         "target": configs[0].engine.target.path,
@@ -112,7 +102,7 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
         **{name: engine[name] for name in ("dtype", "device", "version")},
         "date": date.today().isoformat(),
     }
-    return conclude(parsed, configs[0], facts, comparisons, settings)
+    return conclude(parsed, facts, comparisons)
 
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
@@ -147,7 +137,7 @@ def compare(
     parsed: argparse.Namespace,
     client: Client,
     prompts: Sequence[Prompt],
-    settings: Mapping[Arm, Setting],
+    settings: Mapping[Arm, Proposers],
     num_servers: int,
 ) -> tuple[Comparison, Mapping[str, Any]]:
     """The race on one of so many servers, and what that says of itself. Raises EngineError."""
@@ -167,32 +157,16 @@ def compare(
 
 
 def conclude(
-    parsed: argparse.Namespace,
-    config: Config,
-    facts: Mapping[str, Any],
-    comparisons: Sequence[Comparison],
-    settings: Mapping[Arm, Setting],
+    parsed: argparse.Namespace, facts: Mapping[str, Any], comparisons: Sequence[Comparison]
 ) -> int:
     """Prints and writes what was found; the exit code. Raises ConfigError."""
     show("Foredraft evaluate: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     for comparison in comparisons:
         show(card(comparison))
-    arm, gain = recommended(comparisons)
-    verdict = f"Recommended: {arm.name}, {gain:.2f}x of off (geometric mean of all cells)."
-    if arm == OFF:
-        verdict = "Recommended: off. Speculation does not pay for these prompts here."
-    show(verdict)
-    best = config.engine.model_copy(update={"speculation": settings[arm].config})
-    config = Config(config.server, best)
-    if parsed.write_config is None:
-        show(f"Its configuration (--write-config FILE.toml):\n\n{config_text(config)}")
-    else:
-        write_config(parsed.write_config, config, [verdict])
-        show(f"Wrote {parsed.write_config}: foredraft serve {parsed.write_config}")
+    show(ANSWER)
     if parsed.json is not None:
         found = [as_dict(comparison) for comparison in comparisons]
-        best_of_all = {"arm": arm.name, "against_off": gain}
-        write_json(parsed.json, {"facts": facts, "found": found, "recommended": best_of_all})
+        write_json(parsed.json, {"facts": facts, "found": found})
     return int(any(c.texts_equal < c.texts_compared for c in comparisons))
 
 

@@ -10,7 +10,7 @@ from engine.lab.comparison.workload import Arm, Request
 from server.lab.bench.client import Client, Refused
 from server.lab.bench.player import Server
 from server.lab.evaluate.prompts import Prompt
-from server.lab.evaluate.settings import Setting
+from server.lab.evaluate.settings import Proposers
 
 
 class PromptServer(Server):
@@ -21,7 +21,7 @@ class PromptServer(Server):
         self,
         client: Client,
         prompts: Sequence[Prompt],
-        settings: Mapping[Arm, Setting],
+        settings: Mapping[Arm, Proposers],
         longest: int,
     ) -> None:
         super().__init__(client)
@@ -44,6 +44,6 @@ class PromptServer(Server):
         body = prompt.limited(min(request.tokens, self._longest))
         body |= {"model": self.model, "return_token_ids": True}
         body["stream"] = body.keys().isdisjoint({"best_of", "prompt_logprobs"})
-        if self._mode and (proposers := self._settings[self._mode].proposers):
+        if self._mode and (proposers := self._settings[self._mode]):
             body["speculation"] = {"proposers": proposers}
         return prompt.path, body

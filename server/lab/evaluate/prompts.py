@@ -12,14 +12,12 @@ Fields are checked by the server's own code.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.workload import read_lines
+from engine.lab.comparison.workload import read_parts
 from server.api.body import duplicate_key, parse_json
 from server.api.errors import ApiError
 from server.api.schema import ChatRequest, CompletionRequest
@@ -72,27 +70,22 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """All prompts of a file, at least one, in order. Raises ConfigError."""
-    lines = read_lines(path)
-    first = next((line for _, line in lines if line.strip()), "")
-    prompts = list(_objects(lines) if first.lstrip().startswith("{") else _texts(lines))
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompt")
-    return prompts
+    parts, are_objects = read_parts(path)
+    if are_objects:
+        return [_object(where, line) for where, line in parts]
+    return [Prompt(where, COMPLETIONS, {"prompt": text}, plain=True) for where, text in parts]
 
 
-def _objects(lines: list[tuple[str, str]]) -> Iterator[Prompt]:
-    for where, line in lines:
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise ConfigError(f"{where} is not a JSON object, as the first line is")
-        if (twice := duplicate_key(line.encode())) is not None:
-            raise ConfigError(f"{where}: `{twice}` is given twice")
-        yield _batch(where, found) if "body" in found else _body(where, found)
+def _object(where: str, line: str) -> Prompt:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} is not a JSON object, as the first line is")
+    if (twice := duplicate_key(line.encode())) is not None:
+        raise ConfigError(f"{where}: `{twice}` is given twice")
+    return _batch(where, found) if "body" in found else _body(where, found)
 
 
 def _batch(where: str, found: dict[str, Any]) -> Prompt:
@@ -107,13 +100,3 @@ def _body(where: str, found: dict[str, Any]) -> Prompt:
     if ("prompt" in found) == ("messages" in found):
         raise ConfigError(f"{where} must have `prompt` or `messages`, one of the two")
     return Prompt(where, CHAT if "messages" in found else COMPLETIONS, found)
-
-
-def _texts(lines: list[tuple[str, str]]) -> Iterator[Prompt]:
-    full = groupby(lines, lambda line: bool(line[1].strip()))
-    blocks = [list(block) for is_full, block in full if is_full]
-    if len(blocks) == 1:
-        blocks = [[line] for line in blocks[0]]
-    for block in blocks:
-        body = {"prompt": "\n".join(line for _, line in block)}
-        yield Prompt(block[0][0], COMPLETIONS, body, plain=True)

@@ -1,0 +1,66 @@
+"""This machine's own figures: bytes a second that a matrix-vector product reads, as decoding does,
+and the arithmetic of a product of matrices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from engine.child import engine_threads
+from engine.lab.plan.roofline import Device, device_of
+from engine.model.runner import DeviceTimer, HostTimer
+
+_ROW = 4096  # numbers
+_TRIES = 4  # of which the fastest counts: others may use this machine, too
+_READ = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, more than caches hold
+_SIDE = {"cpu": 768, "cuda": 8192}  # of the matrices
+
+
+def here(
+    count: int = 1, *, bandwidth: float | None = None, tflops: float | None = None,
+    memory: float | None = None,
+) -> Device:  # fmt: skip
+    """`count` of the GPU that is here, or of this CPU with an engine's threads. Figures as of
+    device_of; those not given are measured, which takes a second or two."""
+    name, where = "cpu", torch.device("cpu")
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.cuda.is_available():
+        where, facts = torch.device("cuda"), torch.cuda.get_device_properties(0)
+        name, room = facts.name, facts.total_memory
+    torch.set_num_threads(engine_threads())
+    return device_of(
+        f"{name}, measured",
+        count,
+        bandwidth=bandwidth or _bandwidth(where) / 1e9,
+        tflops=tflops or _flops(where) / 1e12,
+        memory=memory or room / 1e9,
+    )
+
+
+def _bandwidth(where: torch.device) -> float:
+    matrix = torch.ones(_READ[where.type] // 4 // _ROW, _ROW, device=where)
+    vector = torch.ones(_ROW, device=where)
+    return matrix.nbytes / _fastest(where, partial(torch.mv, matrix, vector))
+
+
+def _flops(where: torch.device) -> float:
+    """Of float32 or bfloat16, whichever is faster here."""
+    side, kinds = _SIDE[where.type], (torch.float32, torch.bfloat16)
+    matrices = [torch.ones(side, side, dtype=kind, device=where) for kind in kinds]
+    return 2 * side**3 / min(_fastest(where, partial(torch.mm, m, m)) for m in matrices)
+
+
+def _fastest(where: torch.device, work: Callable[[], object]) -> float:
+    """Seconds."""
+    timer = DeviceTimer() if where.type == "cuda" else HostTimer(time.perf_counter)
+    found = []
+    for _ in range(_TRIES):
+        with timer:
+            work()
+        timer.wait()
+        found.append(timer.read())
+    return min(found)

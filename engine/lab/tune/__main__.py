@@ -1,0 +1,184 @@
+"""`foredraft tune`: measures what guessing gains for a target on this machine, and answers in one
+sentence.
+
+Plain decoding (twice: what differs is noise), n-gram look-up and every --draft, with K chosen live,
+answer the same prompts in turns, one request at a time and many. Replies end where the model ends
+them. It takes --minutes, less where all is clear, and may be stopped (Ctrl-C, SIGTERM) at any time:
+then it says what it knows. A draft is recommended where it is found faster than plain decoding and
+than n-gram look-up, which costs nothing; all intervals together hold in 95 of 100 runs.
+
+FILE of --prompts: JSON Lines with `prompt` or `messages`, OpenAI's batch format, or texts,
+separated by blank lines if there are any, else one a line. Without it, built-in prompts are asked.
+
+Exit code 1: a text differed from plain decoding's where that is promised. 2: a mistake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
+
+from tqdm import tqdm
+
+from engine.arguments import Parser, exit_code, lists_of, number, show, whole
+from engine.child import freeze_memory
+from engine.config import BUILTIN, EngineConfig, SpeculationConfig, check_folders
+from engine.errors import ConfigError
+from engine.lab.bench.offline import Offline
+from engine.lab.bench.options import (
+    add_target,
+    clock_of,
+    config_of,
+    proposer_of,
+    set_threads,
+    tokenizer_of,
+)
+from engine.lab.comparison.workload import SEED, Arm, Request
+from engine.lab.files import writable, write_json, write_text
+from engine.lab.tune.measuring import Measuring
+from engine.lab.tune.prompts import built_in, from_file, renderer, requests
+from engine.lab.tune.report import as_dict, lines, sentence
+from engine.lab.tune.settings import config_text, settings_of
+from engine.model.pair import load_pair
+
+MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # tokens of a prompt
+_TO_END = 3.0  # seconds before the time is over: a turn, and what is printed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parsed = build_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    return exit_code("foredraft tune", lambda: tune(parsed))
+
+
+def build_parser() -> Parser:
+    parser = Parser("foredraft tune", __doc__)
+    add = parser.add_argument
+    add_target(parser)
+    add("--draft", dest="drafts", action="append", metavar="MODEL",
+        help="folder or hub name; self or self:N: the target's own first layers; may be repeated;"
+        " the built-in target has the built-in draft")  # fmt: skip
+    add("--prompts", metavar="FILE", help="your own prompts")
+    add("--tokens", type=whole(8, 4096), default=200, metavar="N", help="longest reply (200)")
+    add("--concurrency", type=whole(2, 256), default=16, metavar="N",
+        help="requests at a time, beside one (16)")  # fmt: skip
+    add("--temperatures", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
+        help="in turn (0,1)")  # fmt: skip
+    add("--minutes", type=number(0, 1e4, above=True), default=5.0, help="at most, in all (5)")
+    add("--seed", type=whole(0, 2**31), default=0, help="of prompts' order and of draws (0)")
+    add("--output", metavar="FILE.toml", help="write the configuration to serve with")
+    add("--overwrite", action="store_true", help="of a file that is there")
+    add("--json", metavar="FILE", help="write all figures")
+    return parser
+
+
+def tune(parsed: argparse.Namespace) -> int:
+    """Measure, print, write; the exit code. Raises EngineError."""
+    end = time.monotonic() + 60 * parsed.minutes - _TO_END
+    reads = [parsed.prompts] if parsed.prompts else []
+    writable({"--output": parsed.output, "--json": parsed.json}, reads=reads)
+    if parsed.output and os.path.exists(parsed.output) and not parsed.overwrite:
+        raise ConfigError(f"--output {parsed.output} exists already; --overwrite replaces it")
+    clock_of(parsed)  # which may refuse
+    drafts = parsed.drafts or ([BUILTIN] if parsed.target == BUILTIN else [])
+    plain = config_of(parsed, {"kind": "none"})
+    configs = {name: config_of(parsed, proposer_of(name, parsed.dtype)) for name in drafts}
+    for config in (plain, *configs.values()):
+        check_folders(config)
+    settings = settings_of({name: c.speculation.proposer for name, c in configs.items()})
+    set_threads(parsed.threads)
+    player, asked = load(parsed, plain, settings)
+    with asked_to_stop() as stopped, bar(end) as move:
+        found = Measuring(
+            player, list(settings), asked, many=parsed.concurrency, end=end,
+            clock=time.monotonic, stopped=lambda: move() or stopped(),
+        ).run()  # fmt: skip
+    show("\n".join(lines(found, exact=player.exact)))
+    if parsed.json is not None:
+        write_json(parsed.json, as_dict(found))
+    if parsed.output is not None:
+        update = {"speculation": settings[found.best()], "threads": parsed.threads}
+        said = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"
+        write_text(parsed.output, config_text(plain.model_copy(update=update), said))
+        sys.stderr.write(f"wrote it: foredraft serve {parsed.output}\n")
+    return int(player.exact and found.equal < found.texts)
+
+
+def load(
+    parsed: argparse.Namespace, plain: EngineConfig, settings: Mapping[Arm, SpeculationConfig]
+) -> tuple[Offline, Iterator[Request]]:
+    """All engines, and what they are asked. Raises EngineError."""
+    tokenizer = tokenizer_of(parsed.target)
+    render, file = renderer(tokenizer), parsed.prompts
+    prompts = (
+        from_file(file, render, parsed.seed, MOST_PROMPTS)
+        if file
+        else built_in(render, parsed.seed)
+    )
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    sys.stderr.write(f"loading {parsed.target}\n")
+    pair = load_pair(plain)
+    limit = pair.target.max_model_len
+    most = min(limit - parsed.tokens - 1, LONGEST_PROMPT)
+    if most < 1:
+        raise ConfigError(
+            f"--tokens is {parsed.tokens}, but {parsed.target} takes {limit}, the prompt included"
+        )
+    longest = max(len(encode(prompt)) for prompt in prompts)
+    if longest > most:
+        sys.stderr.write(f"of prompts longer than {most} tokens, the last {most} are taken\n")
+    names = ", ".join(arm.name for arm in settings)
+    sys.stderr.write(f"starting an engine for each of {names}\n")
+    player = Offline(
+        plain, pair, encode, list(settings), concurrency=parsed.concurrency, prompts=len(prompts),
+        reply=parsed.tokens, longest_prompt=min(longest, most), settings=settings,
+        clock=clock_of(parsed),
+    )  # fmt: skip
+    freeze_memory().join()  # as a server does
+    return player, requests(prompts, parsed.temperatures, parsed.tokens, SEED + parsed.seed)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether a signal has asked for the end; a second one interrupts."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def bar(end: float) -> Iterator[Callable[[], None]]:
+    """Of the time, on a terminal; what it gives moves it on."""
+    began = time.monotonic()
+    left, form = max(round(end - began), 0), "measuring {l_bar}{bar}| {n_fmt} of {total_fmt} s"
+    sys.stderr.write(f"measuring for {left} s at most\n")
+    with tqdm(total=left, leave=False, disable=None, bar_format=form) as shown:
+
+        def move() -> None:
+            shown.n = min(round(time.monotonic() - began), left)
+            shown.refresh()
+
+        yield move
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The rounds: every arm answers the same requests, in turns, at one request and at many.
+
+A round's requests are few: as many as plain decoding answers in about a turn of `Offline`, one if
+it takes longer. Rounds at many requests take a fifth of the time, with shorter replies. Those of
+the first tenth of the time do not count: the controller meets the text, caches fill.
+
+It ends with the time, or before where the intervals at one request are narrow. They are looked at
+three times, after each third of the time, and each look has its share of the doubt: whoever looks
+until it looks good is wrong more often than the interval says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import log
+from typing import Protocol
+
+from engine.lab.comparison.figures import Run, equal_texts, figures, under_load
+from engine.lab.comparison.workload import OFF, Arm, Lane, Request
+from engine.lab.tune.estimate import LEAST, Ratio, ratio
+from engine.lab.tune.settings import AGAIN, NGRAM
+
+WRONG = 0.05  # share of runs in which any interval may miss
+LOOKS = 3
+NARROW = 0.03  # half of an interval, as a share of the ratio
+WARM_UP, SHARE_OF_MANY = 0.1, 0.2  # of the time
+SHORTER, PER_LANE = 4, 2  # replies at many requests: times, and of each lane
+TURN, MOST = 2.0, 16  # a round at one request: seconds of plain decoding, about, and requests
+PERIOD, LOOPED = 32, 24  # tokens: of the longest piece that is looked for, of the shortest loop
+
+
+class Turns(Protocol):
+    """bench.offline.Offline."""
+
+    def warm(self, prompts: Sequence[str]) -> None: ...
+
+    def round(
+        self, arms: Sequence[Arm], lanes: Sequence[Lane], *, stop: Callable[[], bool]
+    ) -> dict[Arm, Run]: ...
+
+
+def loops(reply: Sequence[int]) -> bool:
+    """It ends in one piece of at most PERIOD tokens at least three times over, and over at least
+    LOOPED tokens."""
+    tails = ((n, reply[-max(3 * n, LOOPED) :]) for n in range(1, PERIOD + 1))
+    return any(tail[n:] == tail[:-n] for n, tail in tails if len(tail) >= max(3 * n, LOOPED))
+
+
+@dataclass
+class Load:
+    """What was found at so many requests at a time. `seconds[arm]`: of each round, for the tokens
+    that all arms made in it, `tokens[i]`; `spent`: on all arms. `replies`, `looped`: of `off`."""
+
+    requests: int
+    seconds: dict[Arm, list[float]] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    spent: float = 0.0
+    replies: int = 0
+    looped: int = 0
+
+    def add(self, runs: dict[Arm, Run]) -> None:
+        """A round, whole or not: nothing where an arm has not answered all requests at a time."""
+        try:
+            upto = min(under_load(run, self.requests) for run in runs.values())
+        except ValueError:
+            return
+        self.tokens.append(upto)
+        for arm, run in runs.items():
+            rate = figures(run, lanes=self.requests, upto=upto).rate
+            self.seconds.setdefault(arm, []).append(upto / rate)
+        texts = [reply.text for reply in runs[OFF].replies if isinstance(reply.text, list)]
+        self.replies += len(texts)
+        self.looped += sum(map(loops, texts))
+
+    @property
+    def rounds(self) -> int:
+        return len(self.tokens)
+
+    def rate(self, arm: Arm) -> float:
+        return sum(self.tokens) / sum(self.seconds[arm])
+
+    def ratio(self, theirs: Arm, ours: Arm, doubt: float) -> Ratio:
+        """Plain decoding counts by the mean of both times, but against itself."""
+        base, again = self.seconds[theirs], self.seconds[AGAIN]
+        if ours == AGAIN:
+            return ratio(base, again, doubt=doubt)
+        if theirs == OFF:
+            base = [(a + b) / 2 for a, b in zip(base, again, strict=True)]
+        floor = abs(log(self.rate(OFF) / self.rate(AGAIN)))
+        return ratio(base, self.seconds[ours], doubt=doubt, floor=floor)
+
+
+@dataclass
+class Found:
+    """At one request at a time, and at `many`. `texts`: compared with those of plain decoding, and
+    how many of them were `equal`."""
+
+    arms: Sequence[Arm]
+    one: Load
+    many: Load
+    texts: int = 0
+    equal: int = 0
+
+    @property
+    def guessing(self) -> list[Arm]:
+        """n-gram lookup, then the drafts."""
+        return [arm for arm in self.arms if arm.mode == "auto"]
+
+    @property
+    def doubt(self) -> float:
+        """Of one interval at one look."""
+        return WRONG / (LOOKS * len(self.guessing))
+
+    def against(self, theirs: Arm, ours: Arm, load: Load | None = None) -> Ratio:
+        return (load or self.one).ratio(theirs, ours, self.doubt)
+
+    def best(self) -> Arm:
+        """The fastest draft of those found faster than plain decoding and than n-gram lookup, which
+        costs nothing; else n-gram lookup if that was found faster; else plain decoding."""
+
+        def is_faster(arm: Arm, *others: Arm) -> bool:
+            return self.one.rounds > 0 and all(self.against(each, arm).low > 1 for each in others)
+
+        drafts = [arm for arm in self.guessing if arm != NGRAM and is_faster(arm, OFF, NGRAM)]
+        return max(drafts, key=self.one.rate, default=NGRAM if is_faster(NGRAM, OFF) else OFF)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Enough is known at one request, and something at many."""
+        known = min(self.one.rounds, self.many.rounds) >= LEAST
+        return known and all(self.against(OFF, arm).width <= NARROW for arm in self.guessing)
+
+
+class Measuring:
+    """`asked` gives requests without end; `many`: requests at a time beside one. It ends at `end`
+    of `clock`, in seconds, or when `stopped`; both are looked at after each turn."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        arms: Sequence[Arm],
+        asked: Iterator[Request],
+        *,
+        many: int,
+        end: float,
+        clock: Callable[[], float],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._turns, self._asked, self._clock, self._stopped = turns, asked, clock, stopped
+        self._end, self.found = end, Found(arms, Load(1), Load(many))
+
+    def run(self) -> Found:
+        """All rounds that fit."""
+        found, began, trial = self.found, self._clock(), Load(1)
+        whole = self._end - began
+        looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
+        while not self._is_over() and self._clock() < began + WARM_UP * whole:
+            self._round(trial, self._alone(trial))
+        while not self._is_over():
+            if found.many.spent < SHARE_OF_MANY * found.one.spent:
+                self._round(found.many, self._together())
+            else:
+                self._round(found.one, self._alone(found.one if found.one.rounds else trial))
+            if looks and self._clock() >= looks[0]:
+                looks.pop(0)
+                if found.is_narrow:
+                    break
+        return found
+
+    def _is_over(self) -> bool:
+        return self._stopped() or self._clock() >= self._end
+
+    def _round(self, load: Load, lanes: list[Lane]) -> None:
+        began = self._clock()
+        for request in (request for lane in lanes for request in lane):
+            if self._is_over():
+                return
+            self._turns.warm([request.prompt])
+        runs = self._turns.round(self.found.arms, lanes, stop=self._is_over)
+        load.add(runs)
+        for run in runs.values():
+            compared, equal = equal_texts(runs[OFF], run) if run is not runs[OFF] else (0, 0)
+            self.found.texts += compared
+            self.found.equal += equal
+        load.spent += self._clock() - began
+
+    def _alone(self, known: Load) -> list[Lane]:
+        """As many requests, one after the other, as are answered in about a turn."""
+        size = 1
+        if known.rounds:
+            size = round(TURN * known.rate(OFF) * known.replies / sum(known.tokens))
+        return [list(islice(self._asked, min(max(size, 1), MOST)))]
+
+    def _together(self) -> list[Lane]:
+        lanes = (islice(self._asked, PER_LANE) for _ in range(self.found.many.requests))
+        return [
+            [replace(each, tokens=-(-each.tokens // SHORTER)) for each in lane] for lane in lanes
+        ]

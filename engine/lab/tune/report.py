@@ -1,0 +1,84 @@
+"""The answer: a table, what to beware of, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine.lab.comparison.report import table
+from engine.lab.comparison.workload import OFF, Arm
+from engine.lab.tune.estimate import LEAST
+from engine.lab.tune.measuring import LOOPED, PERIOD, Found
+from engine.lab.tune.settings import NGRAM
+
+FLATTERED = 0.1  # share of replies that loop, from which on that is told
+PLAIN = "of plain decoding"
+
+
+def lines(found: Found, *, exact: bool) -> Iterator[str]:
+    """All of it; the sentence comes last. `exact`: texts have to be equal."""
+    one, many, best = found.one, found.many, found.best()
+    loads = [load for load in (one, many) if load.rounds]
+    rows = [["", *(title for load in loads for title in (f"tokens/s x{load.requests}", PLAIN))]]
+    for arm in found.arms if loads else ():
+        row = [f"{arm.name}, K auto" if arm in found.guessing else arm.name]
+        for load in loads:
+            row += [
+                f"{load.rate(arm):.1f}",
+                "" if arm == OFF else str(found.against(OFF, arm, load)),
+            ]
+        rows.append(row)
+    yield from table(rows) if loads else ()
+    if one.looped > FLATTERED * one.replies:
+        yield (
+            f"warning: {one.looped} of {one.replies} replies loop (their last {LOOPED} tokens or"
+            f" more are one piece of up to {PERIOD} over and over), which flatters every guesser:"
+            " ask with --prompts for what your users ask for"
+        )
+    if exact and found.equal < found.texts:
+        yield f"warning: {found.texts - found.equal} of {found.texts} texts differ from plain ones"
+    if best != OFF and many.rounds and found.against(OFF, best, many).high < 1:
+        yield f"warning: at {many.requests} requests it is slower than plain decoding"
+    yield sentence(found)
+
+
+def sentence(found: Found) -> str:
+    """The one to remember."""
+    one, best = found.one, found.best()
+    if one.rounds < LEAST:
+        few = f"{one.rounds} rounds at 1 request, and an interval needs {LEAST}"
+        return f"no answer yet: there was time for {few}; give more --minutes"
+    if best != OFF:
+        return _said(found, best)
+    fastest = max(found.guessing, key=one.rate)
+    if all(found.against(OFF, arm).high < 1 for arm in found.guessing):
+        return f"off: guessing is slower here, at best {_said(found, fastest)}"
+    gains = found.against(OFF, fastest).low > 1
+    between = f"{fastest.name} and {NGRAM.name} look-up" if gains else "guessing and off"
+    return f"off: no difference found between {between}, at best {_said(found, fastest)}"
+
+
+def _said(found: Found, arm: Arm) -> str:
+    one, many = found.one, found.many
+    also = f", {found.against(OFF, arm, many)} at {many.requests}" if many.rounds else ""
+    length = round(sum(one.tokens) / one.replies)
+    return (
+        f"{arm.name}, K auto: {found.against(OFF, arm)} {PLAIN} at 1 request{also};"
+        f" {length}-token replies"
+    )
+
+
+def as_dict(found: Found) -> dict[str, Any]:
+    """Every figure, for programs. `against_off`: ratio and interval of each arm."""
+    loads = []
+    for load in (each for each in (found.one, found.many) if each.rounds):
+        ratios = {arm.name: found.against(OFF, arm, load) for arm in found.arms if arm != OFF}
+        known = {name: [r.value, r.low, r.high] for name, r in ratios.items() if r.low}
+        loads.append({
+            "requests": load.requests, "tokens": load.tokens, "against_off": known,
+            "seconds": {arm.name: load.seconds[arm] for arm in found.arms},
+            "replies": load.replies, "replies_that_loop": load.looped,
+        })  # fmt: skip
+    facts = {"sentence": sentence(found), "best": found.best().name, "doubt": found.doubt}
+    texts = {"texts_compared": found.texts, "texts_equal": found.equal}
+    return {"format": "foredraft-tune", "version": 1, **facts, **texts, "loads": loads}

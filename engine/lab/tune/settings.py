@@ -1,0 +1,45 @@
+"""What is compared, and the configuration that serves so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.config import (
+    AnyProposer,
+    EngineConfig,
+    NgramConfig,
+    NoProposerConfig,
+    SpeculationConfig,
+)
+from engine.lab.comparison.workload import OFF, Arm
+
+AGAIN = Arm("off", label="off again")  # the same once more: what differs is noise
+NGRAM = Arm("auto", label="n-gram")
+
+
+def settings_of(drafts: Mapping[str, AnyProposer]) -> dict[Arm, SpeculationConfig]:
+    """Plain decoding twice, n-gram lookup, and each draft by its name, as `foredraft serve` has
+    them: K by the controller, a draft with n-gram lookup beside it."""
+    arms: dict[Arm, AnyProposer] = {OFF: NoProposerConfig(), AGAIN: NoProposerConfig()}
+    arms |= {NGRAM: NgramConfig()}
+    arms |= {Arm("auto", label=f"draft {name}"): draft for name, draft in drafts.items()}
+    return {arm: SpeculationConfig(proposer=proposer) for arm, proposer in arms.items()}
+
+
+def config_text(config: EngineConfig, comment: str) -> str:
+    """TOML for `foredraft serve`: what differs from the defaults, and who guesses. A line for each
+    setting, with its whole name: JSON's values are TOML's, but for DEL."""
+    said = config.model_dump(exclude_defaults=True, exclude_none=True)
+    said["speculation"] = config.speculation.model_dump(include={"proposer", "controller"})
+    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _keys(said))
+    return "\n".join([f"# {comment}", *lines, ""]).replace("\x7f", "\\u007f")
+
+
+def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,101 @@
+"""`foredraft tune` on tiny models: what is asked and written, never how fast it was."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from engine.config import DraftModelConfig, EngineConfig
+from engine.lab.bench.offline import Offline
+from engine.lab.comparison.workload import OFF, Arm
+from engine.lab.tune.__main__ import main
+from engine.lab.tune.measuring import Measuring
+from engine.lab.tune.prompts import requests
+from engine.lab.tune.settings import AGAIN, NGRAM, settings_of
+from engine.model.pair import load_pair
+from server.config import load_config
+from tests.support import tiny, tiny_text
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A target, its draft, and another one."""
+    target, folder = tiny_text.target(), tmp_path_factory.mktemp("models")
+    models = {"target": target, "draft": tiny.draft_of(target), "other": tiny.draft_of(target)}
+    return [tiny_text.save(model, folder / name) for name, model in models.items()]
+
+
+def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
+    """Law: off twice, n-gram and each draft answer the same prompts with the same texts, at one
+    request and at many; the target's weights and the memory of its keys are one for all."""
+    target, *drafts = folders
+    config = EngineConfig.model_validate(
+        {"target": {"path": target}, "device": "cpu",
+         "speculation": {"proposer": {"kind": "none"}}}
+    )  # fmt: skip
+    settings = settings_of({name: DraftModelConfig(path=name) for name in drafts})
+    pair = load_pair(config)
+    player = Offline(
+        config, pair, lambda text: [*text.encode()][:40], list(settings), concurrency=3, prompts=2,
+        reply=24, settings=settings,
+    )  # fmt: skip
+    ticks = itertools.count()
+    asked = requests(["name", "true"], (0.0, 1.0), 24, 5)
+    found = Measuring(
+        player, list(settings), asked, many=3, end=400, clock=lambda: float(next(ticks))
+    ).run()
+    assert found.arms == [OFF, AGAIN, NGRAM, *(Arm("auto", label=f"draft {d}") for d in drafts)]
+    assert found.equal == found.texts > 0
+    assert min(found.one.rounds, found.many.rounds) > 0
+    for load in (found.one, found.many):
+        assert all(len(load.seconds[arm]) == load.rounds for arm in settings)
+    planes = {id(engine._runner._plane) for engine, _ in player.engines.values()}
+    assert len(planes) == 1
+    assert {engine._runner.model for engine, _ in player.engines.values()} == {pair.target}
+    assert not any(engine.has_work for engine, _ in player.engines.values())
+
+
+def test_a_command_without_time_writes_what_it_knows(
+    folders: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Law: one sentence last, a file that can be served and uses no draft, no file replaced."""
+    (tmp_path / "p.txt").write_text("name\ntrue\n")
+    output = tmp_path / "c.toml"
+    asked = [
+        "--target", folders[0], "--draft", folders[1], "--prompts", str(tmp_path / "p.txt"),
+        "--minutes", "0.001", "--concurrency", "2", "--tokens", "16", "--device", "cpu",
+        "--output", str(output), "--json", str(tmp_path / "f.json"),
+    ]  # fmt: skip
+    assert main(asked) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith("no answer yet: ")
+    assert said.out.count("\n") == 1
+    found = load_config(output).engine
+    assert found.speculation.proposer.kind == "none"
+    assert (found.target.path, found.device) == (folders[0], "cpu")
+    assert "no answer yet" in (tmp_path / "f.json").read_text()
+    output.write_text("mine")
+    assert main(asked) == 2
+    assert "exists already; --overwrite replaces it" in capfd.readouterr().err
+    assert output.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--draft", "/nowhere"], "the draft model '/nowhere' was not found"),
+        (["--prompts", "/nowhere"], "cannot read the prompts in /nowhere"),
+        (["--tokens", "4000"], "--tokens is 4000, but "),
+        (["--cpu-seconds"], "--cpu-seconds needs --threads 1"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    folders: list[str], more: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Law: exit code 2, and nothing is measured."""
+    assert main(["--target", folders[0], *more]) == 2
+    told = capfd.readouterr()
+    assert said in told.err.splitlines()[-1]
+    assert not told.out
