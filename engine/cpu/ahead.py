@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,14 +24,15 @@ COMMAND = (sys.executable, "-m", "engine.cpu.ahead")
 
 
 @contextmanager
-def compiled_ahead(device: str) -> Iterator[None]:
+def compiled_ahead(device: str, command: Sequence[str] = COMMAND) -> Iterator[None]:
     """Meanwhile, for a CPU where nothing is kept and that has a second core, another process
     compiles the draws. Left when it is done; what then is missing is compiled when it is called."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if device != "cpu" or cores == 1 or is_kept(guess_rows):
         yield
         return
-    with subprocess.Popen(COMMAND, stdin=subprocess.DEVNULL) as child:
+    nothing = subprocess.DEVNULL  # of its troubles only what is compiled again is to be seen
+    with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) as child:
         try:
             yield
         except BaseException:

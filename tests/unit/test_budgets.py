@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 # it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_604,
-    "engine/cpu": 3_353,
+    "engine/cpu": 3_354,
     "lab": 7_554,  # engine/lab and server/lab
     "serving": 28_137,  # everything else but the script that trained the built-in pair
-    "all": 41_743,
+    "all": 41_744,
 }
 TRAINING = "engine/demo"
 
