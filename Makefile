@@ -18,11 +18,11 @@ help:  ## this list
 $(VENV)/.serve: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit("Foredraft needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e .
+	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	@touch $@
 
 serve: $(VENV)/.serve  ## serve the built-in pair on HOST:PORT (ARGS="..." for more)

@@ -439,6 +439,8 @@ def folder_of(path: str, role: FolderRole) -> Path | None:
         return Path(folder)
     if HUB_NAME.fullmatch(path) and not os.path.exists(folder):
         return None
+    if os.path.isfile(folder):
+        raise ModelError(f"{name} is a file: give its folder, {os.path.dirname(folder) or '.'!r}")
     raise ModelError(f"{name} was not found: give a folder with config.json, or org/name of a hub")
 
 

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.control.controller import KController, Load
 from engine.control.modes import Modes, build_controller
 from engine.control.profile import Profile
+from engine.cpu.ahead import compiled_ahead
 from engine.grammar.compiler import Compiling
 from engine.messages import (
     Mode,
@@ -33,6 +34,7 @@ from engine.messages import (
 from engine.model.draws import Draws, build_draws
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
+from engine.model.loader import pick_device
 from engine.model.pair import Pair, build_cache, load_pair, runner_of, vocabulary_of
 from engine.model.runner import ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -85,7 +87,8 @@ class Engine:
     ) -> None:
         self._clock = clock
         lap, known = Stopwatch(time.perf_counter), _profile_in(measured)
-        pair = pair or load_pair(config)
+        with compiled_ahead(pick_device(config.device).type):
+            pair = pair or load_pair(config)
         target, loaded = pair.target, lap()
         self._cache, memory = build_cache(config, pair, cache, later=known is not None)
         draft = None

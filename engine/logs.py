@@ -16,6 +16,8 @@ from typing import Any, Literal
 LogFormat = Literal["text", "json"]
 # By which a front end tells its engine process; the operator's keys have two underscores.
 VARIABLE = "FOREDRAFT_LOG_FORMAT"
+# On a terminal a front end may have drawn how far a start is, where the next line is to stand.
+CLEAR = "\r\x1b[K"
 
 
 class JsonFormatter(logging.Formatter):
@@ -50,8 +52,8 @@ def configure_logging(level: str, form: str | None = None) -> None:
     if form is None:
         form = os.environ.get(VARIABLE, "text")
     os.environ[VARIABLE] = form
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler, drawn = logging.StreamHandler(sys.stderr), sys.stderr.isatty()
+    text = logging.Formatter(f"{CLEAR * drawn}%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(form == "json")

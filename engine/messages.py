@@ -254,8 +254,16 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     swap: Swap | None = None  # what became of a SwapDraft by now; told once
 
 
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """How far the start has come; `total` is 0 where it is not known."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Facts discovered at start. Sent once, first."""
+    """Facts discovered at start. Sent once, before all but `Starting`."""
 
     pid: int
     target: str
@@ -297,7 +305,7 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
     that it got since."""
 
 
-Event = Ready | Outputs | Fatal | Leaving
+Event = Starting | Ready | Outputs | Fatal | Leaving
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:

@@ -31,11 +31,13 @@ from engine.messages import (
     Outputs,
     Ready,
     SetSpeculation,
+    Starting,
     StepMetrics,
     Stop,
     Submit,
     SwapDraft,
 )
+from engine.progress import heard
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,8 @@ class EngineProcess:
     def run(self) -> int:
         made = False
         try:
-            engine = self._make_engine()
+            with heard(lambda *told: self._send(Starting(*told))):
+                engine = self._make_engine()
             made = True
             freeze_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)

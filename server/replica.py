@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 from engine.config import model_folder
 from engine.logs import LogFormat, configure_logging
-from engine.messages import StepMetrics
+from engine.messages import Starting, StepMetrics
 from server.api.services import Services
 from server.config import Config
 from server.engine.client import EngineClient
@@ -47,6 +47,7 @@ class Replica:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         on_state: Callable[[EngineState], None],
+        on_starting: Callable[[Starting], None] = lambda starting: None,
     ) -> None:
         self.config = config
         self._on_state = on_state
@@ -67,7 +68,11 @@ class Replica:
             on_held=self.metrics.observe_held,
         )
         self.supervisor = EngineSupervisor(
-            config, self.client, command=command, on_state=self._on_engine
+            config,
+            self.client,
+            command=command,
+            on_state=self._on_engine,
+            on_starting=on_starting,
         )
 
     def services(self, tokenizer: Tokenizer) -> Services:

@@ -22,13 +22,15 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from engine.config import EngineConfig, check_folders
+from engine.config import EngineConfig, SpeculationConfig, check_folders
 from engine.errors import ConfigError, EngineError
+from engine.messages import Starting
 from server.app import create_app
 from server.config import Config
 from server.engine.lifecycle import EngineState
 from server.listening import cut_connections, http_server, listen, load_certificate, tls_context
 from server.replica import Replica, begin_to_log
+from server.supervise.starting import StartDisplay
 from server.supervise.supervisor import ENGINE_COMMAND
 from server.text.tokenizer import Tokenizer
 
@@ -57,7 +59,13 @@ class Service:
         self._reload = reload
         self._listeners = listeners
         self._announce = announce
-        self._replica = Replica(config, command=command, on_state=self._on_state)
+        self._display = StartDisplay(sys.stderr, config.server.log_format)
+        self._replica = Replica(
+            config,
+            command=command,
+            on_state=self._on_state,
+            on_starting=self._display.show,
+        )
         self._supervisor, self._grammars = self._replica.supervisor, self._replica.grammars
         self._tls = tls_context(config.server)
         loop = asyncio.get_running_loop()
@@ -75,6 +83,7 @@ class Service:
         if self._tls is not None or self._config.server.api_keys_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload_secrets)
         logger.info("engine starting: loading the target %s", self._config.engine.target.path)
+        self._display.begin()
         await self._supervisor.start()
         loading = self._replica.load()
         try:
@@ -82,6 +91,7 @@ class Service:
             if loading.done():
                 await self._serve_http(loading.result())
         finally:
+            self._display.end()
             await self._supervisor.stop(0.0)
             if self._hurry is not None:
                 await self._hurry
@@ -131,6 +141,7 @@ class Service:
                 logger.error("SIGHUP: the certificate stays as it was: %s", error)
 
     def _say_ready(self, ready: object) -> None:
+        self._display.end()
         # At once: whoever started this may be reading a pipe.
         sys.stdout.write(self._announce(self._config, self._listeners[0].getsockname()[1]) + "\n")
         sys.stdout.flush()
@@ -163,7 +174,10 @@ class Service:
 
     def _on_state(self, state: EngineState) -> None:
         if state == "ready" and not self._ready.done():
+            self._display.show(Starting("loading the tokenizer"))
             self._ready.set_result(None)
+        if state == "lost":
+            self._display.show(Starting("starting the engine again"))
         if state == "failed" and not self._over.done():
             self._over.set_result(None)
 
@@ -182,19 +196,33 @@ def _text_of(config: EngineConfig) -> dict[str, object]:
 
 
 def welcome(config: Config, port: int) -> str:
-    """The address, and a command to try."""
+    """The address, who guesses, where to look, and a command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     scheme = "http" if config.server.tls_certificate is None else "https"
-    url, name = f"{scheme}://{host}:{port}/v1", config.model_names[0]
+    root, name = f"{scheme}://{host}:{port}", config.model_names[0]
+    url = f"{root}/v1"
     keyed = config.server.api_key or config.server.api_keys_file
     key = " -H 'Authorization: Bearer '$KEY" if keyed else ""
     body = f'{{"model": "{name}", "prompt": "def fibonacci(n):\\n", "stream": true}}'
-    page = f"  in a browser: {url.removesuffix('v1')}\n" if config.server.page else ""
+    page = f"  in a browser: {root}/\n" if config.server.page else ""
     return (
         f"Foredraft serves {name} at {url}\n{page}"
+        f"  speculation: {_guesses(config.engine.speculation)}\n"
+        f"  metrics: {root}/metrics\n"
         f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
+
+
+def _guesses(said: SpeculationConfig) -> str:
+    if said.k_max == 0:
+        return "none"
+    who = getattr(said.proposer, "path", None)
+    name = said.proposer.kind.replace("_", " ")
+    of = name if who is None else f"{name} {who}"
+    if said.controller.kind == "fixed":
+        return f"{of}, K = {said.k_max}"
+    return f"{of}, K as it pays, from 0 to {said.k_max}"
 
 
 def serve(

@@ -118,7 +118,7 @@ class CompiledDecoder:
         self._numbers = (
             np.float32(config.rms_norm_eps),
             np.float32(body.layers[0].self_attn.scaling),
-            rounded,
+            (0,) if rounded else (),
         )
 
     @property

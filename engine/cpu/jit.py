@@ -19,6 +19,7 @@ import numba
 from numba.core import caching, event
 
 from engine.errors import one_line
+from engine.progress import tell
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,14 @@ def _grants_tiles() -> bool:
 
 
 HAS_TILES = _grants_tiles()
+# Of processors of Intel and AMD, and of ARM.
+_PRODUCTS = {"bfloat16": ("avx512bf16", "amx-bf16", "bf16"), "float16": ("avx512fp16", "fullfp16")}
+
+
+def multiplies(dtype: str) -> bool:
+    """Whether this processor has instructions for products of such numbers."""
+    features = llvmlite.binding.get_host_cpu_features()
+    return dtype == "float32" or any(features.get(name, False) for name in _PRODUCTS[dtype])
 
 
 def _date() -> tuple[tuple[float, int], ...]:
@@ -64,6 +73,16 @@ def fast(function: Callable[..., Any]) -> Any:
         compiled._cache = _Kept(function)
         compiled._cache._cache_file._source_stamp = _DATE
     return compiled
+
+
+def is_kept(function: Any) -> bool:
+    """Whether a `fast` function was compiled before, or never can be kept."""
+    kept = function._cache
+    if not isinstance(kept, _Kept):
+        return True
+    with suppress(Exception):  # unpickling raises what a damaged file makes it raise
+        return bool(kept._cache_file._load_index())
+    return False
 
 
 class _Filled(caching.InTreeCacheLocator):  # type: ignore[misc]
@@ -113,15 +132,16 @@ def _cannot_keep(folder: str, reason: str) -> None:
 
 
 class _Told(event.Listener):  # type: ignore[misc]
-    """Says once that functions are being compiled."""
+    """Says once that functions are being compiled, and tells each."""
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._count = 0
 
     def on_start(self, event: Any) -> None:
-        if self._is_told:
+        self._count += 1
+        tell("compiling for this processor: functions", self._count)
+        if self._count > 1:
             return
-        self._is_told = True
         folder = getattr(event.data["dispatcher"]._cache, "cache_path", None)
         logger.info(
             "compiling for this processor, which takes a minute or so of a core's time: %s",

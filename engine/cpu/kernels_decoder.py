@@ -33,7 +33,7 @@ def forward(
     `kernels_attention.attend`, a sequence each in `tables`, or parts of one in order; `paths` as of
     `kernels_attention.follow`; `keys` and `values` words `[layers, kv_heads, slots, words]`.
     `weights` of `weights.packed_weights`; `shape`: heads, key-value heads, inner width, dimensions
-    of a head; `numbers`: epsilon, scaling of attention, whether rows are rounded."""
+    of a head; `numbers`: epsilon, scaling of attention, and `rounded` of `product`."""
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
     epsilon, scaling, rounded = numbers
     heads, kv_heads, inner, dim = shape

@@ -140,11 +140,14 @@ def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
 
 
 @fast
-def _product_of_words(x: Any, words: Any, rounded: Any, y: Any) -> None:
+def _product_of_floats(x: Any, words: Any, y: Any) -> None:
+    by_vectors(x, x.shape[1] // 2, words, y)
+
+
+@fast
+def _product_of_words(x: Any, words: Any, y: Any) -> None:
     pairs = x.shape[1] // 2
-    if not rounded:
-        by_vectors(x, pairs, words, y)
-    elif HAS_TILES and pairs % SIDE == 0:
+    if HAS_TILES and pairs % SIDE == 0:
         product_of_tiles(as_words(x), words, y)
     elif BY_PAIRS:
         by_vectors(as_words(x), pairs, words, y)
@@ -153,12 +156,12 @@ def _product_of_words(x: Any, words: Any, rounded: Any, y: Any) -> None:
 
 
 @fast
-def _product_of_codes(x: Any, codes: Any, rounded: Any, y: Any) -> None:
+def _product_of_codes(x: Any, codes: Any, y: Any) -> None:
     product_of_codes(as_words(x), codes, y)
 
 
 @fast
-def _product_of_int8(x: Any, codes: Any, rounded: Any, y: Any) -> None:
+def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
     pairs = x.shape[1] // 2
     if HAS_TILES and pairs % SIDE == 0:
         product_of_codes(as_words(x), codes, y)
@@ -177,21 +180,23 @@ def _product_of_int8(x: Any, codes: Any, rounded: Any, y: Any) -> None:
 def product(x: Any, weights: Any, rounded: Any, y: Any) -> None:
     """y = x W'. `x` float32 `[rows, in]`; `weights` of any of `engine.cpu.weights`' forms; `y`
     float32 `[rows, padded(out)]`. `rounded`: in bfloat16, as codes always are. Compiled code knows
-    the form by the type of a number."""
-    _of(weights.dtype)(x, weights, rounded, y)
+    the form by the type of a number, and whether rows are rounded by a tuple, () or (0,): what a
+    model does not use is not compiled."""
+    _of(weights.dtype, bool(rounded))(x, weights, y)
 
 
-def _of(kind: Any) -> Any:
+def _of(kind: Any, rounded: bool) -> Any:
+    of_words = _product_of_words if rounded else _product_of_floats
     of_codes = _product_of_int8 if str(kind) == "int8" else _product_of_codes
-    return _product_of_words if str(kind) == "uint32" else of_codes
+    return of_words if str(kind) == "uint32" else of_codes
 
 
 @overload(product)  # type: ignore[misc]
 def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
-    chosen = _of(weights.dtype)
+    chosen = _of(weights.dtype, len(rounded) > 0)
 
     def call(x: Any, weights: Any, rounded: Any, y: Any) -> None:
-        chosen(x, weights, rounded, y)
+        chosen(x, weights, y)
 
     return call
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.attention.interface import NAME
 from engine.errors import ModelError, one_line
+from engine.hub import refuse_unreachable
 from engine.model.proof import failure
 from engine.model.rope import served_positions
+from engine.progress import counted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
-REACH = 5.0  # seconds in which the hub has to answer
 SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
@@ -139,11 +140,17 @@ def unread(error: Exception) -> str:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """No progress bars, no advice: the operator reads our lines. Restored afterwards."""
+def quietly(stage: str = "loading") -> Iterator[None]:
+    """No progress bars, no advice: the operator reads our lines, and how far weights are is told as
+    ours are, by this name. Restored afterwards."""
     from transformers.utils import logging
 
+    def bar(make: Any, given: Any, named: Any) -> Any:
+        sized = given and isinstance(given[0], Collection)
+        return counted(stage, given[0]) if sized else make(*given, **named)
+
     quiet: Any = logging  # untyped
+    hook = quiet.set_tqdm_hook(bar)
     verbosity = quiet.get_verbosity()
     bars = quiet.is_progress_bar_enabled()
     quiet.set_verbosity_error()
@@ -153,24 +160,10 @@ def quietly() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        quiet.set_tqdm_hook(hook)
         quiet.set_verbosity(verbosity)
         if bars:
             quiet.enable_progress_bar()
-
-
-def refuse_unreachable(name: str, revision: str | None) -> None:
-    """Raise ModelError where nothing was kept of a repository of the hub and that cannot be
-    reached: its library would go on trying, for half a minute or, without any answer, for six."""
-    from huggingface_hub import constants, get_session, try_to_load_from_cache
-
-    kept = try_to_load_from_cache(name, "config.json", revision=revision) is not None
-    if kept or constants.HF_HUB_OFFLINE:
-        return
-    try:
-        get_session().head(constants.ENDPOINT, timeout=REACH)
-    except Exception as error:  # of the library's client
-        what = f"{constants.ENDPOINT} cannot be reached ({failure(error)})"
-        raise ModelError(f"{name!r} is no folder, and {what}") from error
 
 
 def hub_file(name: str, file: str, revision: str | None) -> Path | None:

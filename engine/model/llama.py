@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
 from engine.attention.interface import PreparedAttention, Variation
+from engine.config import Role
+from engine.progress import counted
 
 Angles = tuple[Tensor, Tensor]
 
@@ -257,7 +259,7 @@ class Llama(nn.Module):
         return Output(self.lm_head(rows[:, kept]))
 
 
-def read_llama(folder: Path) -> Llama | None:
+def read_llama(folder: Path, role: Role = "target") -> Llama | None:
     """In the precision in which it is stored, on the CPU; None for whatever is not a plain Llama in
     one file, complete and no more than that."""
     try:
@@ -269,10 +271,10 @@ def read_llama(folder: Path) -> Llama | None:
         model, weights = Llama(config, generation), load_file(folder / "model.safetensors")
     except (OSError, ValidationError, SafetensorError):
         return None
-    return model if _fill(model, weights) else None
+    return model if _fill(model, weights, f"loading the {role}") else None
 
 
-def _fill(model: Llama, weights: dict[str, Tensor]) -> bool:
+def _fill(model: Llama, weights: dict[str, Tensor], stage: str) -> bool:
     """Whether these are the model's, each of its shape and all of one type, which it says."""
     tied = model.config.tie_word_embeddings
     shapes = {name: w.shape for name, w in model.named_parameters()}
@@ -282,7 +284,8 @@ def _fill(model: Llama, weights: dict[str, Tensor]) -> bool:
     types = {weight.dtype for weight in weights.values()}
     if given != shapes or types != {model.config.dtype}:
         return False
-    model.load_state_dict({n: w.clone() for n, w in weights.items()}, strict=False, assign=True)
+    read = {name: weights[name].clone() for name in counted(stage, given)}
+    model.load_state_dict(read, strict=False, assign=True)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     return True

@@ -23,12 +23,12 @@ from engine.config import DraftQuantizationName, DTypeName, QuantizationName, Ro
 from engine.cpu.decoder import Quantised, compiled_decoder, obstacle_to_bfloat16, quantised
 from engine.cpu.fused import fused_decoder, packed_decoder
 from engine.errors import ModelError
+from engine.hub import refuse_unreachable
 from engine.model.checkpoint import (
     length_limit,
     quietly,
     read_config,
     read_weights,
-    refuse_unreachable,
     refuse_unservable,
     stored_in,
 )
@@ -36,6 +36,7 @@ from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
+from engine.progress import tell
 from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,11 @@ class _Source:
     def load(self, dtype: DTypeName, *, eight: bool) -> LoadedModel:
         """`eight`: compiled code may keep weights in eight bits. With `own_int8` it keeps those
         that are to be int8, or this raises _NotCompiled. Raises ModelError."""
-        name, where, hub = self.name, self.device, self.hub
-        folder = folder_of(self.path, self.role)
+        name, where, hub, role = self.name, self.device, self.hub, self.role
+        folder = folder_of(self.path, role)
+        tell(f"loading the {role}" if folder else f"fetching and loading the {role}")
         plain = where.type == "cpu" and (self.quantization == "none" or self.own_int8)
-        llama = read_llama(folder) if folder is not None and plain else None
+        llama = read_llama(folder, role) if folder is not None and plain else None
         if llama is not None:
             make = self._facts(llama.config, dtype, folder)
             llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
@@ -113,7 +115,7 @@ class _Source:
         register()
         if folder is None:
             refuse_unreachable(self.path, hub["revision"])
-        with quietly():
+        with quietly(f"loading the {role}"):
             config = read_config(str(folder or self.path), name, hub)
             refuse_unservable(config, name, has_remote_code=hub["trust_remote_code"])
             make = self._facts(config, dtype, folder)
@@ -160,6 +162,7 @@ def _proven(
     steady: bool = False,
 ) -> LoadedModel:
     """Called in the quickest way there is, or by what is `steady`. Raises ModelError."""
+    tell(f"checking the {make.keywords['role']}")
     loaded = make(
         model=model,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),

@@ -31,10 +31,18 @@ from engine.config import (
 )
 from engine.errors import ConfigError, ModelError
 from engine.grammar.translation import Translation
-from engine.grammar.vocabulary import load_vocabulary, token_texts
+from engine.grammar.vocabulary import load_vocabulary
 from engine.model.attention_choice import choose_attention
 from engine.model.eagle_head import EagleHead, Target, load_eagle
 from engine.model.early_exit import best_exit, early_exit
+from engine.model.fit import (
+    Vocabulary,
+    check_lengths,
+    compare,
+    refuse_swapped,
+    vocabulary_in,
+    warn_of_slow,
+)
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
@@ -45,6 +53,7 @@ from engine.model.memory import device_limit, reserve_of, table_bytes, weights_o
 from engine.model.precision import named_dtype
 from engine.model.proof import waits_for_device
 from engine.model.runner import Graphs, ModelRunner
+from engine.progress import tell
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
@@ -56,8 +65,6 @@ from engine.scheduling.memory import (
 from engine.scheduling.segment import HiddenRows
 
 logger = logging.getLogger(__name__)
-
-LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +87,15 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     models: dict[Role, ModelConfig | DraftModelConfig] = {"target": said}
     if isinstance(proposer, DraftModelConfig):
         models["draft"] = proposer
+    device = pick_device(config.device)
+    warn_of_slow(models, device.type)
+    refuse_swapped(models)
     refuse_weights(config, models)
-    use_device(pick_device(config.device))
+    use_device(device)
+    if isinstance(proposer, DraftModelConfig):
+        return _load_both(config, proposer, target)
     target = target or _load(config, said, "target", said.max_model_len)
     match proposer:
-        case DraftModelConfig():
-            draft = load_draft(config, proposer)
-            return Pair(target, draft, check_pair(target, draft))
         case SelfConfig(layers="auto"):
             return Pair(target, best_exit(target, config.speculation.k_max))
         case SelfConfig(layers=int(layers)):
@@ -96,6 +105,20 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
         case EagleConfig() as head:
             return Pair(target, eagle=_load_eagle(head, target))
     return Pair(target)
+
+
+def _load_both(config: EngineConfig, said: DraftModelConfig, target: LoadedModel | None) -> Pair:
+    """Their vocabularies are compared before weights are read, and again if these say otherwise.
+    Raises ModelError."""
+    ours, theirs = vocabulary_in(config.target, "target"), vocabulary_in(said, "draft")
+    known = translation = None
+    if ours is not None and theirs is not None:
+        known, translation = (ours, theirs), compare(ours, theirs)
+    target = target or _load(config, config.target, "target", config.target.max_model_len)
+    draft = load_draft(config, said)
+    check_lengths(target, draft)
+    found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
+    return Pair(target, draft, translation if found == known else compare(*found))
 
 
 def load_draft(config: EngineConfig, said: DraftModelConfig) -> LoadedModel:
@@ -157,65 +180,6 @@ def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
     )
     fits = Target(words, target.vocab_size, width, len(target.layers))
     return load_eagle(said.path, folder_of(said.path, "eagle"), fits, revision=said.revision)
-
-
-def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
-    """None if ids below the smaller vocabulary mean the same tokens in both, else how to go between
-    them. Embedding rows padded beyond the tokenizer are no difference. Raises ModelError where the
-    draft does not reach as far as the target, where one of them brings no tokenizer.json and the
-    two vocabulary sizes differ, and where they share too little."""
-    pair = f"the draft model {draft.path!r} does not fit the target model {target.path!r}"
-    if draft.max_model_len < target.max_model_len:
-        raise ModelError(
-            f"{pair}: it has {draft.max_model_len} positions, the target is to serve "
-            f"{target.max_model_len}; set target.max_model_len to {draft.max_model_len} or less"
-        )
-    ours, theirs = _vocabulary(target), _vocabulary(draft)
-    if ours is None or theirs is None:
-        if target.vocab_size != draft.vocab_size:
-            raise ModelError(
-                f"{pair}: their vocabularies have {draft.vocab_size} and {target.vocab_size} "
-                "tokens, and without a tokenizer.json in both folders they cannot be compared"
-            )
-        return None
-    shared = min(target.vocab_size, draft.vocab_size)
-    every = (i for i in sorted(ours.keys() | theirs.keys()) if i < shared)
-    odd = next((i for i in every if ours.get(i) != theirs.get(i)), None)
-    if odd is None:
-        return None
-    try:
-        both = [
-            load_vocabulary(str(each.folder), vocab_size=each.vocab_size, eos_ids=each.eos_ids)
-            for each in (target, draft)
-        ]
-    except ModelError as error:
-        raise ModelError(
-            f"{pair}: token {odd} is {theirs.get(odd)!r} for the draft and {ours.get(odd)!r} for "
-            f"the target, and their texts cannot be compared ({error})"
-        ) from error
-    found = Translation(*both, vocab_size=target.vocab_size, draft_size=draft.vocab_size)
-    counts = f"{len(found.target_ids)} of its {found.sizes[1]} tokens are among the target's"
-    if found.share < LEAST_SHARED:
-        raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
-    logger.info(
-        "the draft model %r has a tokenizer of its own: %s %d, and it guesses those, step by step",
-        draft.path, counts, found.sizes[0],
-    )  # fmt: skip
-    return found
-
-
-def _vocabulary(model: LoadedModel) -> dict[int, str] | None:
-    """Token text by id from the folder's tokenizer.json, or None if there is none."""
-    file = model.folder / "tokenizer.json" if model.folder else None
-    if file is None or not file.is_file():
-        return None
-    try:
-        return token_texts(file)
-    except Exception as error:  # Rust's are of no class of their own
-        raise ModelError(
-            f"the {model.role} model {model.path!r} has a tokenizer.json that cannot be read: "
-            f"{error}"
-        ) from error
 
 
 def build_cache(
@@ -288,8 +252,8 @@ def runner_of(
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
-    for _ in readied(config, runner, cache) if ready else ():
-        pass
+    for number, _ in enumerate(readied(config, runner, cache) if ready else ()):
+        tell(f"preparing the {model.role}'s forwards", number)
     return runner
 
 

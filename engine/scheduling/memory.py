@@ -179,6 +179,14 @@ def weight_bytes_in(folder: Path, item: int) -> int | None:
     return sum(count * size.get(dtype, 1) for count, dtype in _tensors_in(folder)) or None
 
 
+def parameters_in(folder: Path) -> int | None:
+    """How many numbers a folder's safetensors hold, by their headers. None if there are none to be
+    read, or some are quantised: then several may be in one."""
+    found = _tensors_in(folder)
+    plain = {dtype for _, dtype in found} <= {"F64", "F32", "F16", "BF16"}
+    return sum(count for count, _ in found) or None if plain else None
+
+
 def dtypes_in(folder: Path) -> frozenset[str]:
     """Types of the numbers in a folder's safetensors as these name them (`BF16`, `F32`); empty if
     there are none to be read."""

@@ -30,18 +30,12 @@ from engine.control.profile import Profile
 from engine.control.trial import Trial
 from engine.errors import ConfigError, EngineError, MemoryPlanError, ModelError, one_line
 from engine.messages import Swap, SwapOutcome
+from engine.model.fit import check_pair
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import device_limit
-from engine.model.pair import (
-    check_pair,
-    load_draft,
-    readied,
-    refuse_weights,
-    runner_of,
-    use_device,
-)
+from engine.model.pair import load_draft, readied, refuse_weights, runner_of, use_device
 from engine.model.proof import failure
 from engine.model.runner import ModelRunner
 from engine.scheduling.memory import gib

@@ -32,6 +32,7 @@ from engine.control.profile import (
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.runner import ModelRunner
+from engine.progress import counted
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.plain import Rows, plain_of
 from engine.sampling.row_facts import fields_of, plan_of, shape_of
@@ -194,7 +195,7 @@ class Rehearsal:
         planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]
         if planned and budget > 0.0:
             self._settle(planned[0])
-        for size in planned:
+        for size in counted("timing forwards", planned):
             if LEAST_TURNS * (time.perf_counter() - began) > budget:
                 break
             found.append([self._once(size)])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Event, Leaving, Ready, Stop
+from engine.messages import Event, Leaving, Ready, Starting, Stop
 from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
@@ -43,6 +43,7 @@ class EngineSupervisor:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         on_state: Callable[[EngineState], None],
+        on_starting: Callable[[Starting], None] = lambda starting: None,
     ) -> None:
         self._settings = config.server
         self._engine = config.engine
@@ -53,6 +54,7 @@ class EngineSupervisor:
         self._client = client
         self._command = tuple(command)
         self._on_state = on_state
+        self._on_starting = on_starting
         self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
         self._start_seconds: float | None = None  # of the last one that got ready
@@ -209,6 +211,8 @@ class EngineSupervisor:
         return await self._final_loss(incarnation)
 
     def _on_event(self, event: Event, incarnation: Incarnation) -> None:
+        if isinstance(event, Starting):
+            self._on_starting(event)
         if isinstance(event, Ready):
             if self._end.is_set():
                 return

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from engine.errors import ModelError, one_line
+from engine.hub import refuse_unreachable
 from server.errors import ChatTemplateError
 
 SPELLINGS = (
@@ -267,6 +268,8 @@ def load_tokenizer(
     if os.path.isdir(path) and not any(map(os.path.isfile, files)):
         known = ", ".join(TOKENIZER_FILES)
         raise ModelError(f"cannot load a tokenizer from {path}: the folder holds none of {known}")
+    if not os.path.isdir(path):
+        refuse_unreachable(path, revision)
     from transformers import AutoTokenizer
 
     # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.

@@ -18,7 +18,8 @@ from engine.errors import ModelError
 from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Output, SamplingParams
-from engine.model.pair import Pair, check_pair, load_pair
+from engine.model.fit import check_pair
+from engine.model.pair import Pair, load_pair
 from engine.speculation.foreign_draft import ForeignDraftProposer, Reading
 from tests.model.test_lossless import FIELDS, PROMPT, VARIANTS, Replies, hold, run, submit_all
 from tests.support import tiny, tiny_text, two_tongues
@@ -243,6 +244,6 @@ def test_a_vocabulary_that_is_hardly_shared_is_refused(
     with caplog.at_level(logging.INFO):
         check_pair(pair.target, pair.draft)
     assert "262 of its 262 tokens are among the target's 275" in caplog.text
-    monkeypatch.setattr("engine.model.pair.LEAST_SHARED", 1.1)
+    monkeypatch.setattr("engine.model.fit.LEAST_SHARED", 1.1)
     with pytest.raises(ModelError, match="only 262 of its 262 tokens are among the target's"):
         check_pair(pair.target, pair.draft)

@@ -30,10 +30,10 @@ from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
 from engine.model.checkpoint import hub_file, length_limit
+from engine.model.fit import check_pair
 from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
-from engine.model.pair import check_pair
 from engine.model.proof import LENGTH, is_proven
 from engine.scheduling.segment import Segment
 from tests.support import tiny
@@ -124,7 +124,7 @@ def test_folder_without_a_config(tmp_path: Path) -> None:
 
 def test_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x")
-    assert "was not found" in refusal(tmp_path / "weights.bin")
+    assert "is a file: give its folder" in refusal(tmp_path / "weights.bin")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
 def test_only_a_hub_name_may_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: org/name goes to the hub; offline, the sentence says so. Anything else never does."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "no usable configuration" in refusal("no-such-org/no-such-model")
+    assert "was not fetched before, and HF_HUB_OFFLINE is set" in refusal("no-such-org/model")
 
 
 def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:

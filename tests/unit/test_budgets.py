@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 # capability and says why; it falls with every commit that makes a part smaller.
 BUDGETS = {
     "engine/control": 1_604,
-    "engine/cpu": 3_275,
+    "engine/cpu": 3_354,
     "lab": 8_313,  # engine/lab and server/lab
-    "serving": 29_575,  # everything else but the script that trained the built-in pair
-    "all": 43_862,
+    "serving": 29_937,  # everything else but the script that trained the built-in pair
+    "all": 44_303,
     "page": 1_758,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"

@@ -199,6 +199,20 @@ def test_welcome_can_be_pasted() -> None:
     assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([], "draft model demo, K as it pays, from 0 to 8"),
+        (["speculation.controller.k=4"], "draft model demo, K = 4"),
+        (["target.path=/m", "speculation.proposer.kind=ngram"], "ngram, K as it pays, from 0 to 8"),
+        (["speculation.proposer.kind=none"], "none"),
+        (["speculation.controller.k=0"], "none"),
+    ],
+)
+def test_welcome_says_who_guesses(said: list[str], told: str) -> None:
+    assert f"\n  speculation: {told}\n" in welcome(load_config(None, said), 1)
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: Ctrl-C in the first seconds of `serve` printed that a coroutine was never awaited."""

@@ -89,3 +89,10 @@ def test_the_configuration_table_has_every_variant() -> None:
         assert f"| `{key}` |" in table
     for k in ("k", "k_max"):
         assert f"| `speculation.controller.{k}` |" in table
+
+
+def test_a_page_says_where_its_command_is() -> None:
+    """Bug: who followed a page word by word got `foredraft: command not found`."""
+    for page in PAGES:
+        before, found, _ = page.read_text(encoding="utf-8").partition("\n$ foredraft ")
+        assert not found or 'export PATH="$PWD/.venv/bin:$PATH"' in before, page.name

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0, "engine.arguments": 0,
-    "engine.logs": 0,
+    "engine.logs": 0, "engine.hub": 0, "engine.progress": 0,
     "engine.child": 1, "engine.scheduling": 2, "engine.control": 3,  # no torch
     "engine.attention": 4, "engine.sampling": 5, "engine.cpu": 6,
     "engine.grammar": 7, "engine.model": 8, "engine.speculation": 9, "engine.step": 10,
@@ -26,7 +26,7 @@ LEVELS = {
 }  # fmt: skip
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
-    "engine.logs",
+    "engine.logs", "engine.hub",
     "engine.lab.files",  # of command lines, on both sides
 }  # fmt: skip
 # Of the server, as LEVELS: what a folder imports lies below it, or in it.
@@ -70,7 +70,7 @@ DOORS = {
     "llvmlite": ["engine.cpu"],
     "tokenizers": ["engine.demo", "engine.grammar.vocabulary", "server.text.tokenizer"],
     "llguidance": ["engine.grammar", "engine.model.pair"],
-    "huggingface_hub": ["engine.model.checkpoint"],
+    "huggingface_hub": ["engine.hub"],
     "safetensors": ["engine.demo", "engine.model.head_files", "engine.model.llama",
                     "engine.scheduling.memory",
                     "engine.lab.train.program"],
@@ -84,8 +84,8 @@ DOORS = {
                 "server.connection"],
 }  # fmt: skip
 CPU_DOOR = {
-    "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws", "engine.cpu.fused",
-    "engine.cpu.jit",
+    "engine.cpu.ahead", "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws",
+    "engine.cpu.fused", "engine.cpu.jit",
 }  # fmt: skip
 
 

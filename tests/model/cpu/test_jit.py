@@ -11,6 +11,11 @@ from typing import Any
 import numba.core.registry
 
 import engine.cpu
+from engine.cpu import kernels_draws
+from engine.cpu.ahead import compile_draws, compiled_ahead
+from engine.cpu.draws import QuickDraws
+from engine.cpu.jit import is_kept
+from engine.sampling.logits import LogitsProcessor
 
 
 def compiled() -> Iterator[tuple[str, Any]]:
@@ -33,3 +38,15 @@ def test_compiled_code_has_no_freedom() -> None:
     assert len(every) > 50
     free = {name: f.targetoptions.get("fastmath") for name, f in every.items()}
     assert not {name: freedom for name, freedom in free.items() if freedom}
+
+
+def test_what_is_compiled_ahead_is_what_the_engine_asks_for() -> None:
+    """Law: of the same types, or a first start would compile the draws twice; and once it is kept,
+    no process is started for it."""
+    compile_draws()
+    before = {f: set(f.signatures) for f in (kernels_draws.draw, kernels_draws.guess_rows)}
+    QuickDraws(LogitsProcessor(()), 64).warm()
+    assert all(set(f.signatures) == known for f, known in before.items())
+    assert is_kept(kernels_draws.guess_rows)
+    with compiled_ahead("cpu", command=["/no/such/command"]):
+        pass  # or FileNotFoundError

@@ -1,0 +1,173 @@
+"""Whether a draft fits a target, and what else the files of both show before any weights are read:
+who is to wait for weights should hear at once that they are of no use."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.config import DraftModelConfig, ModelConfig, Role, folder_of, model_folder
+from engine.cpu.jit import multiplies
+from engine.errors import ModelError
+from engine.grammar.translation import Translation
+from engine.grammar.vocabulary import load_vocabulary, token_texts
+from engine.model.checkpoint import hub_file
+from engine.model.loaded import LoadedModel
+from engine.scheduling.memory import parameters_in
+
+logger = logging.getLogger(__name__)
+
+LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokens: the ids of its logits, those that end a text, its tokenizer.json."""
+
+    name: str
+    role: Role
+    size: int
+    eos_ids: tuple[int, ...]
+    file: Path | None
+
+    @classmethod
+    def of(cls, model: LoadedModel, before: Vocabulary | None = None) -> Vocabulary:
+        """Of a model that is loaded, and of which that was known `before`."""
+        if before is not None:
+            return replace(before, size=model.vocab_size, eos_ids=model.eos_ids)
+        file = model.folder / "tokenizer.json" if model.folder else None
+        file = file if file is not None and file.is_file() else None
+        return cls(model.path, model.role, model.vocab_size, model.eos_ids, file)
+
+    def texts(self) -> dict[int, str]:
+        """By id. Raises ModelError."""
+        assert self.file is not None
+        try:
+            return token_texts(self.file)
+        except Exception as error:  # Rust's are of no class of their own
+            raise ModelError(
+                f"the {self.role} model {self.name!r} has a tokenizer.json that cannot be read: "
+                f"{error}"
+            ) from error
+
+
+def vocabulary_in(said: ModelConfig | DraftModelConfig, role: Role) -> Vocabulary | None:
+    """By the small files of a folder or of the hub; None where these do not say it. Raises
+    ModelError."""
+    path = model_folder(said.path, role)
+    folder = folder_of(path, role)
+    file = partial(_file, path, folder, said.revision)
+    config, generation = _json(file("config.json")), _json(file("generation_config.json"))
+    size, eos = config.get("vocab_size"), generation.get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
+    ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if type(size) is not int or not all(type(i) is int for i in ids):
+        return None
+    return Vocabulary(path, role, size, ids, file("tokenizer.json"))
+
+
+def _file(path: str, folder: Path | None, revision: str | None, name: str) -> Path | None:
+    if folder is None:
+        return hub_file(path, name, revision)
+    return folder / name if (folder / name).is_file() else None
+
+
+def _json(file: Path | None) -> dict[str, Any]:
+    """Nothing where there is none: what is wrong with it is said by who needs it."""
+    try:
+        found = {} if file is None else json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def refuse_swapped(said: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
+    """A draft of more parameters than its target, by the headers of local files; nothing is known
+    of quantised ones. Raises ModelError."""
+    paths = {role: model_folder(model.path, role) for role, model in said.items()}
+    sizes = {role: parameters_in(Path(path)) for role, path in paths.items()}
+    target, draft = sizes.get("target"), sizes.get("draft")
+    if target is not None and draft is not None and draft > target:
+        raise ModelError(
+            f"the draft model {paths['draft']!r} has {draft / 1e6:,.1f} M parameters, more than the"
+            f" target model {paths['target']!r} with {target / 1e6:,.1f} M: are they swapped?"
+        )
+
+
+def warn_of_slow(
+    said: Mapping[Role, ModelConfig | DraftModelConfig],
+    device: str,
+    knows: Callable[[str], bool] = multiplies,
+) -> None:
+    """Of numbers that this CPU has no instructions for."""
+    for role, model in said.items():
+        if device == "cpu" and model.dtype != "auto" and not knows(model.dtype):
+            logger.warning(
+                "the %s's dtype is %r, which is slow on this CPU, since it has no instructions for"
+                " it: leave dtype out, or say 'float32'", role, model.dtype,
+            )  # fmt: skip
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
+    """As `compare`. Raises ModelError also where the draft does not reach as far as the target."""
+    check_lengths(target, draft)
+    return compare(Vocabulary.of(target), Vocabulary.of(draft))
+
+
+def check_lengths(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raises ModelError."""
+    if draft.max_model_len < target.max_model_len:
+        raise ModelError(
+            f"{_pair(target.path, draft.path)}: it has {draft.max_model_len} positions, the target"
+            f" is to serve {target.max_model_len}; set target.max_model_len to"
+            f" {draft.max_model_len} or less"
+        )
+
+
+def compare(target: Vocabulary, draft: Vocabulary) -> Translation | None:
+    """None if ids below the smaller vocabulary mean the same tokens in both, else how to go between
+    them. Embedding rows padded beyond the tokenizer are no difference. Raises ModelError where one
+    of them brings no tokenizer.json and the two sizes differ, and where they share too little."""
+    pair = _pair(target.name, draft.name)
+    if target.file is None or draft.file is None:
+        if target.size != draft.size:
+            raise ModelError(
+                f"{pair}: their vocabularies have {draft.size} and {target.size} tokens, and"
+                " without a tokenizer.json in both folders they cannot be compared"
+            )
+        return None
+    ours, theirs = target.texts(), draft.texts()
+    shared = min(target.size, draft.size)
+    every = (i for i in sorted(ours.keys() | theirs.keys()) if i < shared)
+    odd = next((i for i in every if ours.get(i) != theirs.get(i)), None)
+    if odd is None:
+        return None
+    try:
+        both = [
+            load_vocabulary(str(each.file.parent), vocab_size=each.size, eos_ids=each.eos_ids)
+            for each in (target, draft)
+            if each.file is not None
+        ]
+    except ModelError as error:
+        raise ModelError(
+            f"{pair}: token {odd} is {theirs.get(odd)!r} for the draft and {ours.get(odd)!r} for "
+            f"the target, and their texts cannot be compared ({error})"
+        ) from error
+    found = Translation(*both, vocab_size=target.size, draft_size=draft.size)
+    counts = f"{len(found.target_ids)} of its {found.sizes[1]} tokens are among the target's"
+    if found.share < LEAST_SHARED:
+        raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
+    logger.info(
+        "the draft model %r has a tokenizer of its own: %s %d, and it guesses those, step by step",
+        draft.name, counts, found.sizes[0],
+    )  # fmt: skip
+    return found
+
+
+def _pair(target: str, draft: str) -> str:
+    return f"the draft model {draft!r} does not fit the target model {target!r}"

@@ -1,0 +1,84 @@
+"""What a start shows: a line on a terminal, lines of the log elsewhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from engine.messages import Starting
+from engine.progress import counted, heard, tell
+from server.supervise.starting import LOGGED_SECONDS, StartDisplay
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_goes_to_who_listens_and_to_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: each item is told before it is worked on, and nothing once nobody listens."""
+    told: list[tuple[str, int, int]] = []
+    with caplog.at_level(logging.DEBUG):
+        with heard(lambda *said: told.append(said)):
+            assert list(counted("loading", "ab")) == ["a", "b"]
+            tell("checking")
+        assert not caplog.records
+        tell("later")
+    assert told == [("loading", 0, 2), ("loading", 1, 2), ("checking", 0, 0)]
+
+
+def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: stage, count and bar are drawn over each other; nothing is logged beside."""
+    screen = Terminal()
+    with caplog.at_level(logging.INFO):
+        display = StartDisplay(screen, "text")
+        display.tick()
+        assert "starting the engine 00:00" in screen.getvalue()
+        display.show(Starting("loading the target", 3, 12))
+        display.tick()
+        assert "loading the target 3/12 |" in screen.getvalue()
+        display.show(Starting("compiling", 7))
+        display.tick()
+        assert "compiling 7, 00:00" in screen.getvalue()
+        display.end()
+        display.end()
+    assert not caplog.records
+    assert "\n" not in screen.getvalue()
+    assert screen.getvalue().rpartition("00:00")[2].strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("screen", "form"), [(Terminal(), "json"), (io.StringIO(), "text"), (io.StringIO(), "json")]
+)
+def test_elsewhere_the_log_tells_now_and_then(
+    screen: io.StringIO, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Law: without a terminal, or where lines are JSON, nothing is drawn; a quick start logs
+    nothing of it, a slow one a line every ten seconds."""
+    clock = Clock()
+    with caplog.at_level(logging.INFO):
+        display = StartDisplay(screen, form, clock)  # type: ignore[arg-type]
+        display.show(Starting("loading the target", 3, 12))
+        clock.now = LOGGED_SECONDS - 0.1
+        display.tick()
+        assert not caplog.messages
+        for clock.now in (LOGGED_SECONDS, LOGGED_SECONDS + 1, 2 * LOGGED_SECONDS):
+            display.tick()
+        display.show(Starting("checking"))
+        clock.now = 31.0
+        display.tick()
+    assert caplog.messages == [
+        "loading the target 3 of 12 (10 s since the start)",
+        "loading the target 3 of 12 (20 s since the start)",
+        "checking (31 s since the start)",
+    ]
+    assert not screen.getvalue()
