@@ -126,13 +126,13 @@ class Tenant:
     @property
     def headers(self) -> dict[str, str]:
         """What is left of its limits, under OpenAI's names."""
-        told: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for what, allowance in self._allowances.items():
-            told[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
-            told[f"x-ratelimit-remaining-{what}"] = str(max(int(allowance.left), 0))
+            headers[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
+            headers[f"x-ratelimit-remaining-{what}"] = str(max(int(allowance.left), 0))
             seconds = allowance.seconds_until(allowance.per_minute)
-            told[f"x-ratelimit-reset-{what}"] = f"{seconds:.3f}s"
-        return told
+            headers[f"x-ratelimit-reset-{what}"] = f"{seconds:.3f}s"
+        return headers
 
 
 class Keyring:

@@ -43,10 +43,10 @@ Found = tuple[list[list[int]], list[list[float]]]
 
 
 class Guessed(NamedTuple):
-    """A proposal of some sequences, on the device: float64 `told` `[2, steps, sequences or more]`,
+    """A proposal of some sequences, on the device: float64 `drawn` `[2, steps, sequences or more]`,
     tokens and leads, and the tokens as `ids` int64 `[sequences * steps]`, 0 for none."""
 
-    told: Tensor
+    drawn: Tensor
     ids: Tensor
 
 
@@ -127,7 +127,7 @@ class _Chain:
         return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
-        """`Guessed.told` of all rows; float64 holds every id. Leaves `ids`."""
+        """`Guessed.drawn` of all rows; float64 holds every id. Leaves `ids`."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
@@ -147,10 +147,10 @@ class _Chain:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
                 positions, attention = self._positions.there[None] + step, self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
-        told = torch.stack(found, dim=1)
-        ids = torch.empty(self._kind.rows, self._kind.steps, dtype=torch.int64, device=told.device)
-        self.ids = ids.copy_(told[0].T.clamp(min=0)).view(-1)
-        return told
+        drawn = torch.stack(found, dim=1)
+        ids = torch.empty(self._kind.rows, self._kind.steps, dtype=torch.int64, device=drawn.device)
+        self.ids = ids.copy_(drawn[0].T.clamp(min=0)).view(-1)
+        return drawn
 
 
 class ChainGraphs:
@@ -217,7 +217,7 @@ class ChainGraphs:
         return self._sizes[bisect_left(self._sizes, len(starts))]
 
 
-def read_chains(told: Numbers, sequences: int) -> Found:
+def read_chains(drawn: Numbers, sequences: int) -> Found:
     """Tokens and leads by sequence."""
-    tokens, leads = told[:, :, :sequences].transpose(0, 2, 1)
+    tokens, leads = drawn[:, :, :sequences].transpose(0, 2, 1)
     return tokens.astype(np.int64).tolist(), leads.tolist()

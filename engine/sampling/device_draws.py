@@ -66,7 +66,7 @@ class Enqueued(NamedTuple):
     asked: Seq[Rows]
     sent: list[Tensor]
 
-    def told(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
+    def results(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
         """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
         tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
         scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
@@ -87,7 +87,7 @@ class Enqueued(NamedTuple):
                 tokens += drawn[at : at + rows.size]
                 counts += [asks] * rows.size
             at += rows.size
-        return logprobs.told(numbers, tokens, counts)
+        return logprobs.from_scores(numbers, tokens, counts)
 
 
 class Question(NamedTuple):
@@ -146,9 +146,9 @@ class DeviceDraws:
             return [Drawn()] * len(asked)
         enqueued = self.enqueue(logits, mine)
         sizes = [rows.size for rows in mine]
-        told = iter(enqueued.told(read_together(enqueued.sent), sizes))
+        drawn = iter(enqueued.results(read_together(enqueued.sent), sizes))
         takes = [rows is not None and self.takes(rows.seq) for rows in asked]
-        return [next(told) if taken else Drawn() for taken in takes]
+        return [next(drawn) if taken else Drawn() for taken in takes]
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Of all rows in order, tokens and leads (see best_and_lead), or None: go the long way. One

@@ -30,7 +30,7 @@ def token_logprobs(
         return []
     there = torch.tensor([list(rows), list(tokens)]).to(logits.device, non_blocking=True)
     numbers = scores(logits, there[0], there[1], max(counts)).tolist()
-    return told(np.array(numbers), tokens, counts)
+    return from_scores(np.array(numbers), tokens, counts)
 
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
@@ -57,11 +57,11 @@ def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
     return torch.cat([own.double(), ranks.double(), ids.double(), tops.double()], dim=1)
 
 
-def told(
+def from_scores(
     numbers: npt.NDArray[np.float64], tokens: Seq[int], counts: Seq[int]
 ) -> list[TokenLogprobs]:
-    """What `scores` answered, and the tokens it was asked about, each with so many most likely
-    ids."""
+    """Of each of `tokens`, from the rows of `scores`, with the `counts` most likely ids of its
+    row."""
     middle = 1 + numbers.shape[1] // 2
     ranks, ids = (numbers[:, part].astype(np.int64).tolist() for part in (1, slice(2, middle)))
     own, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()

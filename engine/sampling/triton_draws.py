@@ -89,13 +89,13 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     from engine.sampling import triton_kernels as kernels
 
     logits, kept = logits.contiguous(), max(_LEAST_KEPT, 1 << (count - 1).bit_length())
-    told = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
+    scored = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         *found, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
         kernels.scores_of_rows[len(rows),](
-            told, *found, logits, rows, tokens, count, 2 + 2 * count, **sizes
+            scored, *found, logits, rows, tokens, count, 2 + 2 * count, **sizes
         )
-    return told
+    return scored
 
 
 def _topped(

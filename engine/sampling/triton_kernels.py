@@ -316,7 +316,7 @@ def best_of_likeliest(
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
     token = tl.where(sure > 0, token, _UNSURE) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
-    told = (token != _UNSURE) if GUESSED else (token == token)
-    tl.store(drawn + row, token.to(tl.float64), mask=told)
+    stored = (token != _UNSURE) if GUESSED else (token == token)
+    tl.store(drawn + row, token.to(tl.float64), mask=stored)
     lead = _lead(best, next_best).to(tl.float64)
-    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=told)
+    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=stored)

@@ -152,7 +152,7 @@ class DraftModelProposer(Proposer):
         """Send the chain of what has begun; `table` of the rows that its guesses are drawn from, as
         row_facts.Plan's. The guesses, as chain_graphs.Guessed.ids."""
         found = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
-        flight.sent.append(found.told)
+        flight.sent.append(found.drawn)
         return found.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
@@ -190,8 +190,8 @@ class DraftModelProposer(Proposer):
         elif starts := self._fit_for_one_call(drafts):
             assert isinstance(self._draws, DeviceDraws)
             table = self._draws.plan(chain_rows(drafts)).table
-            told = self._unseen_chain(drafts, starts, output.take(last), table).told
-            self._take_chains(drafts, read_chains(told.cpu().numpy(), len(drafts)))
+            drawn = self._unseen_chain(drafts, starts, output.take(last), table).drawn
+            self._take_chains(drafts, read_chains(drawn.cpu().numpy(), len(drafts)))
             left = []
         return left, output.take(rows) if left else output
 

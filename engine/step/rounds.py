@@ -115,8 +115,8 @@ class Rounds:
         if len(rows) < len(chunks):
             sampling = [pair for pair in sampling if pair[0].samples]
         sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
-        told = drawn.told(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
-        self._acceptor.walk(sampled, output, told)
+        results = drawn.results(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
+        self._acceptor.walk(sampled, output, results)
         if self._is_learnt_from(plan):
             self._teach(plan, sampled, output, packed)
         self._proposer.take_over()

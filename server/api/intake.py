@@ -28,7 +28,7 @@ from server.api.tool_use import ToolUse
 from server.engine.admission import Charge
 from server.generation.generation import Generation
 from server.generation.generation_spec import MASK, GenerationSpec, Guessing
-from server.generation.told import TOLD, Told
+from server.generation.progress import PROGRESS, ReplyProgress
 from server.keys import Tenant
 
 GREEDY_BELOW = 1e-4  # of temperatures
@@ -77,7 +77,7 @@ async def start(
             await services.grammars.check(asked.grammar, param=asked.param)
         prompts.prediction = await of_prediction(services, request, ready)
         seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
-        told: Told | None = http.scope.get("extensions", {}).get(TOLD)
+        progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
         id = prefix + uuid.uuid4().hex  # not what a reply goes on under: who began it may be here
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
@@ -85,13 +85,13 @@ async def start(
             tokenizer=services.tokenizer,
             metrics=services.metrics,
             charge=Charge(services.admission, tenant, num_tokens),
-            told=told,
+            progress=progress,
         )
         now = time.time()
         generation.start(arrival=now)
         created, fingerprint = int(now), services.fingerprint(ready)
-        if told is not None:
-            id, created = told.begin(id, created, seed=seed, fingerprint=fingerprint)
+        if progress is not None:
+            id, created = progress.begin(id, created, seed=seed, fingerprint=fingerprint)
     return Call(
         id=id,
         created=created,

@@ -19,7 +19,7 @@ from server.engine.client import EngineClient
 from server.errors import DeadlineExceeded, GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
-from server.generation.told import Told
+from server.generation.progress import ReplyProgress
 from server.generation.usage import Usage, total
 from server.observe.exchange import EXCHANGE, Ended
 from server.observe.metrics import Metrics
@@ -38,7 +38,7 @@ class Generation:
         tokenizer: Tokenizer,
         metrics: Metrics,
         charge: Charge | None = None,
-        told: Told | None = None,
+        progress: ReplyProgress | None = None,
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
@@ -47,7 +47,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._charge = charge
-        self._told = told
+        self._progress = progress
         self._deadline: asyncio.TimerHandle | None = None
         self._held = list[Delta]()  # taken at the deadline
         self._began = time.monotonic()
@@ -115,8 +115,8 @@ class Generation:
                     self._observe(choice.index, output)
                 if (delta := choice.feed(output)) is not None:
                     deltas.append(delta)
-                if self._told is not None and choice.index == 0:
-                    self._told.tokens += output.tokens
+                if self._progress is not None and choice.index == 0:
+                    self._progress.tokens += output.tokens
                 if choice.finish is not None and output.finish is None:
                     self._client.abort([choice.stream.id])  # a stop string; the engine goes on
         except Exception as error:
@@ -151,7 +151,7 @@ class Generation:
             self._charge.end()
         usage = self.usage
         ended = Ended(
-            id=self.spec.id if self._told is None else self._told.id,
+            id=self.spec.id if self._progress is None else self._progress.id,
             finish=self._finish(),
             began=self._began,
             total=time.monotonic() - self._began,

@@ -21,7 +21,7 @@ from server.observe.metrics_table import Finish
 
 logger = logging.getLogger(__name__)
 
-# Asked every few seconds by platforms, whose answers are worth a line when they are bad news.
+# Forwarded every few seconds by platforms, whose answers are worth a line when they are bad news.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 

@@ -1,20 +1,21 @@
-"""Answer: one request to the app of this replica, without a socket; the far end of the ingress."""
+"""Answer: one request to the app of this replica, without a socket; called by the ingress."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Message
 
-from server.generation.told import TOLD, Told
-from server.replicas.ingress import Asked, Part
+from server.generation.progress import PROGRESS, ReplyProgress
+from server.replicas.ingress import Forwarded, Part
 
 
-async def answer(app: ASGIApp, asked: Asked) -> AsyncGenerator[Part, None]:
-    """What the app sends; pieces that come together leave together, each with the ids of its text
-    and none without. Whoever leaves closes this, and the app sees its client gone."""
-    told = asked.told or Told()
+async def answer(app: ASGIApp, asked: Forwarded) -> AsyncGenerator[Part, None]:
+    """What the app sends; pieces that are ready at once are yielded at once, each with the ids of
+    its text. Closing this iterator is a disconnected client to the app."""
+    progress = asked.progress or ReplyProgress()
     parts, news, gone = list[Part](), asyncio.Event(), asyncio.Event()
     read = False
 
@@ -28,14 +29,15 @@ async def answer(app: ASGIApp, asked: Asked) -> AsyncGenerator[Part, None]:
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
-            facts = Told(told.id, told.created, told.seed, told.fingerprint) if told.id else None
-            parts.append(Part(start=message, told=facts))
+            facts = replace(progress, tokens=[]) if progress.id else None
+            parts.append(Part(start=message, progress=facts))
         else:
-            ids = told.take()
-            parts.append(Part(body=message["body"], told=Told(tokens=ids) if ids else None))
+            ids = progress.take()
+            new = ReplyProgress(tokens=ids) if ids else None
+            parts.append(Part(body=message["body"], progress=new))
         news.set()
 
-    scope = {**asked.scope, "extensions": {TOLD: told}, "state": {}}
+    scope = {**asked.scope, "extensions": {PROGRESS: progress}, "state": {}}
     work = asyncio.ensure_future(app(scope, receive, send))
     work.add_done_callback(lambda _: news.set())
     try:

@@ -1,10 +1,11 @@
-"""Ingress: what stands before many replicas and hands each request to one of them. Where that one
-dies, another one is asked: a stream goes on there behind what has left of it (`resume`), and of an
-answer that has not begun to leave nothing is lost but time.
+"""Ingress: forwards each request to one of many replicas. When that replica dies, the request goes
+to another one: a stream continues after what was already sent (`resume`); a reply of which nothing
+was sent is made anew.
 
-Promises: nothing of a reply is repeated, missing or different; a stream that cannot go on ends with
-an error that says why. A request that was present at MOST_LOSSES deaths in a row is not asked for
-again, so that none takes every replica along. How a replica is asked is the caller's: no Ray here.
+Promises: nothing of a reply is repeated, missing or different; a stream that cannot continue ends
+with an error that says why. A request that was running at MOST_LOSSES deaths in a row is not
+forwarded again, since it may be what kills the replicas. The caller gives the function that calls a
+replica: no Ray here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from server.api.body import read_body
 from server.api.errors import ApiError, ClientGone, respond
 from server.api.gather import until_gone
 from server.api.sse import DONE, PING_SECONDS, as_event
-from server.generation.told import Told
+from server.generation.progress import ReplyProgress
 from server.observe.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
@@ -41,35 +42,35 @@ ENDS = (b"completed", b"incomplete", b"failed")  # of a response, which has no [
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One HTTP request, whole. `told`: the name of the reply that it is to go on with."""
+class Forwarded:
+    """One whole HTTP request. `progress`: id and time of the reply that it continues."""
 
     scope: dict[str, Any]
     body: bytes
-    told: Told | None = None
+    progress: ReplyProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a replica says next: the start of its answer (an ASGI message), then pieces of its body.
-    `told`: with the start of a reply its facts, with a piece its ids alone."""
+    """A part of a replica's answer: its start (an ASGI message) or a piece of its body.
+    `progress`: of the start everything but the ids, of a piece its ids alone."""
 
     start: Message | None = None
     body: bytes = b""
-    told: Told | None = None
+    progress: ReplyProgress | None = None
 
 
-Ask = Callable[[Asked], AsyncGenerator[Part, None]]
+Ask = Callable[[Forwarded], AsyncGenerator[Part, None]]
 
 
 class ReplicaLost(Exception):
-    """It died, or cannot be reached."""
+    """The replica died, or cannot be reached."""
 
 
 class Ingress:
     """An ASGI app. `ask` yields the parts of a replica's answer; it raises ReplicaLost, or ApiError
-    where no replica answers. `metrics`: of every replica, by name. `seconds` that a stream may be
-    cut; 0: it ends with an error at once."""
+    where no replica answers. `metrics`: of every replica, by name. `seconds` that an interrupted
+    stream may wait for a replica; 0: it ends with an error at once."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Ingress:
                 return await found(scope, receive, send)
             body = await read_body(http, self._max_body_bytes)
             plain = {name: scope[name] for name in PLAIN if name in scope}
-            answer = _Answer(self._ask, Asked(plain, body), send, self._seconds)
+            answer = _Answer(self._ask, Forwarded(plain, body), send, self._seconds)
             await _unless_gone(answer.run(), answer.ping(self._ping_seconds), receive)
         except ClientGone:
             pass
@@ -109,19 +110,19 @@ class Ingress:
 class _Answer:
     """To one request, of one replica after the other."""
 
-    def __init__(self, ask: Ask, asked: Asked, send: Send, seconds: float) -> None:
+    def __init__(self, ask: Ask, asked: Forwarded, send: Send, seconds: float) -> None:
         self._ask = ask
         self._asked = asked
         self._send = send
         self._seconds = seconds
-        self._told: Told | None = None  # of a stream that has begun to leave
-        self._sent = 0  # pieces of it
-        self._events, self._over = 0, False  # that have left; whether the last one has
-        self._losses = 0  # in a row, without a piece between
-        self._deadline = 0.0  # to go on
+        self._progress: ReplyProgress | None = None  # of a stream, once its headers were sent
+        self._sent = 0  # pieces of the body
+        self._events, self._over = 0, False  # sent; whether the last one was
+        self._losses = 0  # in a row, without a piece of the body in between
+        self._deadline = 0.0  # to continue, by time.monotonic()
 
     async def run(self) -> None:
-        """Raises ApiError as long as nothing has left."""
+        """Raises ApiError as long as nothing was sent."""
         while True:
             try:
                 return await self._relay()
@@ -135,7 +136,7 @@ class _Answer:
                 error = ApiError(503, "it was lost; try again in a moment")
             except ApiError as refusal:
                 error = refusal
-                if self._told is None:
+                if self._progress is None:
                     raise
                 if error.status in _FOR_THE_MOMENT and time.monotonic() < self._deadline:
                     await asyncio.sleep(RETRY_SECONDS)
@@ -143,68 +144,68 @@ class _Answer:
             return await self._give_up(error)
 
     async def ping(self, seconds: float) -> None:
-        """While a stream waits for another replica: none pings then."""
+        """Keeps proxies from closing a stream while it waits for another replica."""
         before = 0
         while True:
             await asyncio.sleep(seconds)
-            if self._sent == before and self._told is not None:
+            if self._sent == before and self._progress is not None:
                 await self._send_body(b": ping\n\n")
             before = self._sent
 
     async def _give_up(self, why: ApiError) -> None:
-        said = "the replica that made this reply was lost"
-        if self._told is None:
-            raise ApiError(503, f"{said} {self._losses} times", code="replica_lost")
-        said = f"{said}, and no other one goes on with it: {why.message}"
-        body, name = ApiError(503, said, code="replica_lost").body, None
+        why_lost = "the replica that made this reply was lost"
+        if self._progress is None:
+            raise ApiError(503, f"{why_lost} {self._losses} times", code="replica_lost")
+        sentence = f"{why_lost}, and no other one continues it: {why.message}"
+        body, name = ApiError(503, sentence, code="replica_lost").body, None
         if self._asked.scope["path"].endswith("/responses"):  # whose events are of another form
-            name, told = "error", body["error"] | {"type": "error"}
-            body |= told | {"sequence_number": self._events}
+            name = "error"
+            body |= body["error"] | {"type": "error"} | {"sequence_number": self._events}
         await self._send_body(as_event(body, name))
         await self._send_body(b"", more=False)
 
     async def _relay(self) -> None:
-        """All that one replica says. Raises ReplicaLost, or ApiError before it said anything."""
+        """Send the answer of one replica. Raises ReplicaLost, or ApiError before its start."""
         async with aclosing(self._ask(self._next())) as parts:
             first = await anext(parts)
             assert first.start is not None
-            if self._told is not None and first.start["status"] != 200:
+            if self._progress is not None and first.start["status"] != 200:
                 raise _refusal(first.start["status"], await _rest(parts))
-            if self._told is None:
+            if self._progress is None:
                 if not _is_stream(first.start):
                     body = await _rest(parts)
                     await self._send(first.start)
                     return await self._send_body(body, more=False)
-                assert first.told is not None, "all streams are replies"
+                assert first.progress is not None, "all streams are replies"
                 await self._send(first.start)
-                self._told = first.told
+                self._progress = first.progress
             async for part in parts:
                 self._losses = 0
-                if part.told is not None:
-                    self._told.tokens += part.told.tokens
+                if part.progress is not None:
+                    self._progress.tokens += part.progress.tokens
                 await self._send_body(part.body)
                 if not part.body.startswith(b":"):  # a ping says nothing
                     self._events += part.body.count(b"\n\n")
                 self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
 
-    def _next(self) -> Asked:
-        """What to ask for: the whole, or the rest of a stream."""
-        told = self._told
-        if told is None:
+    def _next(self) -> Forwarded:
+        """The request to forward: the client's own, or one for the rest of its stream."""
+        progress = self._progress
+        if progress is None:
             return self._asked
-        name = Told(id=told.id, created=told.created)
+        name = ReplyProgress(id=progress.id, created=progress.created)
         if not self._events:
-            return replace(self._asked, told=name)
-        logger.info("%s goes on behind %d tokens", told.id, len(told.tokens))
-        said = json.loads(self._asked.body.removeprefix(BOM_UTF8))  # a replica has read it before
-        before = (said.get("resume") or {}).get("token_ids", [])
-        said["resume"] = {
-            "token_ids": [*before, *told.tokens],
-            "seed": told.seed,
-            "system_fingerprint": told.fingerprint,
+            return replace(self._asked, progress=name)
+        logger.info("%s continues after %d tokens", progress.id, len(progress.tokens))
+        body = json.loads(self._asked.body.removeprefix(BOM_UTF8))  # a replica has read it before
+        before = (body.get("resume") or {}).get("token_ids", [])
+        body["resume"] = {
+            "token_ids": [*before, *progress.tokens],
+            "seed": progress.seed,
+            "system_fingerprint": progress.fingerprint,
         }
-        return Asked(self._asked.scope, json.dumps(said).encode(), name)
+        return Forwarded(self._asked.scope, json.dumps(body).encode(), name)
 
     async def _send_body(self, body: bytes, *, more: bool = True) -> None:
         self._sent += 1
@@ -212,7 +213,7 @@ class _Answer:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """There is nothing to begin or to end."""
+    """Nothing to start or to stop."""
     for kind in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{kind}.complete"})
@@ -221,7 +222,7 @@ async def _live(receive: Receive, send: Send) -> None:
 async def _unless_gone(
     work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None], receive: Receive
 ) -> None:
-    """Raises ClientGone as soon as the client has left. `beside` ends with the work."""
+    """Raises ClientGone as soon as the client disconnects. `beside` is cancelled with the work."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(until_gone(receive))
     tasks = (working, watching, asyncio.ensure_future(beside))
@@ -246,7 +247,7 @@ def _is_stream(start: Message) -> bool:
 
 
 def _has_end(body: bytes) -> bool:
-    """Whether the last event of a reply is in it."""
+    """Whether it holds the last event of a reply."""
     return body.endswith(DONE) or any(b"event: response.%b\n" % end in body for end in ENDS)
 
 

@@ -32,7 +32,7 @@ from server.config import Config, explain, load_config
 from server.engine.lifecycle import EngineState
 from server.replica import Replica, begin_to_log
 from server.replicas.answer import answer
-from server.replicas.ingress import Asked, Ingress, Part, ReplicaLost
+from server.replicas.ingress import Forwarded, Ingress, Part, ReplicaLost
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 
@@ -95,7 +95,7 @@ class Served:
         if state in ("ready", "failed"):
             self._settled.set()
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[Part, None]:
+    async def answer(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
         yield Part()  # it is taken
         async with aclosing(answer(self._app, asked)) as parts:
             async for part in parts:
@@ -145,7 +145,7 @@ class Front:
             seconds=config.resume_seconds,
         )
 
-    async def _ask(self, asked: Asked) -> AsyncGenerator[Part, None]:
+    async def _ask(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
         response, over = self._streams.remote(asked), False
         try:
             async with asyncio.timeout(self._config.resume_seconds or WAIT_SECONDS):

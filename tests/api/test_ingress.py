@@ -21,7 +21,7 @@ from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.replicas.answer import answer
-from server.replicas.ingress import MOST_LOSSES, Asked, Ingress, Part, ReplicaLost, merged
+from server.replicas.ingress import MOST_LOSSES, Forwarded, Ingress, Part, ReplicaLost, merged
 from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, Told, scripted_bytes
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -48,9 +48,9 @@ class World:
         )
         self.app = create_app(services)
         self.cut = cut
-        self.asked = list[Asked]()
+        self.asked = list[Forwarded]()
 
-    async def ask(self, asked: Asked) -> AsyncGenerator[Part, None]:
+    async def ask(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
         self.asked.append(asked)
         dies, count = self.cut(len(self.asked)), 0
         async with aclosing(answer(self.app, asked)) as parts:
@@ -193,7 +193,7 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     name, data = last.split("\n")
     told = json.loads(data.removeprefix("data: "))
     assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
-    assert "no other one goes on with it: `resume` is not supported" in told["message"]
+    assert "no other one continues it: `resume` is not supported" in told["message"]
     assert told["error"]["message"] == told["message"]
 
 
@@ -209,7 +209,7 @@ def test_a_replica_that_dies_behind_the_last_event_changes_nothing(route: str, l
         world = World(scripted("abcdef"))
         plain = world.ask
 
-        async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+        async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
             async for part in plain(asked):
                 if late or part.start is not None or part.body:
                     yield part
@@ -236,7 +236,7 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
         world = World(engine, cut=lambda number: 2 if number == 1 else None)
         plain = world.ask
 
-        async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+        async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
             engine.state = "lost" if len(world.asked) == 1 else "ready"
             async for part in plain(asked):
                 yield part
@@ -303,7 +303,7 @@ def test_no_replica_is_a_sentence() -> None:
     """Law: as long as nothing has left, what `ask` raises is the answer."""
     world = World(FakeClient())
 
-    async def ask(asked: Asked) -> AsyncGenerator[Part, None]:
+    async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
         raise ApiError(503, "no replica takes requests", code="no_replica")
         yield Part()
 

@@ -54,7 +54,7 @@ def words(rng: random.Random, length: tuple[int, int]) -> list[int]:
 
 
 @dataclass
-class Asked:
+class Forwarded:
     """One request that runs."""
 
     seq: Sequence
@@ -71,7 +71,7 @@ class ModelReplica:
         pool = BlockPool(BLOCKS * scale, 16, prefix_caching=True)
         config = ScheduleConfig(max_step_tokens=512 * scale, max_sequences=32 * scale)
         self.scheduler = Scheduler(config, pool, max_model_len=100_000)
-        self.open: dict[str, Asked] = {}
+        self.open: dict[str, Forwarded] = {}
         self.stepping = False
         self.num_rows = 0
         self._scale = scale
@@ -81,7 +81,7 @@ class ModelReplica:
         self.num_rows += plan.num_tokens
         return plan, STEP_SECONDS + ROW_SECONDS * plan.num_tokens / self._scale
 
-    def commit(self, plan: StepPlan) -> Iterable[Asked]:
+    def commit(self, plan: StepPlan) -> Iterable[Forwarded]:
         """Those that got a token."""
         for chunk in plan.chunks:
             asked = self.open[chunk.seq.id]
@@ -146,7 +146,7 @@ class World:
         params = SamplingParams(seed=0, max_tokens=len(reply))
         seq = Sequence(str(number), params, prompt, len(prompt), number=number)
         replica = self.replicas[name]
-        replica.open[seq.id] = Asked(seq, reply, conversation, now, load)
+        replica.open[seq.id] = Forwarded(seq, reply, conversation, now, load)
         replica.scheduler.add(seq)
         self._loads[name] += load
         self.played.served[name] += len(prompt) + len(reply)
@@ -167,7 +167,7 @@ class World:
                 self._end(now, name, replica, asked)
         self._step(now, name, replica)
 
-    def _end(self, now: float, name: str, replica: ModelReplica, asked: Asked) -> None:
+    def _end(self, now: float, name: str, replica: ModelReplica, asked: Forwarded) -> None:
         replica.scheduler.finish(asked.seq, "length")
         del replica.open[asked.seq.id]
         self._loads[name] -= asked.load

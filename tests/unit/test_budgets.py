@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
-    "serving": 27_788,  # everything else but the script that trained the built-in pair
-    "all": 41_316,
+    "serving": 27_791,  # everything else but the script that trained the built-in pair
+    "all": 41_319,
 }
 TRAINING = "engine/demo"
 

@@ -32,14 +32,21 @@ CHUNKS = [
     (40, 3, False), (10, 70, False), (0, 1, False), (0, 130, False), (33, 2, False),
     (5, 72, True), (0, 66, True),
 ]  # fmt: skip
-Asked = list[tuple[int, int, bool]]
+Forwarded = list[tuple[int, int, bool]]
 
 
 class Case:
     """A plane of random keys and values, and spans over it whose blocks are scattered."""
 
     def __init__(
-        self, dtype: torch.dtype, *, heads: int, kv_heads: int, dim: int, size: int, asked: Asked
+        self,
+        dtype: torch.dtype,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        size: int,
+        asked: Forwarded,
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
         shapes, count = [LayerShape(0, kv_heads, dim, dim)], SLOTS // size
@@ -72,7 +79,7 @@ class Case:
         return found
 
 
-def case(dtype: torch.dtype, *, asked: Asked = ASKED, **shape: int) -> Case:
+def case(dtype: torch.dtype, *, asked: Forwarded = ASKED, **shape: int) -> Case:
     return Case(dtype, **{"heads": 4, "kv_heads": 2, "dim": 32, "size": 4, **shape}, asked=asked)
 
 
@@ -125,7 +132,7 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: Asked) -> None:
+def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: Forwarded) -> None:
     """Law: neither other sequences nor other rows of its own change a row, nor how a prompt is
     cut."""
     given, backend = case(dtype, asked=asked), CompiledBackend()

@@ -1,16 +1,16 @@
-"""Told: what has left of a reply, for whoever would have another replica go on with it."""
+"""ReplyProgress: how much of a reply was sent, so that another replica can continue it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TOLD = "foredraft.told"  # among the `extensions` of an ASGI scope
+PROGRESS = "foredraft.progress"  # among the `extensions` of an ASGI scope
 
 
 @dataclass(slots=True)
-class Told:
-    """`id` and `created`, where they are given, are what the reply goes on under. `tokens`: of the
-    first choice, those whose text has left since they were last taken from here."""
+class ReplyProgress:
+    """`id` and `created`: of the reply; set before `begin` where an earlier replica began it.
+    `tokens`: ids of the first choice whose text was sent since the last `take`."""
 
     id: str = ""
     created: int = 0
@@ -19,7 +19,7 @@ class Told:
     tokens: list[int] = field(default_factory=list)
 
     def begin(self, id: str, created: int, *, seed: int, fingerprint: str) -> tuple[str, int]:
-        """The id and the time that the reply tells."""
+        """Returns the id and the time to write into the reply."""
         self.id, self.created = self.id or id, self.created or created
         self.seed, self.fingerprint = seed, fingerprint
         return self.id, self.created
