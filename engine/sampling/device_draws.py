@@ -105,8 +105,7 @@ class Question(NamedTuple):
         return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
 
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
-        """The array to send, or None: less if the tokens of a plain question are already
-        `drawn`."""
+        """The array to send, or None: less if a plain question is already `drawn`."""
         if not drawn:
             return flat(self.parts)
         return self.plan.scored if len(self.plan.scored) else None
@@ -181,8 +180,7 @@ class DeviceDraws:
         return plan_of(asked, fields, shape)
 
     def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
-        """All must satisfy `takes`. `unseen`: number of draft tokens known to the device only, of
-        the Rows without `guesses`."""
+        """All must satisfy `takes`. `unseen`: how many draft tokens only the device knows."""
         wanted = self._wanted([rows.seq for rows in asked])
         width = COLUMNS if wanted else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
