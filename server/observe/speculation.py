@@ -80,7 +80,7 @@ def seconds_of(seconds: StepSeconds) -> float:
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
-    """(seconds that the step took, estimated seconds for its tokens without speculation); zeros if
+    """(seconds that the step took, estimate for its tokens without speculation); zeros if
     unknown."""
     if not step.plain_seconds:
         return 0.0, 0.0

@@ -34,9 +34,9 @@ from server.observe.metrics import CONTENT_TYPE
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-RETRY_SECONDS = 0.5  # between tries to go on, while replicas refuse for the moment
+RETRY_SECONDS = 0.5  # between attempts to continue, while replicas refuse temporarily
 PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
-         "root_path", "headers", "client", "server")  # of a scope, what travels  # fmt: skip
+         "root_path", "headers", "client", "server")  # scope keys to forward  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
 ENDS = (b"completed", b"incomplete", b"failed")  # of a response, which has no [DONE]
 
@@ -91,7 +91,7 @@ class Ingress:
         if scope["type"] == "lifespan":
             return await _live(receive, send)
         if scope["type"] != "http":
-            return  # WebSockets are refused so
+            return  # returning refuses a WebSocket
         http = Request(scope, receive)
         try:
             if (http.method, http.url.path) == ("GET", "/metrics"):
@@ -252,7 +252,7 @@ def _has_end(body: bytes) -> bool:
 
 
 def _refusal(status: int, body: bytes) -> ApiError:
-    """The envelope of a replica's error, read again."""
+    """The error in a replica's error envelope."""
     return ApiError(status, json.loads(body)["error"]["message"])
 
 
