@@ -95,10 +95,10 @@ class EngineProcess:
         self._stopping = False
 
     def run(self) -> int:
-        made = False
+        built = False
         try:
             engine = self._make_engine()
-            made = True
+            built = True
             freeze_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
@@ -107,8 +107,8 @@ class EngineProcess:
         except EngineError as error:
             if self._alone:
                 logger.error("the engine stops: %s", one_line(error, None))
-            self._send(Fatal(one_line(error, None), useless_to_retry=not made))
-            return EXIT_UNEXPECTED if made else EXIT_CANNOT_START
+            self._send(Fatal(one_line(error, None), useless_to_retry=not built))
+            return EXIT_UNEXPECTED if built else EXIT_CANNOT_START
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
             self._send(Fatal(f"the engine failed: {type(error).__name__}: {one_line(error, None)}"))

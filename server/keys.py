@@ -119,9 +119,9 @@ class Tenant:
         if (allowance := self._allowances.get(what)) is not None:
             allowance.spend(count)
 
-    def salt(self, asked: str) -> str:
+    def salt(self, requested: str) -> str:
         """The salt for the prefix cache. No client knows the digest of another client's key."""
-        return f"{self.row.sha256}:{asked}" if self.row.own_cache else asked
+        return f"{self.row.sha256}:{requested}" if self.row.own_cache else requested
 
     @property
     def headers(self) -> dict[str, str]:
@@ -179,11 +179,11 @@ class Keyring:
 
     def find(self, key: str) -> Tenant | None:
         """`key`: as in the header."""
-        given, found = hashlib.sha256(key.encode("latin-1")).digest(), None
+        given, match = hashlib.sha256(key.encode("latin-1")).digest(), None
         for digest, tenant in self._tenants.items():
             if hmac.compare_digest(given, digest):
-                found = tenant
-        return found
+                match = tenant
+        return match
 
     def _tenant(self, row: KeyRow) -> Tenant:
         may = row.priority or self._server.allow_priority

@@ -53,10 +53,10 @@ class SdpaForward(PagedAttention):
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         stack, index = self._plane.where[layer]
-        kind, asked = self._plane.stacks[stack][0].dtype, query.dtype
+        kind, dtype = self._plane.stacks[stack][0].dtype, query.dtype
         self._write(layer, key, value)
         if kind == FP8:
-            kind = asked
+            kind = dtype
         calls = self._calls.get(how.window)
         if calls is None:
             calls = self._calls[how.window] = [
@@ -65,7 +65,7 @@ class SdpaForward(PagedAttention):
         query = query.to(kind)
         parts = [call.run(stack, index, query, how) for call in calls]
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return output.to(asked)
+        return output.to(dtype)
 
 
 class _Call:

@@ -78,7 +78,7 @@ class AcceptanceEstimate:
         k, n, depths = min(k, len(self._depths)), len(outcomes), self._depths[:, None]
         if not k or not n:
             return
-        given, known, right = np.minimum(np.array([o[:3] for o in outcomes]).T, k)
+        offered, known, right = np.minimum(np.array([o[:3] for o in outcomes]).T, k)
         if self._trees:
             hits = [node for o in outcomes for node in _accepted(o) if node < len(self._depths)]
             tried = (known > depths).sum(1)
@@ -91,7 +91,7 @@ class AcceptanceEstimate:
         fade = np.where(self._depths < k, 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS), 1.0)
         self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
-        self._offered = self._offered * fade + (given > depths).sum(1)
+        self._offered = self._offered * fade + (offered > depths).sum(1)
         self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
         variance *= max(1.0, n / rounds / _APART)
         if not self._trees and self.surprise.add(float(wrong.sum()), expected, variance, n):
@@ -147,11 +147,11 @@ class Surprise:
     def ratio(self) -> float:
         return self._found / max(self._expected, 1e-9)
 
-    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
-        """Add `found` and `expected` wrong tokens among `outcomes`, with the variance of the
+    def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> bool:
+        """Add `wrong` tokens, their `expected` number among `outcomes`, with the variance of the
         latter. Returns whether they differ by more than chance."""
         keep = 0.5 ** (outcomes / _WINDOW)
-        self._found = self._found * keep + found
+        self._found = self._found * keep + wrong
         self._expected = self._expected * keep + expected
         self._variance = self._variance * keep * keep + variance
         chance: float = (self._variance + 0.5) ** 0.5
@@ -264,20 +264,20 @@ class ProposalModel:
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
         """By depth: the chance that this proposal's token is accepted."""
-        alive, found, weight = 1.0, list[float](), self.confidence_weight
+        alive, chances, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
             alive = (1.0 if self._trees else alive) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
-            found.append(alive)
-        return found
+            chances.append(alive)
+        return chances
 
     def second_best(self, alive: Sequence[float]) -> list[float]:
         """By depth, from the chances `alive` that tokens are accepted: that the second-best token
         is accepted instead."""
         return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
 
-    def learn_second_best(self, found: Sequence[bool]) -> None:
-        for right in found:
+    def learn_second_best(self, outcomes: Sequence[bool]) -> None:
+        for right in outcomes:
             self.second += _SECOND_BEST * (right - self.second)
 
     def remember(self, confidences: Confidences) -> None:

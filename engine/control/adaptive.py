@@ -229,9 +229,9 @@ class AdaptiveK:
     def _add(self, seen: StepRecord, *, probe: bool) -> None:
         outcomes, confidences = seen.outcomes, seen.confidences
         if probe and self._probes_few:
-            asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
-            outcomes = [outcomes[i] for i in asked]
-            confidences = [confidences[i] for i in asked]
+            drafted = [i for i, outcome in enumerate(outcomes) if outcome.offered]
+            outcomes = [outcomes[i] for i in drafted]
+            confidences = [confidences[i] for i in drafted]
         self._guesses.add(seen.k, outcomes, confidences)
 
     def _learn(self, seen: StepRecord) -> None:

@@ -76,12 +76,12 @@ class Goodput:
         self.survival = list(accumulate((alive.mean(0) * offered).tolist(), min))
 
     def _seconds(self, rows: Array) -> Array:
-        found: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
-        return found
+        seconds: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
+        return seconds
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
         """Whether one more draft step pays, for sequences with these survival chances so far."""
-        alive = sum(found[-1] for found in survivals)
+        alive = sum(chances[-1] for chances in survivals)
         cost = self.present * self._step_seconds[depth]
         return alive * self._chances[depth] > len(survivals) * cost
 

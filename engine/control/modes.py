@@ -130,15 +130,15 @@ class Modes:
 
     def estimates(self) -> Estimates:
         """The configured controller's, but with the mode, K and reason in effect."""
-        found = self._configured.estimates()
-        if self._mode == "auto" and not self._before and found.num_sequences == self._num_sequences:
-            return found
-        found.num_sequences = self._num_sequences
+        shown = self._configured.estimates()
+        if self._mode == "auto" and not self._before and shown.num_sequences == self._num_sequences:
+            return shown
+        shown.num_sequences = self._num_sequences
         mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
         if mode != "auto":
-            found.mode, found.k, found.reason, rates = mode, k, reason, found.rates
-            found.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
-        return found
+            shown.mode, shown.k, shown.reason, rates = mode, k, reason, shown.rates
+            shown.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
+        return shown
 
 
 def build_controller(

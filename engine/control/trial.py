@@ -37,7 +37,7 @@ class Trial:
         self._tokens += len(old)
         self._old_right += sum(old)
         self._new_right += sum(new)
-        self._apart += sum(one != other for one, other in zip(old, new, strict=True))
+        self._apart += sum(a != b for a, b in zip(old, new, strict=True))
 
     def verdict(self, load: Load) -> Verdict | None:
         """None: not enough tokens yet."""

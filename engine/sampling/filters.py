@@ -40,9 +40,9 @@ class Survivors(NamedTuple):
     known: Tensor
 
 
-def look_of(asked: Seq[Plain], vocab_size: int) -> int:
+def look_of(plains: Seq[Plain], vocab_size: int) -> int:
     """How many ids of each row to rank first: as many as top_k leaves, or `MOST`."""
-    sizes = [plain.top_k or vocab_size for plain in asked]
+    sizes = [plain.top_k or vocab_size for plain in plains]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)
 

@@ -130,8 +130,8 @@ class LogitsProcessor:
         places = np.stack([np.repeat([row for row, _ in rows], sizes), table[:, 0]])
         numbers = np.concatenate([factors.T, table[None, :, 1]]).astype(np.float32)
         at, id = torch.from_numpy(places).to(out.device, non_blocking=True)
-        given = torch.from_numpy(numbers).to(out.device, non_blocking=True)
-        repetition, frequency, presence, count = given
+        columns = torch.from_numpy(numbers).to(out.device, non_blocking=True)
+        repetition, frequency, presence, count = columns
         logits = out[at, id]
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
         out[at, id] = logits - (count * frequency + (count > 0) * presence)

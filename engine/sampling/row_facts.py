@@ -81,12 +81,12 @@ class Fields(NamedTuple):
 def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fields:
     """Of these sequences, in order."""
     plains = [processor.fields(seq) for seq in seqs]
-    asked = [seq.params for seq in seqs]
+    params = [seq.params for seq in seqs]
     cut = [plain for plain in plains if plain.is_filtered(vocab)]
     return Fields(
-        np.array([_columns_of(*each, vocab) for each in zip(asked, plains, strict=True)]),
-        splitmix64(np.array([p.seed for p in asked], np.uint64)),
-        np.array([-1 if p.logprobs is None else p.logprobs for p in asked]),
+        np.array([_columns_of(*each, vocab) for each in zip(params, plains, strict=True)]),
+        splitmix64(np.array([p.seed for p in params], np.uint64)),
+        np.array([-1 if p.logprobs is None else p.logprobs for p in params]),
         np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
         any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
         look_of(cut, vocab) if cut else 0,

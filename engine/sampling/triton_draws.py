@@ -77,9 +77,9 @@ def draw_likeliest(
         drawn = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
     apart = [column.stride(0) for column in columns]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        *found, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
+        *tops, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
         kernels.best_of_likeliest[len(logits),](
-            drawn, *found, *columns, *apart, GUESSED=guessed, **sizes
+            drawn, *tops, *columns, *apart, GUESSED=guessed, **sizes
         )
     return drawn
 
@@ -91,9 +91,9 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     logits, kept = logits.contiguous(), max(_LEAST_KEPT, 1 << (count - 1).bit_length())
     scored = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        *found, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
+        *tops, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
         kernels.scores_of_rows[len(rows),](
-            scored, *found, logits, rows, tokens, count, 2 + 2 * count, **sizes
+            scored, *tops, logits, rows, tokens, count, 2 + 2 * count, **sizes
         )
     return scored
 

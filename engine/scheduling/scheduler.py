@@ -70,10 +70,10 @@ class Scheduler:
         """End the sequences with these ids and return them. Unknown ids are ignored, since an abort
         may cross a finish on the wire."""
         wanted = set(ids)
-        found = [seq for seq in (*self.running, *self.waiting) if seq.id in wanted]
-        for seq in found:
+        ended = [seq for seq in (*self.running, *self.waiting) if seq.id in wanted]
+        for seq in ended:
             self.finish(seq, "abort")
-        return found
+        return ended
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
         """End a sequence and release its blocks."""

@@ -145,8 +145,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def num_drafting(self) -> int:
         """Sequences that it drafted for; 0 if the draft time must not be learnt from, since the
         drafter had more to catch up with than accepted tokens."""
-        asked = sum([part.k > 0 and not part.source for part in self.parts])
-        return asked if self.catch_up_rows <= asked else 0
+        drafting = sum([part.k > 0 and not part.source for part in self.parts])
+        return drafting if self.catch_up_rows <= drafting else 0
 
     @cached_property
     def _evidence(self) -> list[Part]:
@@ -180,4 +180,4 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
         """(confidence, right) at consecutive positions, of tokens compared in hindsight."""
-        return [found.guesses for found in self.hindsight]
+        return [each.guesses for each in self.hindsight]

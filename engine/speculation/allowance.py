@@ -111,11 +111,11 @@ class Allowance:
         if self._leaves:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
-            made, room = proposals[i], min(chunks[i].k - length, self._leaves)
-            own = [at for at in places if made.second_best and made.second_best[at] >= 0][:room]
-            if own or length < len(made):
-                self.cut[chunks[i].seq] = made
-                kept[i] = made.branched(own, length) if length else EMPTY
+            whole, room = proposals[i], min(chunks[i].k - length, self._leaves)
+            own = [at for at in places if whole.second_best and whole.second_best[at] >= 0][:room]
+            if own or length < len(whole):
+                self.cut[chunks[i].seq] = whole
+                kept[i] = whole.branched(own, length) if length else EMPTY
         return kept
 
     def is_open(self, seq: Sequence) -> bool:

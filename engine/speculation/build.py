@@ -98,11 +98,11 @@ def build_proposer(
                     "speculation.proposer.branches needs a draft that compiled code runs, on a CPU,"
                     " and whose vocabulary is the target's: set it to 0"
                 )
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
                 "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,
                 "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):
-                return ForeignDraftProposer(draft_runner, **given)
-            return DraftModelProposer(draft_runner, **given)
+                return ForeignDraftProposer(draft_runner, **options)
+            return DraftModelProposer(draft_runner, **options)

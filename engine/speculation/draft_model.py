@@ -101,8 +101,8 @@ class DraftModelProposer(Proposer):
             return []
         output = self._run([Segment(seq.tokens[:-1], 0, seq.blocks, count)])
         seq.num_draft_computed = len(seq.tokens) - 1
-        asked = [Rows(seq, 0, count, len(seq.tokens) - count)]
-        return [hit for found in self._judge(output, asked) for hit in found.hits]
+        rows = [Rows(seq, 0, count, len(seq.tokens) - count)]
+        return [hit for result in self._judge(output, rows) for hit in result.hits]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """One chain per sampling chunk with k > 0. Shorter than k if it ends in a token that would
@@ -115,9 +115,9 @@ class DraftModelProposer(Proposer):
         live = self._ready(list(drafts.values()))
         if live:
             output, counts = self._catch_up(live)
-            asked, last = judged_rows([draft.seq for draft in live], counts)
-            if asked:
-                self.agreements = self._judge(output, asked)
+            judged, last = judged_rows([draft.seq for draft in live], counts)
+            if judged:
+                self.agreements = self._judge(output, judged)
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
@@ -151,9 +151,9 @@ class DraftModelProposer(Proposer):
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
         """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as
         row_facts.Plan's. Returns chain_graphs.Guessed.ids."""
-        found = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
-        flight.sent.append(found.drawn)
-        return found.ids
+        chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
+        flight.sent.append(chains.drawn)
+        return chains.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
         """Proposals of the sequences in `flight`, in order. `numbers`: the values of
@@ -163,13 +163,13 @@ class DraftModelProposer(Proposer):
         self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
-    def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
+    def _judge(self, output: ModelOutput, judged: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            found = draws.guess(output.logits, asked)
+            drawn = draws.guess(output.logits, judged)
         else:
-            found = draws.guess(output.table, asked)
-        return agreements(asked, *found) if found is not None else []
+            drawn = draws.guess(output.table, judged)
+        return agreements(judged, *drawn) if drawn is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """One more token for each; a row from which nothing can be drawn ends its chain."""
@@ -200,7 +200,7 @@ class DraftModelProposer(Proposer):
     ) -> tuple[list[Draft], list[int]]:
         """On the host, for drafts that need nothing but penalties; returns the others."""
         mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
-        asked: list[tuple[Plain, Penalties | None]] = []
+        plains: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
             fields = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
             if fields is None:
@@ -209,10 +209,10 @@ class DraftModelProposer(Proposer):
             else:
                 mine.append(draft)
                 rows.append(row)
-                asked.append(fields)
+                plains.append(fields)
         if mine:
             steps = [draft.k for draft in mine]
-            chains = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
+            chains = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=plains)
             self._take_chains(mine, chains[:2])
             for draft, second_best in zip(mine, chains[2], strict=True):
                 draft.second_best = second_best
@@ -243,10 +243,10 @@ class DraftModelProposer(Proposer):
             held=self._draws.held([draft.seq for draft in drafts]),
         )
 
-    def _take_chains(self, drafts: list[Draft], found: Found) -> None:
+    def _take_chains(self, drafts: list[Draft], chains: Found) -> None:
         self.forward_seconds += self._runner.seconds
         eos_ids = self._processor.eos_ids
-        for draft, tokens, leads in zip(drafts, *found, strict=True):
+        for draft, tokens, leads in zip(drafts, *chains, strict=True):
             draft.take_chain(tokens, leads, eos_ids)
 
     # -- forwards over the drafter's plane -------------------------------------------------------

@@ -228,9 +228,9 @@ class EagleProposer(Proposer):
             ends.append(end)
             tokens += seq.tokens[state.first + 1 : end + 1]
             positions += range(state.first, end)
-            given, ready = torch.cat(state.rows), end - state.first
-            rows.append(given[:ready])
-            state.rows, state.first, state.count = [given[ready:]], end, state.count - ready
+            states, ready = torch.cat(state.rows), end - state.first
+            rows.append(states[:ready])
+            state.rows, state.first, state.count = [states[ready:]], end, state.count - ready
         there = torch.tensor(positions).to(self._head.device)
         sizes = [len(own) for own in rows]
         slots = torch.cat([
@@ -241,16 +241,16 @@ class EagleProposer(Proposer):
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             for kept, new in zip(self._plane.stacks[0], (keys, values), strict=True):
                 kept[0].index_copy_(1, slots, new.transpose(0, 1))
-            found = list[Tensor]()
+            outputs = list[Tensor]()
             parts = (torch.split(each, sizes) for each in (queries, there))
             for seq, end, own, at in zip(seqs, ends, *parts, strict=True):
                 visible = torch.arange(end, device=at.device) <= at[:, None]
-                found.append(_attend(own, *self._entries(seq, end), visible))
-            return torch.cat(found)
+                outputs.append(_attend(own, *self._entries(seq, end), visible))
+            return torch.cat(outputs)
 
         mixed = self._head.mix(torch.cat(rows))
-        made = self._head(torch.tensor(tokens).to(there.device), mixed, there, attend)
-        for seq, own in zip(seqs, torch.split(made, sizes), strict=True):
+        outs = self._head(torch.tensor(tokens).to(there.device), mixed, there, attend)
+        for seq, own in zip(seqs, torch.split(outs, sizes), strict=True):
             self._states[seq].out = own[-1].clone()
 
     def _extend(self, trees: Seq[_Tree]) -> None:
@@ -262,16 +262,16 @@ class EagleProposer(Proposer):
         sizes = [len(tree.grows) for tree in trees]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            found = list[Tensor]()
+            outputs = list[Tensor]()
             news = (torch.split(each, sizes) for each in (queries, keys, values))
             for tree, own, key, value in zip(trees, *news, strict=True):
                 tree.keys = torch.cat([tree.keys, key.transpose(0, 1)], dim=1)
                 tree.values = torch.cat([tree.values, value.transpose(0, 1)], dim=1)
-                found.append(_attend(own, tree.keys, tree.values, tree.visible().to(own.device)))
-            return torch.cat(found)
+                outputs.append(_attend(own, tree.keys, tree.values, tree.visible().to(own.device)))
+            return torch.cat(outputs)
 
-        made = self._head(tokens, rows, positions, attend)
-        for (tree, node), own in zip(nodes, made, strict=True):
+        outs = self._head(tokens, rows, positions, attend)
+        for (tree, node), own in zip(nodes, outs, strict=True):
             tree.outs[node] = own
 
     def _entries(self, seq: Sequence, end: int) -> tuple[Tensor, Tensor]:

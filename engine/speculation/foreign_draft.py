@@ -51,8 +51,8 @@ class ForeignDraftProposer(DraftModelProposer):
     """Assigns the blocks of the draft's plane. Proposes nothing for a sequence that gets no blocks
     or is too long for the draft. Computes no agreements."""
 
-    def __init__(self, runner: ForeignRunner, **given: Any) -> None:
-        super().__init__(runner, **given)
+    def __init__(self, runner: ForeignRunner, **options: Any) -> None:
+        super().__init__(runner, **options)
         self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
         self._free, self._block_size = list(runner.blocks), runner.block_size
         self._readings: dict[int, Reading] = {}

@@ -127,22 +127,22 @@ def likeliest(
 ) -> dict[Path, float]:
     """The `k` paths with the largest sums of `logs` (by head and rank, descending) and these sums,
     largest first, each after its prefix. `below`: the ranks that may follow a path; None: all."""
-    found: dict[Path, float] = {}
+    best: dict[Path, float] = {}
     waiting: list[tuple[float, Path, int]] = []  # minus the sum, path, index of its rank
 
     def offer(before: Path, at: int) -> None:
         ranks = _all(logs, before) if below is None else below.get(before, ())
         if at < len(ranks):
-            chance = found.get(before, 0.0) + logs[len(before)][ranks[at]]
+            chance = best.get(before, 0.0) + logs[len(before)][ranks[at]]
             heappush(waiting, (-chance, (*before, ranks[at]), at))
 
     offer((), 0)
-    while waiting and len(found) < k:
+    while waiting and len(best) < k:
         minus, path, at = heappop(waiting)
-        found[path] = -minus
+        best[path] = -minus
         offer(path[:-1], at + 1)
         offer(path, 0)
-    return found
+    return best
 
 
 def _all(logs: Seq[Seq[float]], before: Path) -> range:

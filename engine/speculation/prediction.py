@@ -88,7 +88,7 @@ class _Follower(Follower):
                 self._places.setdefault(token, []).append(index + 1)
         places = self._places.get(tokens[end - 1], [])
         middle = bisect_left(places, self._lost_at + 1)
-        found = (0, 0, 0)
+        best = (0, 0, 0)
         for place in places[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
             size = self._common(tokens, start, end, place)
             ahead = place - 1 - self._lost_at
@@ -96,8 +96,8 @@ class _Follower(Follower):
                 continue
             # Backwards counts double: skipped text rarely comes back.
             distance = ahead if ahead >= 0 else -2 * ahead
-            found = max(found, (size, -distance, place))
-        return found[0], found[2]
+            best = max(best, (size, -distance, place))
+        return best[0], best[2]
 
     def _common(self, tokens: list[int], start: int, end: int, place: int) -> int:
         """How many tokens before `place` equal those before `end`."""

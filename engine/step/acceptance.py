@@ -139,12 +139,12 @@ class Acceptor:
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """By item, the tokens drawn at its rows; without tokens if it needs the slow path."""
-        asked = [_rows(item) for item in sampled]
+        wanted = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
-            return self._draws.draw(output.logits, asked)
+            return self._draws.draw(output.logits, wanted)
         if every:
-            asked = [rows._replace(guesses=()) for rows in asked]
-        return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
+            wanted = [rows._replace(guesses=()) for rows in wanted]
+        return [Drawn(tokens) for tokens in self._draws.draw(output.table, wanted)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         """Draw with penalties, grammars and other host work, then verify each proposal."""

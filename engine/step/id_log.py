@@ -95,12 +95,12 @@ def read_ids(path: str, vocab_size: int) -> list[Finished]:
     """All complete lines. Raises TraceError if it is no id log of a target with this vocabulary."""
     try:
         header, *lines = Path(path).read_bytes().splitlines(keepends=True) or [b""]
-        found = [msgspec.json.decode(line, type=Finished) for line in lines if line[-1:] == b"\n"]
+        logged = [msgspec.json.decode(line, type=Finished) for line in lines if line[-1:] == b"\n"]
     except OSError as error:
         raise TraceError(f"cannot read the ids in {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        header, found = b"", []
-    largest = max((max(each.prompt + each.reply) for each in found), default=0)
+        header, logged = b"", []
+    largest = max((max(each.prompt + each.reply) for each in logged), default=0)
     if header != _header(vocab_size) or largest >= vocab_size:
         raise TraceError(f"{path} is no log of ids, by speculation.record_ids, of this target")
-    return found
+    return logged

@@ -211,7 +211,7 @@ class Rehearsal:
         runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
         output, starts = runner.forward(batch), self._starts(batch)
         params = SamplingParams(seed=0, max_tokens=2)
-        asked = [(plain_of(params), None)] * sequences
+        plains = [(plain_of(params), None)] * sequences
         seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
         _read(runner)  # discard: that was no chain
@@ -219,7 +219,7 @@ class Rehearsal:
         def timed(count: int) -> float:
             if on_host:
                 steps = [count] * sequences
-                runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
+                runner.chain(output, range(sequences), starts, steps=steps, asked=plains)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)

@@ -90,24 +90,24 @@ class Rounds:
         """None, with nothing done, if the step cannot run this way."""
         if not all(map(self._is_usual, plan.chunks)):
             return None
-        found, chunks = self._proposer.look_up(plan.chunks)
+        looked_up, chunks = self._proposer.look_up(plan.chunks)
         flight = self._draft.begin(chunks)
         if flight is None:
             return None
-        packed, rows, places, guessed = _packed(chunks, found)
+        packed, rows, places, guessed = _packed(chunks, looked_up)
         drawing = self._draws.plan(rows)
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
         question = self._draws.ask(rows, drawing, len(places))
         output = self._runner.forward(packed, unseen, question)
         seconds.verify = lap()
-        given = unseen.ids, output.along, output.drawn
-        drawn = self._draws.answer(output.logits, question, *given)
+        known = unseen.ids, output.along, output.drawn
+        drawn = self._draws.answer(output.logits, question, *known)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
             next(left) if chunk.k and chunk.samples else own
-            for chunk, own in zip(chunks, found, strict=True)
+            for chunk, own in zip(chunks, looked_up, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # too late to cut, but the controller learns
         sampling = [*zip(plan.chunks, proposals, strict=True)]
@@ -146,27 +146,27 @@ class Rounds:
 
 
 def _packed(
-    chunks: list[Chunk], found: list[Proposal]
+    chunks: list[Chunk], looked_up: list[Proposal]
 ) -> tuple[list[Segment], list[Rows], list[int], list[int]]:
     """For each chunk, the target's Segment, and for each that samples, the Rows to draw from. Then,
     for draft tokens that the host has not seen: their places in the packed tokens, and the rows
-    that they are drawn from. `found`: look-up proposals."""
+    that they are drawn from. `looked_up`: look-up proposals."""
     packed, rows = list[Segment](), list[Rows]()
     places, guessed, at, row = list[int](), list[int](), 0, 0
-    for (seq, start, length, k), own in zip(chunks, found, strict=True):
+    for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):
         end, total, guesses = start + length, len(seq.tokens), own.tokens
-        asked = 1 + (len(guesses) or k) if end == total else 0
-        if asked > 1 and not guesses:
+        wanted = 1 + (len(guesses) or k) if end == total else 0
+        if wanted > 1 and not guesses:
             places += range(at + length, at + length + k)
             guessed += range(row, row + k)
-            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, asked))
+            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, wanted))
         else:
             tokens = seq.tokens[start:end] + guesses
-            packed.append(Segment(tokens, start, seq.blocks, asked, own.branches))
-        at += length + max(asked - 1, 0)
-        if asked:
-            rows.append(Rows(seq, row, asked, total, guesses, own.branches))
-            row += asked
+            packed.append(Segment(tokens, start, seq.blocks, wanted, own.branches))
+        at += length + max(wanted - 1, 0)
+        if wanted:
+            rows.append(Rows(seq, row, wanted, total, guesses, own.branches))
+            row += wanted
     return packed, rows, places, guessed
 
 

@@ -95,8 +95,8 @@ class Ingress:
         http = Request(scope, receive)
         try:
             if (http.method, http.url.path) == ("GET", "/metrics"):
-                found = Response(merged(await self._metrics()), media_type=CONTENT_TYPE)
-                return await found(scope, receive, send)
+                response = Response(merged(await self._metrics()), media_type=CONTENT_TYPE)
+                return await response(scope, receive, send)
             body = await read_body(http, self._max_body_bytes)
             plain = {name: scope[name] for name in PLAIN if name in scope}
             answer = _Answer(self._ask, Forwarded(plain, body), send, self._seconds)
@@ -110,9 +110,9 @@ class Ingress:
 class _Answer:
     """To one request, of one replica after the other."""
 
-    def __init__(self, ask: Ask, asked: Forwarded, send: Send, seconds: float) -> None:
+    def __init__(self, ask: Ask, request: Forwarded, send: Send, seconds: float) -> None:
         self._ask = ask
-        self._asked = asked
+        self._request = request
         self._send = send
         self._seconds = seconds
         self._progress: ReplyProgress | None = None  # of a stream, once its headers were sent
@@ -158,7 +158,7 @@ class _Answer:
             raise ApiError(503, f"{why_lost} {self._losses} times", code="replica_lost")
         sentence = f"{why_lost}, and no other one continues it: {why.message}"
         body, name = ApiError(503, sentence, code="replica_lost").body, None
-        if self._asked.scope["path"].endswith("/responses"):  # whose events are of another form
+        if self._request.scope["path"].endswith("/responses"):  # whose events are of another form
             name = "error"
             body |= body["error"] | {"type": "error"} | {"sequence_number": self._events}
         await self._send_body(as_event(body, name))
@@ -193,19 +193,19 @@ class _Answer:
         """The request to forward: the client's own, or one for the rest of its stream."""
         progress = self._progress
         if progress is None:
-            return self._asked
+            return self._request
         name = ReplyProgress(id=progress.id, created=progress.created)
         if not self._events:
-            return replace(self._asked, progress=name)
+            return replace(self._request, progress=name)
         logger.info("%s continues after %d tokens", progress.id, len(progress.tokens))
-        body = json.loads(self._asked.body.removeprefix(BOM_UTF8))  # a replica has read it before
+        body = json.loads(self._request.body.removeprefix(BOM_UTF8))  # a replica has read it before
         before = (body.get("resume") or {}).get("token_ids", [])
         body["resume"] = {
             "token_ids": [*before, *progress.tokens],
             "seed": progress.seed,
             "system_fingerprint": progress.fingerprint,
         }
-        return Forwarded(self._asked.scope, json.dumps(body).encode(), name)
+        return Forwarded(self._request.scope, json.dumps(body).encode(), name)
 
     async def _send_body(self, body: bytes, *, more: bool = True) -> None:
         self._sent += 1

@@ -95,9 +95,9 @@ class Served:
         if state in ("ready", "failed"):
             self._settled.set()
 
-    async def answer(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part, None]:
         yield Part()  # the request is accepted
-        async with aclosing(answer(self._app, asked)) as parts:
+        async with aclosing(answer(self._app, request)) as parts:
             async for part in parts:
                 yield part
 
@@ -145,8 +145,8 @@ class Front:
             seconds=config.resume_seconds,
         )
 
-    async def _ask(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
-        response, over = self._streams.remote(asked), False
+    async def _ask(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+        response, over = self._streams.remote(request), False
         try:
             async with asyncio.timeout(self._config.resume_seconds or WAIT_SECONDS):
                 await anext(response)
