@@ -1,9 +1,9 @@
-"""What a child process asks of its operating system: to end with its parent, whatever it is doing;
-its share of the CPU cores, as torch's number of threads; and huge pages.
+"""What a child process needs from the operating system: to end with its parent, even while busy; as
+many threads for torch as it has CPU cores; and huge pages.
 
-torch starts as many threads as the machine has cores. In a container with a quota of two cores on
-a machine with sixty-four, the sixty-four threads take turns on two and every step waits for the
-slowest. Free of torch, which reads the environment once, when it is imported.
+torch starts as many threads as the machine has cores. In a container with a quota of two cores on a
+machine with sixty-four, the sixty-four threads take turns on two and every step waits for the
+slowest. Does not import torch, which reads the environment once, on import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 EXIT_ORPHANED = 1
-LOADING = "draft"  # the thread that reads another draft while the engine steps
+LOADING = "draft"  # name of the thread that loads another draft while the engine steps
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,18 +31,18 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CGROUP = Path("/sys/fs/cgroup")
 
 _HUGE_PAGE = 1 << 21  # bytes
-_LEAST = 2 * _HUGE_PAGE  # of a stretch: to ask takes some 5 ms of each, and there are many
-_COLLAPSE = 25  # of Linux's madvise, since 6.1
+_LEAST = 2 * _HUGE_PAGE  # of a mapping: each call takes some 5 ms, and there are many mappings
+_COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _MAPS = Path("/proc/self/maps")
 
 
 def follow_parent() -> bool:
     """Make this process end with its parent, even in the middle of a step. Call it first. Returns
-    whether there is one that started it by program.
+    whether a program started it (stdin is a pipe).
 
-    Twice, for two failures: a thread waits for the end of stdin when that is a pipe (works
-    everywhere, needs the interpreter), and on Linux the kernel kills (needs nothing of us).
-    Ctrl-C in a terminal is the parent's to handle: it drains.
+    Two mechanisms for two failures: a thread waits for the end of stdin when that is a pipe (works
+    on every system, needs the interpreter), and on Linux the kernel kills (needs nothing of the
+    process). The parent handles Ctrl-C: it drains.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -69,27 +69,27 @@ def _exit_with_stdin() -> None:
     os._exit(EXIT_ORPHANED)
 
 
-# Of control groups, versions 2 and 1: a quota and its period in microseconds.
+# Files with a quota and its period in microseconds: control groups v2, then v1.
 _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def engine_threads(cgroup: Path = CGROUP) -> int:
-    """All cores but one, of the affinity mask and no more than the control group's quota: the front
-    end needs a core, and threads of one product that share a core with anything wait for each
-    other in every layer."""
+    """Cores of the affinity mask, at most the control group's quota, less one for the front end:
+    when one of torch's threads shares a core with other work, all the others wait for it in every
+    layer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    granted = cores or 1
+    usable = cores or 1
     for files in _QUOTAS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: no limit
-            said = " ".join((cgroup / name).read_text() for name in files)
-            quota, period = map(int, said.split())
-            granted = min(granted, quota // period) if quota > 0 else granted
-    return max(1, granted - 1)
+            text = " ".join((cgroup / name).read_text() for name in files)
+            quota, period = map(int, text.split())
+            usable = min(usable, quota // period) if quota > 0 else usable
+    return max(1, usable - 1)
 
 
 def limit_threads(threads: int | None, environment: MutableMapping[str, str]) -> None:
-    """Set the variables that torch reads: to `threads`, or to `engine_threads` unless they are
-    set. Call before torch is imported."""
+    """Set the environment variables that torch reads to `threads`. With None, to `engine_threads()`
+    unless OMP_NUM_THREADS is set. Call before torch is imported."""
     if threads is None:
         if VARIABLES[0] in environment:
             return
@@ -99,15 +99,14 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
 
 
 def freeze_memory() -> threading.Thread:
-    """The garbage collector never walks it in the middle of a step again, and once the thread has
-    ended, it lies in huge pages where Linux makes some of small ones: behind a forward a page's
-    place has to be looked up anew, and Python's objects, read in every step, are thousands of small
-    pages."""
+    """Exclude present objects from garbage collection, which would interrupt a step, and start a
+    thread that moves the heap into huge pages where Linux can: each step reads Python objects on
+    thousands of small pages, whose TLB entries each forward evicts."""
     gc.collect()
     gc.freeze()
-    gathering = threading.Thread(target=_gather, name="huge-pages", daemon=True)
-    gathering.start()
-    return gathering
+    thread = threading.Thread(target=_gather, name="huge-pages", daemon=True)
+    thread.start()
+    return thread
 
 
 def _gather() -> None:
@@ -120,12 +119,13 @@ def _gather() -> None:
             first, last = (int(end, 16) for end in span.split("-"))
             first += -first % _HUGE_PAGE
             size = last // _HUGE_PAGE * _HUGE_PAGE - first
-            if size >= _LEAST:  # what it cannot do it leaves as it is
+            if size >= _LEAST:  # a failure changes nothing
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)
 
 
 def leave(code: int) -> NoReturn:
-    """Exit. Python would cut off the thread that loads a draft, whose libraries then abort."""
+    """Exit. Python's shutdown would stop a draft-loading thread inside a library that then
+    aborts."""
     if any(thread.name == LOADING for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(code)

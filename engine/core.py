@@ -1,9 +1,9 @@
-"""Engine: the eight verbs of a step, in order, over parts that are built here from the config.
+"""Engine: runs the eight phases of a step in order, over parts that it builds from the config.
 
-Owns the step and nothing that outlives it: tokens and blocks are the scheduler's, KV the cache's,
-drafts their proposer's, K the controller's. A plain object: no sockets, no text, no threads.
-A failure inside a step is fatal to the process by design (half-moved state must not serve); a bad
-request never gets that far: `add` turns it into an Output with an error.
+Owns only the step: tokens and blocks are the scheduler's, KV the cache's, drafts their proposer's,
+K the controller's. A plain object: no sockets, no text, no threads. An exception inside a step is
+fatal to the process by design (half-updated state must not serve). A bad request never gets that
+far: `add` answers it with an Output that has an error.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """`add` and `abort` at any time between steps; `step` while `has_work`.
+    """Call `add` and `abort` at any time between steps, and `step` while `has_work`.
 
-    `pair`, `proposer`, `cache`, `controller`: for benchmarks and tests. Models already loaded, a
-    drafter in place of the configured one, a part of a cache, what builds the controller.
-    `measured`: what an engine of this configuration told of itself on this machine (`ready`): its
-    memory is there, and what steps cost is known. Raises ConfigError, ModelError or
+    `pair`, `proposer`, `cache`, `controller`: for benchmarks and tests. Loaded models, a
+    replacement for the configured proposer, a part of a cache, a function that builds the
+    controller. `measured`: `Ready.measured` of an earlier engine of this configuration and machine:
+    no step is timed, cache pages are populated in the background. Raises ConfigError, ModelError or
     MemoryPlanError.
     """
 
@@ -95,17 +95,17 @@ class Engine:
         if pair.draft is not None:
             draft = runner_of(config, pair.draft, self._cache, clock, translation=pair.translation)
         self._processor = LogitsProcessor(target.eos_ids)
-        most = config.schedule.max_sequences
-        of = self._processor, target.vocab_size, target.device, most
-        draws = build_draws(*of)
+        max_sequences = config.schedule.max_sequences
+        draw_args = self._processor, target.vocab_size, target.device, max_sequences
+        draws = build_draws(*draw_args)
         stops, self._trees = draft is not None and not draft.chains, config.speculation.trees
         self._controller = Modes(controller(config.speculation, stops=stops, trees=self._trees))
         main = proposer or self._main_proposer(config, pair, draft, draws)
         self._runner = runner_of(config, target, self._cache, clock, main.hidden)
         self._pool = _pool_of(config, self._cache)
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = DeviceDraws(*of)
-        self._max_sequences = most
+        exact = DeviceDraws(*draw_args)
+        self._max_sequences = max_sequences
         free = build_free(config.speculation)
         self._allowance = Allowance(
             self._controller, main.name, free, branches=config.speculation.branches
@@ -120,14 +120,14 @@ class Engine:
             config, self._runner, draft, self._cache, target.max_model_len
         )
         self._controller.profile(profile)
-        what = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
-        logger.info(what, loaded, built, lap())
+        message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
+        logger.info(message, loaded, built, lap())
         self._compiling = Compiling(
             lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
         self._num_steps = self._num_added = 0
         self._overhead = Overhead()
-        self._pending, self._ids = list[Output](), set[str]()  # ends between steps; who runs
+        self._pending, self._ids = list[Output](), set[str]()  # ends to report; ids in use
         self._swap = DraftSwap(
             config, target, main, draft, cache=self._cache, measured=profile,
             modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,
@@ -154,7 +154,7 @@ class Engine:
             cache=self._cache,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
-            # Whether anybody wants to know what the drafter finds out in hindsight.
+            # Whether the controller or a trace uses `agreements` (drafts found out in hindsight).
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )
 
@@ -181,7 +181,7 @@ class Engine:
         return bool(queued) or self._swap.is_due
 
     def add(self, submit: Submit) -> None:
-        """Queue a sequence; what cannot be served ends with an error Output in the next step."""
+        """Queue a sequence. An invalid request gets an Output with an error in the next step."""
         reason = refusal(submit, self.ready)
         if submit.id in self._ids:
             reason = f"request id {submit.id!r} is already running"
@@ -213,7 +213,7 @@ class Engine:
             self._compiling.add(seq)
 
     def _queue(self, seq: Sequence) -> None:
-        """A reply that is gone on with may have come to its end before."""
+        """A resumed request may have reached its end already."""
         room = self._scheduler.room(seq)
         end = begun_ending(seq, self._acceptor, room) if seq.num_output else None
         if end is None:
@@ -223,30 +223,30 @@ class Engine:
             self._pending.append(end)
 
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
-        """Who guesses for it, unless that is the main proposer alone and without a bound."""
-        sources = proposers_of(params, self.ready)
-        if self._proposer.follows_grammar and self._proposer.name in sources:
-            sources = tuple(name for name in sources if name != GRAMMAR)
+        """Its proposers in order; None: the main proposer alone, without a bound of its own."""
+        names = proposers_of(params, self.ready)
+        if self._proposer.follows_grammar and self._proposer.name in names:
+            names = tuple(name for name in names if name != GRAMMAR)
         bounded = params.speculation is not None and params.speculation.max_draft is not None
-        return None if sources == (self._proposer.name,) and not bounded else sources
+        return None if names == (self._proposer.name,) and not bounded else names
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these; ids that already ended are passed over. Acknowledged by the next step."""
+        """End these; ids that already ended are ignored. The next step returns their Outputs."""
         ids = list(ids)
         for seq in self._scheduler.abort(ids) + self._compiling.abort(ids):
             self._leave(seq)
             self._pending.append(ending(seq, "abort"))
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
-        """From the next step on; raises ConfigError. See messages.SetSpeculation."""
+        """Effective from the next step. Raises ConfigError. See messages.SetSpeculation."""
         self._controller.set(mode, k)
 
     def swap_draft(self, path: str) -> None:
-        """Begin to load it; raises ConfigError while another one is. See messages.SwapDraft."""
+        """Start to load it; raises ConfigError while another one loads. See messages.SwapDraft."""
         self._swap.begin(path)
 
     def gauges(self, seconds: StepSeconds | None = None) -> StepMetrics:
-        """The present state: without a step the idle heartbeat."""
+        """The current gauges; the sums of a step are empty."""
         return StepMetrics(
             step=self._num_steps,
             seconds=seconds or StepSeconds(),
@@ -284,7 +284,7 @@ class Engine:
         return Outputs(items, metrics)
 
     def _admit(self) -> None:
-        """Queue the sequences whose grammar is compiled by now."""
+        """Queue the sequences whose grammar has been compiled."""
         if self._compiling:
             ready, ends = self._compiling.take()
             for seq in ready:
@@ -295,7 +295,7 @@ class Engine:
 
     def _schedule(self, seconds: StepSeconds, lap: Stopwatch) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        if running or waiting:  # a step that only tells of ends is no batch of another size
+        if running or waiting:  # else the controller would see a batch of size 0
             num = min(len(running) + len(waiting), self._max_sequences)
             self._allowance.begin(Load(num, self._scheduler.mean_length), running)
         seconds.schedule = self._overhead.chose(lap())
@@ -303,13 +303,13 @@ class Engine:
         for seq in plan.preempted:
             self._proposer.forget(seq)
         for seq in plan.admitted:
-            if seq.queued is None:  # arrival is by this clock, and another process's
+            if seq.queued is None:  # arrival is wall-clock time of another process
                 seq.queued = max(time.time() - seq.arrival, 0.0)
         seconds.schedule += lap()
         return plan
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
-        """The only place where state moves."""
+        """The only phase that changes the state of sequences."""
         items = iter(sampled)  # in the order of the plan
         for chunk in plan.chunks:
             if not chunk.samples:
@@ -369,7 +369,7 @@ class Engine:
 
 
 def _profile_in(measured: bytes) -> Profile | None:
-    """None: there is none that this code understands."""
+    """Decoded; None if empty or from an incompatible version."""
     try:
         return msgspec.msgpack.decode(measured, type=Profile)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""The wire between the two processes: what the front end may say, and what the engine answers.
+"""The messages between the two processes: commands of the front end, events of the engine.
 
-Owned by both sides, so it imports neither torch nor HTTP. msgspec tagged unions: a message that
-does not decode is a programming error and fails loudly; nothing here executes what it reads.
-Token ids only: stop strings, `n`, streaming and echo are text or HTTP and never cross.
+Imported by both sides, so it imports neither torch nor HTTP. msgspec tagged unions: a message that
+does not decode is a programming error and raises; decoding executes nothing. Token ids only: stop
+strings, `n`, streaming and echo concern text or HTTP and are handled in the front end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 
-TARGET = "target"  # in `Output.sources`: the target drew the token itself, nobody had guessed it
+TARGET = "target"  # in `Output.sources`: the target's own token, not an accepted draft token
 
 Mode = Literal["auto", "fixed", "off"]
 Reason = Literal["pays", "off", "probe", "trial", "baseline", "fixed"]
@@ -25,22 +25,22 @@ Reason = Literal["pays", "off", "probe", "trial", "baseline", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
-# What became of compiling a grammar ahead of its request. `too_slow`: it took more CPU time than is
-# allowed; `busy`: there was no time for it, which says nothing about it.
+# Result of compiling a grammar ahead of its request. `too_slow`: it took more CPU time than is
+# allowed; `busy`: the compiler had no time, which says nothing about the grammar.
 CheckOutcome = Literal["accepted", "refused", "too_slow", "busy"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What the generated text must be a sentence of, from the first generated token to the last.
+    """A constraint on the generated text, from the first generated token to the last.
 
     `source` by kind: json_object: "" (any JSON object); json_schema: the schema as JSON text;
     regex: the pattern, which the whole text must match (Rust's syntax, no look-around, no
     back-references); choice: a JSON list of strings; lark: llguidance's dialect of Lark, in which
     `<|name|>` is a special token and `%json {...}` a schema, or llama.cpp's EBNF. The front end has
-    compiled it within a deadline before it is ever sent, so compiling it again is bounded.
+    compiled it within a deadline before sending it, so the engine's compilation is bounded too.
 
-    `lead`: Lark, of the server's own making, of the text that comes before that sentence, which is
-    `@reply` in it (thinking, up to its end); empty: there is none.
+    `lead`: Lark, written by the server, of the text before that sentence (reasoning, up to its
+    end), in which `@reply` is the sentence; empty: there is none.
     """
 
     kind: GrammarKind
@@ -49,17 +49,17 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request says about guesses for itself; the text is the same whatever it says."""
+    """A request's settings for speculation; the text does not depend on them."""
 
-    max_draft: int | None = None  # at most so many guesses in a step; None: the engine chooses
-    proposers: tuple[str, ...] | None = None  # who may guess, in that order; None: the default
+    max_draft: int | None = None  # draft tokens in a step, at most; None: the engine chooses
+    proposers: tuple[str, ...] | None = None  # in the order they are asked; None: the default
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one sequence is sampled. Ranges are checked by the front end and by the engine.
+    """How one sequence is sampled. The front end and the engine both check the ranges.
 
-    `seed` is always set: the front end draws one when the client gave none and returns it, since
-    the token at a position is a function of (target's distribution, seed, position) alone.
+    `seed` is always set: the front end draws one when the client gave none, and returns it, since
+    the token at a position depends only on (target's distribution, seed, position).
     """
 
     seed: int  # 0 .. 2**64-1
@@ -78,16 +78,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # alternatives per generated token; None: no logprobs at all
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     cache_salt: str = ""
-    priority: int = 0  # lower is served earlier and gives way later; the text does not depend on it
+    priority: int = 0  # lower is scheduled earlier and preempted later; no effect on the text
     grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
     prediction: tuple[int, ...] = ()  # what the caller expects the output to be
     speculation: Speculation | None = None
-    provenance: bool = False  # say of each token who guessed it
+    provenance: bool = False  # fill in `Output.sources`
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of one position under the model itself: log_softmax of the raw logits,
-    before penalties, bias, temperature and filters (so they do not depend on sampling fields)."""
+    """Log-probabilities at one position: log_softmax of the raw logits, before penalties, bias,
+    temperature and filters, so they do not depend on sampling fields."""
 
     token: int
     logprob: float
@@ -96,9 +96,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request had come to where it is gone on with: an engine was lost, or another replica
-    began the reply. `tokens` count as generated wherever that matters (max_tokens, positions,
-    penalties, grammar); they are neither sent again nor scored. The rest as in Output."""
+    """Progress of a request that is resumed, because an engine was lost or another replica began
+    the reply. `tokens` count as generated (max_tokens, positions, penalties, grammar) but are
+    neither sent again nor scored. The counters are those of Output."""
 
     tokens: list[int] = []
     rounds: int = 0
@@ -108,14 +108,14 @@ class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Run one sequence. `id` is unique for the life of the front end."""
+    """Start one sequence. `id` is unique for the life of the front end."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     arrival: float  # time.time() in the front end
     begun: Begun = Begun()
-    tenant: str = ""  # whose it is; where tenants compete, each gets tokens by its weight
+    tenant: str = ""  # competing tenants get tokens in proportion to their weights
     weight: float = 1.0
 
 
@@ -126,26 +126,26 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Finish what runs, take nothing new, then exit with code 0."""
+    """Finish the running requests, accept no new ones, then exit with code 0."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Exit with code 0 after the present step."""
+    """Exit with code 0 after the current step."""
 
 
 class SetSpeculation(msgspec.Struct, frozen=True, tag=True):
     """From the next step on, K is chosen by the configured controller (`auto`), is `k` in every
-    round (`fixed`; free guesses get up to `k`), or 0 for everybody (`off`). `k` is for `fixed`
-    alone. The text of no request depends on it."""
+    step (`fixed`; free proposers propose up to `k`), or is 0 (`off`). `k` is for `fixed` only. No
+    request's text depends on it."""
 
     mode: Mode
     k: int = 0
 
 
 class SwapDraft(msgspec.Struct, frozen=True, tag=True):
-    """Load the draft model `draft`, a folder or a hub name, beside the one that runs, prove it, and
-    put it in that one's place between two steps. The text of no request depends on it. StepMetrics
-    tell what came of it: it is `refused`, or on `trial`, and then `kept` or `taken_back`."""
+    """Load the draft model `draft`, a folder or a hub name, beside the running one, check it, and
+    replace the running one between two steps. No request's text depends on it. StepMetrics.swap
+    reports the outcome: `refused`, or `trial` and later `kept` or `taken_back`."""
 
     draft: str
 
@@ -156,8 +156,7 @@ SwapOutcome = Literal["refused", "trial", "kept", "taken_back"]
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """What became of the draft model that was named in a SwapDraft, with a sentence. `running`: the
-    one that guesses from now on."""
+    """The outcome of a SwapDraft, with a sentence. `running`: the draft model from now on."""
 
     draft: str
     outcome: SwapOutcome
@@ -166,7 +165,7 @@ class Swap(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step did for one sequence. Exactly one Output per sequence has a `finish`."""
+    """The result of one step for one sequence. Exactly one Output per sequence has a `finish`."""
 
     id: str
     tokens: list[int] = []  # committed in this step: one to K+1 of them, stop token included
@@ -175,22 +174,22 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: FinishReason | None = None
     stop_token: int | None = None  # the token that ended it, when finish is `stop`
     error: str | None = None  # a sentence, when finish is `error`
-    bad_request: bool = False  # the error is of the request's own making, such as its grammar
+    bad_request: bool = False  # the request caused the error, for example by its grammar
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache; first Output only
     queued: float | None = None  # seconds from arrival to its first step; first Output only
     rounds: int = 0  # sampling steps of this sequence so far
-    proposed: int = 0  # draft tokens verified for it so far
-    accepted: int = 0  # of those, kept
+    proposed: int = 0  # its draft tokens verified so far
+    accepted: int = 0  # of those, accepted
     predicted: int = 0  # of the proposed ones, taken from `params.prediction`
-    source: str = ""  # who guessed in this step
-    forced: int = 0  # of these guesses, those of the grammar, in another's chain; with `sources`
-    sources: list[tuple[str, int]] | None = None  # who guessed `tokens`, in runs; see `TARGET`
+    source: str = ""  # the proposer of this step's proposal
+    forced: int = 0  # tokens that the grammar put into that proposal; with `sources`
+    sources: list[tuple[str, int]] | None = None  # of `tokens`, runs of (proposer or TARGET, count)
 
 
 class StepSeconds(msgspec.Struct, array_like=True):
-    """Wall seconds of the parts of one step. `propose_forward` and `verify_forward` are the parts
-    of propose and verify spent inside model forwards; the rest of the step is host overhead.
-    `around`: since the step before, if this one followed at once: sums, the controller, sending."""
+    """Wall seconds of the phases of one step. `propose_forward` and `verify_forward` are the parts
+    of propose and verify inside model forwards; the rest of the step is host overhead. `around`:
+    since the previous step, if this one followed directly: metrics, controller, sending."""
 
     schedule: float = 0.0
     propose: float = 0.0
@@ -204,30 +203,30 @@ class StepSeconds(msgspec.Struct, array_like=True):
 
 
 class Estimates(msgspec.Struct, kw_only=True):
-    """What the controller believed when it last chose, and what it chose. A controller that does
+    """The controller's estimates at its last choice of K, and the choice. A controller that does
     not estimate leaves `survival` and `rates` empty.
 
-    Reasons. `pays`: this K promises the most tokens per second; `off`: K = 0 does. Experiments:
-    while K is 0 `probe` asks some sequences for a guess and `trial` all for several; while guesses
-    pay `baseline` plays K = 0. `fixed`: the configuration or the operator fixed K.
+    Reasons. `pays`: this K has the most expected tokens per second; `off`: K = 0 has. Exploration:
+    at K = 0, `probe` asks some sequences for a proposal and `trial` all, for several steps; at K >
+    0, `baseline` runs K = 0. `fixed`: the configuration or the operator fixed K.
     """
 
     mode: Mode = "auto"
     k: int = 0
     reason: Reason = "off"
-    acceptance: float = 0.0  # chance that a guess which the target reaches is kept, all depths
-    survival: list[float] = []  # [d-1]: chance that d guesses in a row are kept
+    acceptance: float = 0.0  # of a draft token behind accepted ones, pooled over depths
+    survival: list[float] = []  # [d-1]: chance that d draft tokens in a row are accepted
     rates: list[float] = []  # [k]: expected tokens/s of the whole batch at K = k; [0] is plain
     speedup: float = 1.0  # rates[k] / rates[0]
-    num_sequences: int = 0  # that the choice was made for; 0: none was made yet
+    num_sequences: int = 0  # in the batch of that choice; 0: none was made yet
 
 
-# Acceptance is counted by tokens of context before the guesses: the label and the upper bound.
+# Acceptance is counted by tokens of context before the draft tokens: label and upper bound.
 CONTEXTS: Mapping[str, float] = {"1k": 1 << 10, "4k": 1 << 12, "16k": 1 << 14, "longer": inf}
 
 
 class StepMetrics(msgspec.Struct, kw_only=True):
-    """Sums over one step; the front end makes counters and histograms, PromQL makes rates."""
+    """Sums over one step; the front end adds them to counters and histograms."""
 
     step: int = 0
     seconds: StepSeconds = msgspec.field(default_factory=StepSeconds)
@@ -235,23 +234,23 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     num_prompt_tokens: int = 0  # prompt positions computed
     num_generated_tokens: int = 0
-    plain_seconds: float = 0.0  # that these take without guesses; 0: unknown, or prompts were run
+    plain_seconds: float = 0.0  # estimate without speculation; 0: unknown, or prompts were computed
     num_sampling: int = 0  # sequences that sampled in this step
     num_proposed: int = 0
     num_accepted: int = 0
-    proposed_at: list[int] = []  # [depth-1]: proposals that reached this depth
+    proposed_at: list[int] = []  # [depth-1]: draft tokens verified at this depth
     accepted_at: list[int] = []  # [depth-1]: of those, accepted
-    by_proposer: dict[str, tuple[int, int]] = {}  # (proposed, accepted) by who guessed
+    by_proposer: dict[str, tuple[int, int]] = {}  # (proposed, accepted) by proposer
     proposed_behind: list[int] = []  # of the main proposer, by CONTEXTS
     accepted_behind: list[int] = []
-    k_counts: list[int] = []  # [k]: sampling sequences of which k guesses were verified
+    k_counts: list[int] = []  # [k]: sampling sequences with k draft tokens verified
     blocks_used: int = 0
     blocks_total: int = 0
     cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     queried_tokens: int = 0  # prompt tokens looked up in it
     preemptions: int = 0
     estimates: Estimates = msgspec.field(default_factory=Estimates)
-    swap: Swap | None = None  # what became of a SwapDraft by now; told once
+    swap: Swap | None = None  # outcome of a SwapDraft; sent once
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
@@ -263,7 +262,7 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Facts discovered at start. Sent once, before all but `Starting`."""
+    """Facts known once the engine has started. Sent once, before all but `Starting`."""
 
     pid: int
     target: str
@@ -278,59 +277,61 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     proposer: str
     controller: str
     k_max: int
-    exact: bool = False  # a text does not depend on what else is computed
-    proposers: tuple[str, ...] = ()  # whom a request may name in `speculation.proposers`
+    exact: bool = False  # outputs do not depend on what else is in the batch
+    proposers: tuple[str, ...] = ()  # allowed names in `speculation.proposers`
     memory: dict[str, int] = {}  # bytes by the parts of the plan, and their `limit`
-    default_proposers: tuple[str, ...] = ()  # asked in this order when it names nobody
+    default_proposers: tuple[str, ...] = ()  # asked in this order when a request names none
     draft: str = ""  # path of the draft model, if there is one
-    measured: bytes = b""  # what steps cost, for the next engine of this configuration
+    measured: bytes = b""  # step costs (an encoded Profile), for the next engine
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """One step's results, or (empty, once a second while idle) the heartbeat with the gauges."""
+    """The results of one step. While idle, sent once a second without items: the heartbeat."""
 
     items: list[Output]
     metrics: StepMetrics
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot go on and exits; `message` is one sentence for the log."""
+    """The engine cannot continue and exits; `message` is one sentence for the log."""
 
     message: str
-    useless_to_retry: bool = False  # it could not be made from this configuration
+    useless_to_retry: bool = False  # it could not be built from this configuration
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):
-    """The engine was told to end, by somebody else than the front end, and does not take a request
-    that it got since."""
+    """The engine was told to drain, not by the front end (SIGTERM), and does not accept a request
+    that it received afterwards."""
 
 
 Event = Starting | Ready | Outputs | Fatal | Leaving
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
-    """Who may guess for a request, in the order in which they are asked, without those that have
-    nothing to go by; nobody when it wants no guesses. The one reading of `params.speculation`, for
-    both processes."""
-    said = params.speculation
-    if ready.k_max == 0 or (said is not None and said.max_draft == 0):
+    """The proposers that a request may use, in the order in which they are asked, without those
+    that lack input (a prediction, a grammar); empty if it wants no speculation. Both processes
+    interpret `params.speculation` with this function only."""
+    settings = params.speculation
+    if ready.k_max == 0 or (settings is not None and settings.max_draft == 0):
         return ()
-    named = ready.default_proposers
-    if said is not None and said.proposers is not None:
-        named = said.proposers
-    idle = {"prediction": not params.prediction, "grammar": params.grammar is None}
-    return tuple(name for name in named if not idle.get(name))
+    names = ready.default_proposers
+    if settings is not None and settings.proposers is not None:
+        names = settings.proposers
+    lacks_input = {"prediction": not params.prediction, "grammar": params.grammar is None}
+    return tuple(name for name in names if not lacks_input.get(name))
 
 
-def mode_refusal(said: SetSpeculation, k_max: int) -> tuple[str, str] | None:
-    """Why an engine with this bound on K cannot obey: the field, and a sentence. For both
-    processes."""
-    if said.mode != "fixed":
-        word = f"`k` is for the mode `fixed`, not for `{said.mode}`"
-        return ("k", word) if said.k else None
+def mode_refusal(command: SetSpeculation, k_max: int) -> tuple[str, str] | None:
+    """Why an engine with this bound on K cannot apply it: the field and a sentence; None if it can.
+    Used by both processes."""
+    if command.mode != "fixed":
+        sentence = f"`k` is for the mode `fixed`, not for `{command.mode}`"
+        return ("k", sentence) if command.k else None
     if k_max == 0:
         return "mode", "`mode` cannot be `fixed`: the configuration has no guesses (K is 0)"
-    if not 1 <= said.k <= k_max:
-        word = f"`k` is {said.k}; it must be from 1 to {k_max}, and no guesses are the mode `off`"
-        return "k", word
+    if not 1 <= command.k <= k_max:
+        sentence = (
+            f"`k` is {command.k}; it must be from 1 to {k_max}, and no guesses are the mode `off`"
+        )
+        return "k", sentence
     return None

@@ -1,11 +1,11 @@
-"""EngineProcess: the loop between the sockets and an engine, and how this process ends.
+"""EngineProcess: the loop between the sockets and an engine, and how this process exits.
 
-Promises: commands are taken between steps; an idle engine beats once a second from this very loop
-(a stuck step is therefore silence); the last message of a failing process is Fatal(sentence).
-Free of torch: the engine is made by a function that is passed in.
+Promises: commands are handled between steps; an idle engine sends a heartbeat each second from this
+same loop, so a stuck step shows as silence; the last message of a failing process is Fatal. Does
+not import torch: the engine is built by a function that is passed in.
 
-Exit codes: 0 drained or stopped; 1 something unexpected, or the parent is gone; 2 the engine could
-not be made from this configuration (an EngineError), so that starting it again is useless.
+Exit codes: 0 drained or stopped; 1 unexpected error, or the parent is gone; 2 the engine could not
+be built from this configuration (an EngineError), so that starting it again is useless.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from engine.progress import heard
 logger = logging.getLogger(__name__)
 
 BEAT_MILLISECONDS = 1000
-LINGER_MILLISECONDS = 2000  # the last messages may take this long to leave
+LINGER_MILLISECONDS = 2000  # for the last messages to be sent
 
 EXIT_DONE = 0
 EXIT_UNEXPECTED = 1
 
 
 class StepEngine(Protocol):
-    """What the loop needs of an engine (engine.core.Engine, or a script in tests)."""
+    """The interface of an engine to this loop (engine.core.Engine, or a fake in tests)."""
 
     ready: Ready
 
@@ -70,8 +70,8 @@ class StepEngine(Protocol):
 
 
 class EngineProcess:
-    """`run()` is the whole life of the process; it returns the exit code. `alone`: no
-    parent shows the operator its last message, so it is logged."""
+    """`run` lasts as long as the process and returns the exit code. `alone`: no parent shows the
+    operator the last message, so it is logged."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class EngineProcess:
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._events = self._context.socket(zmq.PUSH)
-        # Unbounded on purpose: the bound is admission in the front end, and neither side may block.
+        # Unbounded on purpose: the front end's admission is the bound, and neither side may block.
         self._commands.set_hwm(0)
         self._events.set_hwm(0)
         self._commands.connect(commands)
@@ -97,11 +97,11 @@ class EngineProcess:
         self._stopping = False
 
     def run(self) -> int:
-        made = False
+        built = False
         try:
             with heard(lambda *told: self._send(Starting(*told))):
                 engine = self._make_engine()
-            made = True
+            built = True
             freeze_memory()
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._send(engine.ready)
@@ -110,8 +110,8 @@ class EngineProcess:
         except EngineError as error:
             if self._alone:
                 logger.error("the engine stops: %s", one_line(error, None))
-            self._send(Fatal(one_line(error, None), useless_to_retry=not made))
-            return EXIT_UNEXPECTED if made else EXIT_CANNOT_START
+            self._send(Fatal(one_line(error, None), useless_to_retry=not built))
+            return EXIT_UNEXPECTED if built else EXIT_CANNOT_START
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
             self._send(Fatal(f"the engine failed: {type(error).__name__}: {one_line(error, None)}"))
@@ -131,7 +131,7 @@ class EngineProcess:
                 return
 
     def _receive(self, engine: StepEngine, wait: int) -> None:
-        """Take every command that is there; wait up to `wait` ms for the first, then beat."""
+        """Handle all queued commands; wait up to `wait` ms for the first, then send a heartbeat."""
         if not self._commands.poll(wait):
             if wait:
                 self._send(Outputs([], engine.gauges()))
@@ -151,18 +151,18 @@ class EngineProcess:
                 engine.add(command)
             case Abort():
                 engine.abort(command.ids)
-            case SetSpeculation():  # which the front end has checked
+            case SetSpeculation():  # checked by the front end
                 try:
                     engine.set_speculation(command.mode, command.k)
                 except EngineError as error:
                     logger.warning("speculation stays as it was: %s", one_line(error, None))
-                self._send(Outputs([], engine.gauges()))  # shows it at once, also while idle
-            case SwapDraft():  # one at a time, as the front end sees to
+                self._send(Outputs([], engine.gauges()))  # reports it at once, also while idle
+            case SwapDraft():  # one at a time; the front end ensures it
                 try:
                     engine.swap_draft(command.draft)
                 except EngineError as error:
                     logger.warning("the draft stays as it was: %s", one_line(error, None))
-                self._send(Outputs([], engine.gauges()))  # it may be refused already
+                self._send(Outputs([], engine.gauges()))  # which may hold the refusal
             case Drain():
                 self._draining = True
             case Stop():

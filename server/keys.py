@@ -1,8 +1,8 @@
-"""Keys: who may call, by name, what each may ask for, and what it has used of that.
+"""Keys: which clients may call, by name, the limits of each, and what it has used of them.
 
-A file of keys (`server.api_keys_file`) holds digests only; it is read again on SIGHUP. Beside it
-there are `server.api_key`, named "default", and `server.admin_key`, "admin". A key is compared with
-all others, digest by digest and in constant time.
+A key file (`server.api_keys_file`) holds digests only; it is read again on SIGHUP. Also keys:
+`server.api_key`, named "default", and `server.admin_key`, "admin". A given key is compared with all
+others, digest by digest and in constant time.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from engine.errors import ConfigError
 from server.config import ServerConfig, explain
 
 DEFAULT, ADMIN = "default", "admin"
-RESERVED = {DEFAULT: "server.api_key", ADMIN: "server.admin_key"}  # names: whose they are
+RESERVED = {DEFAULT: "server.api_key", ADMIN: "server.admin_key"}  # name -> setting
 MINUTE = 60.0
 
 Name = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 
 
 class KeyRow(Part):
-    """One key of the file. Limits are of all its requests together; None: no limit."""
+    """One key of the file. Limits apply to all its requests together; None: no limit."""
 
     name: Name
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)  # of prompts and replies
     concurrency: int | None = Field(None, ge=1)  # requests at a time
-    weight: float = Field(1.0, ge=0.01, le=100)  # its share where keys compete
-    priority: bool = False  # whether its requests may say `priority`
+    weight: float = Field(1.0, ge=0.01, le=100)  # its share if keys compete
+    priority: bool = False  # whether its requests may set `priority`
     own_cache: bool = False  # whether no other key shares its cached prompts
 
 
 class Allowance:
-    """A token bucket: `per_minute` at most, refilled evenly. It may be overdrawn; then it refuses
+    """A token bucket: `per_minute` at most, refilled evenly. It may be overdrawn and then refuses
     until it is above zero again."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -63,12 +63,12 @@ class Allowance:
         self._left = self.left - count
 
     def seconds_until(self, count: float) -> float:
-        """Until `count` are left."""
+        """Seconds until `count` are left."""
         return max(count - self.left, 0.0) * MINUTE / self.per_minute
 
 
 class Tenant:
-    """Whoever has a key, as long as the server runs. `row`: as the file last had it."""
+    """The owner of a key, for the life of the server. `row`: as last read from the file."""
 
     def __init__(self, row: KeyRow, *, may_prioritise: bool, clock: Callable[[], float]) -> None:
         self.name = row.name
@@ -78,7 +78,7 @@ class Tenant:
         self.set(row, may_prioritise=may_prioritise)
 
     def set(self, row: KeyRow, *, may_prioritise: bool) -> None:
-        """Limits that stay the same keep what was used of them."""
+        """Apply new limits. What was used of a limit is kept if the limit is unchanged."""
         self.row, self.may_prioritise = row, may_prioritise
         limits = {"requests": row.requests_per_minute, "tokens": row.tokens_per_minute}
         before, self._allowances = self._allowances, {}
@@ -89,7 +89,7 @@ class Tenant:
                 self._allowances[what] = known if same and known else Allowance(limit, self._clock)
 
     def refusal(self) -> tuple[str, float] | None:
-        """Why it may not send another request now, and after how many seconds it may."""
+        """Why it may not send another request now, and in how many seconds it may; None: it may."""
         most = self.row.concurrency
         if most is not None and self.running >= most:
             return f"the key `{self.name}` has {most} requests at a time, and as many run", 1.0
@@ -103,7 +103,7 @@ class Tenant:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """One that runs."""
+        """Counts one running request."""
         self.running += 1
         self._spend("requests", 1)
         try:
@@ -112,20 +112,20 @@ class Tenant:
             self.running -= 1
 
     def spend(self, tokens: int) -> None:
-        """Of prompts, and of replies as they come."""
+        """Charge prompt tokens, or reply tokens as they arrive."""
         self._spend("tokens", tokens)
 
     def _spend(self, what: str, count: int) -> None:
         if (allowance := self._allowances.get(what)) is not None:
             allowance.spend(count)
 
-    def salt(self, asked: str) -> str:
-        """Of the prefix cache. No client knows the digest of another one's key."""
-        return f"{self.row.sha256}:{asked}" if self.row.own_cache else asked
+    def salt(self, requested: str) -> str:
+        """The salt for the prefix cache. No client knows the digest of another client's key."""
+        return f"{self.row.sha256}:{requested}" if self.row.own_cache else requested
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is left of its limits, under OpenAI's names."""
+        """The remaining limits, as OpenAI's headers."""
         headers: dict[str, str] = {}
         for what, allowance in self._allowances.items():
             headers[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
@@ -136,17 +136,17 @@ class Tenant:
 
 
 class Keyring:
-    """All keys. Raises ConfigError for a file that cannot be used."""
+    """All keys. Raises ConfigError for an unusable file."""
 
     def __init__(
         self, server: ServerConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._server = server
         self._clock = clock
-        self._known: dict[str, Tenant] = {}  # by name: all that had a key since the start
-        self._tenants: dict[bytes, Tenant] = {}  # by digest: those that have one
+        self._known: dict[str, Tenant] = {}  # by name: all tenants since the start
+        self._tenants: dict[bytes, Tenant] = {}  # by digest: the current ones
         nobody, may = KeyRow(name="anyone", sha256="0" * 64), server.allow_priority
-        self.anyone = Tenant(nobody, may_prioritise=may, clock=clock)  # where there are no keys
+        self.anyone = Tenant(nobody, may_prioritise=may, clock=clock)  # used if no key is needed
         self.reload()
 
     @property
@@ -156,13 +156,13 @@ class Keyring:
 
     @property
     def may_prioritise(self) -> bool:
-        """Whether anybody may."""
+        """Whether any key may set `priority`."""
         tenants = [self.anyone] if self.is_open else self._tenants.values()
         return any(tenant.may_prioritise for tenant in tenants)
 
     def reload(self) -> int:
-        """Read the file again; how many keys there are. Who was known by name, ever, keeps what
-        runs and what was used. Raises ConfigError, and then all stays as it was."""
+        """Read the file again; returns the number of keys. Tenants known by name, ever, keep
+        running requests and usage. Raises ConfigError, and then nothing changes."""
         server, rows = self._server, list[KeyRow]()
         for name, key in ((DEFAULT, server.api_key), (ADMIN, server.admin_key)):
             if key is not None:
@@ -178,12 +178,12 @@ class Keyring:
         return len(rows)
 
     def find(self, key: str) -> Tenant | None:
-        """`key`: as the header has it."""
-        given, found = hashlib.sha256(key.encode("latin-1")).digest(), None
+        """`key`: as in the header."""
+        given, match = hashlib.sha256(key.encode("latin-1")).digest(), None
         for digest, tenant in self._tenants.items():
             if hmac.compare_digest(given, digest):
-                found = tenant
-        return found
+                match = tenant
+        return match
 
     def _tenant(self, row: KeyRow) -> Tenant:
         may = row.priority or self._server.allow_priority
@@ -203,7 +203,7 @@ def read_keys(path: Path) -> list[KeyRow]:
         data: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the keys {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # which may quote a line
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):  # their messages may quote a line
         raise ConfigError(f"the keys {path} are not valid TOML") from None
     tables = data.get("key", [])
     if data.keys() - {"key"} or not isinstance(tables, list):
@@ -226,7 +226,7 @@ def _row(table: Any, where: str) -> KeyRow:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key, and its lines for the file. Raises ConfigError for a name that cannot be one."""
+    """A new key, and its lines for the file. Raises ConfigError for an invalid name."""
     if name in RESERVED:
         raise ConfigError(f"name = {name} is not allowed: it is reserved for {RESERVED[name]}")
     key = f"fd-{secrets.token_urlsafe(32)}"

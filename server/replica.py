@@ -1,4 +1,4 @@
-"""Replica: all that serves one engine but what speaks HTTP. `serve` puts a port in front of it,
+"""Replica: everything that serves one engine, except HTTP. `serve` puts a port in front of it,
 `replicas.ray_app` a deployment of Ray Serve."""
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# What a worker thread waits for the interpreter at most, and the loop for it to give it back. By
-# Python's default of 5 ms a prompt's way through a thread takes longer than all else before its
-# first token, as soon as others stream.
+# The longest wait of a worker thread for the interpreter, and of the event loop to get it back.
+# With Python's default of 5 ms, tokenizing a prompt in a thread takes longer than everything else
+# before its first token, as soon as other requests stream.
 SWITCH_SECONDS = 0.0005
 
 
 class Replica:
-    """Its owner starts and stops the supervisor and the grammars. Made in the loop that it lives
-    in. Raises ConfigError."""
+    """The owner starts and stops the supervisor and the grammars. Must be created in the event loop
+    that it runs in. Raises ConfigError."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Replica:
         )
 
     def load(self) -> asyncio.Future[Tokenizer]:
-        """In a daemon thread: a download under way must not hold up the exit."""
+        """Loads the tokenizer in a daemon thread: a download must not hold up the exit."""
         loaded = Future[Tokenizer]()
-        loaded.set_running_or_notify_cancel()  # so that it is set whatever became of who waits
+        loaded.set_running_or_notify_cancel()  # so that cancelling the waiter cannot cancel it
 
         def run() -> None:
             try:
@@ -101,7 +101,7 @@ class Replica:
         return asyncio.wrap_future(loaded)
 
     async def tell_throughput(self) -> None:
-        """For ever."""
+        """Runs for ever."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             self._throughput.tell()
@@ -116,10 +116,10 @@ class Replica:
 
 
 def load_for(config: Config) -> Tokenizer:
-    """For a process that serves and does nothing else: the tokenizer. Raises ModelError."""
+    """The tokenizer, for a process that only serves. Raises ModelError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     target = config.engine.target
-    if not target.trust_remote_code:  # code that may be of any kind
+    if not target.trust_remote_code:  # remote code may need torch
         forget_torch()
     tokenizer = load_tokenizer(
         model_folder(target.path, "target"),
@@ -128,14 +128,14 @@ def load_for(config: Config) -> Tokenizer:
     )
     if (fault := tokenizer.template_fault()) is not None:
         logger.warning("requests to chat will be refused: %s", fault)
-    # What its libraries made stays: a collection that walks it holds every stream.
+    # Freeze what libraries created: a garbage collection that visits it delays all streams.
     gc.collect()
     gc.freeze()
     return tokenizer
 
 
 def begin_to_log(level: str, form: LogFormat) -> None:
-    """Libraries speak only when something is wrong."""
+    """Libraries log warnings and errors only, except at level debug."""
     configure_logging(level, form)
     if level != "debug":
         for library in ("uvicorn", "httpx", "transformers", "asyncio"):

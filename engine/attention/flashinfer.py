@@ -1,9 +1,9 @@
 """FlashInfer (Ye et al., arXiv:2501.01005): plan once per forward, run once per layer, over pages.
 
-Uses `BatchPrefillWithPagedKVCacheWrapper` as its 0.7 documentation has it: query lengths vary, a
-chain is causal from the end, a tree brings a mask of its own. The plane's `[kv_heads, slots, dim]`
-is seen as its "HND" pages without a copy. The wrapper's class is passed in, so that tests can hold
-this adapter to the documented meaning without a GPU.
+Uses `BatchPrefillWithPagedKVCacheWrapper` as documented in 0.7: query lengths vary, a chain is
+causal from the end, a tree has a custom mask. The plane's `[kv_heads, slots, dim]` is viewed as
+"HND" pages without a copy. The wrapper's class is passed in, so that tests can check this adapter
+against the documented behaviour without a GPU.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from engine.attention.spans import visible, written_slots
 
 WORKSPACE = 128 << 20  # bytes, as the library recommends
 
-Wrapper = Any  # its package brings no types
+Wrapper = Any  # the package has no types
 MakeWrapper = Callable[..., Wrapper]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a plan depends on besides the spans. Layers that agree share one."""
+    """What a plan depends on besides the spans. Layers with equal values share one."""
 
     heads: int
     kv_heads: int
@@ -50,9 +50,9 @@ class Variant:
 
 
 class FlashInferBackend:
-    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs. Its
-    numbers are sent by the library. All chains of one model and so many rows share tensors: one
-    runs between two waits for the device. A forward has its own, since one and a chain do."""
+    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs. The
+    library sends its own numbers. All chains of one model and row count share tensors, since only
+    one runs between two waits for the device; a forward, which may run beside it, has its own."""
 
     name = "flashinfer"
 
@@ -64,11 +64,11 @@ class FlashInferBackend:
         self._staged: dict[tuple[KVPlane, int, int], FlashInferGraph] = {}
 
     def wrapper(self, variant: Variant) -> Wrapper:
-        """Kept: each has some megabytes of its own."""
-        found = self._wrappers.get(variant)
-        if found is None:
-            found = self._wrappers[variant] = self.make_wrapper(self.workspace, "HND")
-        return found
+        """Cached: each has some megabytes of its own."""
+        wrapper = self._wrappers.get(variant)
+        if wrapper is None:
+            wrapper = self._wrappers[variant] = self.make_wrapper(self.workspace, "HND")
+        return wrapper
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> FlashInferForward:
         return FlashInferForward(self, plane, spans)
@@ -86,7 +86,7 @@ class FlashInferBackend:
 
 
 class FlashInferForward(PagedAttention):
-    """One forward; a variant is planned when its first layer asks."""
+    """One forward; a variant is planned when its first layer runs."""
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._backend = backend
@@ -98,11 +98,11 @@ class FlashInferForward(PagedAttention):
         return Table.of(spans, size, self._backend.device)
 
     def _wrapper(self, variant: Variant) -> Wrapper:
-        found = self._planned.get(variant)
-        if found is None:
-            found = self._planned[variant] = self._made(variant)
-            self._plan(found, variant)
-        return found
+        wrapper = self._planned.get(variant)
+        if wrapper is None:
+            wrapper = self._planned[variant] = self._made(variant)
+            self._plan(wrapper, variant)
+        return wrapper
 
     def _made(self, variant: Variant) -> Wrapper:
         return self._backend.wrapper(variant)
@@ -124,14 +124,14 @@ class FlashInferForward(PagedAttention):
         if how.sinks is None:
             output: Tensor = wrapper.run(rows, pages)
             return output[None]
-        output, lse = wrapper.run(rows, pages, return_lse=True)  # of base 2
-        share = torch.sigmoid(lse * log(2) - how.sinks.float())  # of all but the sink
+        output, lse = wrapper.run(rows, pages, return_lse=True)  # log2
+        share = torch.sigmoid(lse * log(2) - how.sinks.float())  # weight of all keys but the sink
         return (output * share[..., None].to(output.dtype))[None]
 
 
 class FlashInferGraph(FlashInferForward):
-    """Wrappers in graph mode, whose buffers stay where they are; chains only. The variants are
-    those that the forward before the capture asked for."""
+    """Wrappers in graph mode, whose buffers have fixed addresses; chains only. Its variants are
+    those used by the forward before the capture."""
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, rows: int) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
@@ -161,7 +161,7 @@ class FlashInferGraph(FlashInferForward):
         return pages + self.rows <= self._most_pages and not any(s.ancestors for s in spans)
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """These spans, `rows` rows in all."""
+        """Plan these spans, `rows` rows in all."""
         self._table = self._table_of(spans, self._plane.block_size)
         assert len(self._table.slots) == self.rows
         self._slots.copy_(self._table.slots, non_blocking=True)
@@ -170,7 +170,7 @@ class FlashInferGraph(FlashInferForward):
 
 
 class FlashInferStaged(StagedAttention):
-    """Steps with tensors of their own."""
+    """Each step has tensors of its own."""
 
     def __init__(self, steps: Sequence[FlashInferGraph]) -> None:
         self._steps = steps
@@ -188,9 +188,8 @@ class FlashInferStaged(StagedAttention):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The library's view of some spans, on the host, page-locked where a GPU copies it: int32
-    `query_ends` and `page_ends` `[spans + 1]`, `pages`, and how many tokens of the `last` page
-    count."""
+    """The library's view of some spans, on the host, pinned if a GPU copies it: int32 `query_ends`
+    and `page_ends` `[spans + 1]`, `pages`, and `last`, the tokens in each last page."""
 
     spans: Sequence[Span]
     slots: Tensor
@@ -203,7 +202,7 @@ class Table:
     def of(
         cls, spans: Sequence[Span], size: int, device: torch.device, more: int = 0, scrap: int = 0
     ) -> Table:
-        """In pages of `size`; `more` sequences of no rows at the end have a page `scrap` each."""
+        """In pages of `size`; then `more` sequences without rows, each with the page `scrap`."""
         counts = [-(-span.end // size) for span in spans]
         rows = [span.length for span in spans] + [0] * more
         last = [(span.end - 1) % size + 1 for span in spans] + [1] * more
@@ -218,7 +217,8 @@ class Table:
         return cls(spans, slots, *parts)
 
     def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
-        """Host tensors for what is planned on the host, so that nothing waits for the device."""
+        """Host tensors where the library plans on the host, so that nothing waits for the
+        device."""
         mask, window = None, variant.window
         if any(span.ancestors for span in self.spans):  # then the window is in the mask
             seen = [visible(span, window).reshape(-1) for span in self.spans]

@@ -1,12 +1,12 @@
-"""What an attention backend is, and the one function that transformers calls.
+"""The protocol of attention backends, and the one function that transformers calls.
 
-Every layer of a served model ends in `attention_forward`, which hands over to what the backend
-prepared for this forward. That object travels as a keyword argument of the model's own call, so
-two models, or two forwards, share nothing. No mask function is registered under our name, hence
+Every attention layer of a served model calls `attention_forward`, which calls what the backend
+prepared for this forward. That object is passed as a keyword argument of the model's own call, so
+two models, or two forwards, share nothing. No mask function is registered under our name, so
 transformers builds no mask (`masking_utils` returns early) and the backend's is the only one.
 
-Knows tensors only: neither sequences nor proposals. Which layers exist and what they ask for is
-found by running one token through the model (`LayerProbe`), not by reading its configuration.
+Knows tensors only, neither sequences nor proposals. Which layers exist and what they need is found
+by running one token through the model (`LayerProbe`), not by reading its configuration.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from engine.attention.torchao_warnings import mute
 from engine.errors import ModelError
 
 NAME = "foredraft"
-FP8 = torch.float8_e4m3fn  # a precision of planes, not of what is computed
+FP8 = torch.float8_e4m3fn  # a precision of planes, not of computation
 
-# Arguments of an attention call that change nothing here: the position is in the rotated query,
-# dropout is off in inference, nothing is cached by transformers.
+# Arguments of an attention call that have no effect here: the position is in the rotated query,
+# there is no dropout in inference, and transformers caches nothing.
 HARMLESS = frozenset({
     "attention_mask", "cache_position", "dropout", "foredraft", "num_items_in_batch",
     "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
@@ -37,8 +37,8 @@ HARMLESS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One attention layer, as it was seen to call: `window` counts the visible keys, itself
-    included (None: all)."""
+    """One attention layer as observed: `window` is the number of visible keys, its own included
+    (None: all)."""
 
     layer: int
     kv_heads: int
@@ -48,10 +48,10 @@ class LayerShape:
 
 
 class Span(NamedTuple):
-    """One sequence's rows in a packed forward. Rows `row .. row+length` stand at KV indices
-    `start .. start+length` of the block table `blocks`. With `ancestors`, the trailing
-    `len(ancestors)` rows are nodes: node i sees everything before the nodes, itself, and the
-    nodes in `ancestors[i]`; its position is `start of the nodes + len(ancestors[i])`."""
+    """One sequence's rows in a packed forward. Rows `row .. row+length` are at KV indices `start ..
+    start+length` of the block table `blocks`. With `ancestors`, the last `len(ancestors)` rows are
+    tree nodes: node i sees everything before the nodes, itself, and the nodes in `ancestors[i]`;
+    its position is `start of the nodes + len(ancestors[i])`."""
 
     row: int
     length: int
@@ -65,14 +65,13 @@ class Span(NamedTuple):
 
 
 def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
-    """Rows that fill up a graph: a sequence of their own, all of it in the scrap block."""
+    """Rows that pad a graph: a sequence of their own, all in the scrap block."""
     return Span(row, length, 0, [scrap] * -(-length // block_size))
 
 
 class KVPlane(Protocol):
-    """One model's keys and values, in its precision or in FP8. `stacks[s]` is a pair of `[layers,
-    kv_heads, slots, dim]` for the layers of one shape; `where[layer]` is (s, index within the
-    stack)."""
+    """One model's keys and values, in its precision or in FP8. `stacks[s]`: a pair of `[layers,
+    kv_heads, slots, dim]` for the layers of one shape; `where[layer]`: (s, index in the stack)."""
 
     @property
     def block_size(self) -> int: ...
@@ -85,9 +84,9 @@ class KVPlane(Protocol):
 
 
 class Variation(NamedTuple):
-    """How one layer's scores differ from the plain ones: their factor (None: 1 / sqrt(dim)), how
-    many keys are visible, itself included (None: all), a soft cap (Gemma 2, arXiv:2408.00118), and
-    learned sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
+    """How one layer's scores differ from plain ones: factor (None: 1 / sqrt(dim)), number of
+    visible keys, its own included (None: all), soft cap (Gemma 2, arXiv:2408.00118), and learned
+    sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
 
     scaling: float | None = None
     window: int | None = None
@@ -101,21 +100,21 @@ class PreparedAttention(ABC):
     @abstractmethod
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots, then attend with
-        `query` `[1, heads, rows, dim]`. Answers `[1, rows, heads, value_dim]` in the query's
+        `query` `[1, heads, rows, dim]`. Returns `[1, rows, heads, value_dim]` in the query's
         precision, which may be float32 whatever the plane's."""
 
 
 class PagedAttention(PreparedAttention):
-    """Over the plane, with the keys of row i written to slot `slots[i]`."""
+    """Over the plane; the keys of row i are written to slot `slots[i]`."""
 
     def __init__(self, plane: KVPlane, slots: Tensor) -> None:
         self._plane, self._slots = plane, slots
         self._placed: set[int] = set()
 
     def places(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The layer's keys and values `[kv_heads, slots, dim]` and the rows' slots, for one who
-        writes there before every `run` of this layer, which then does not. None where they are kept
-        in another precision."""
+        """The layer's keys and values `[kv_heads, slots, dim]` and the rows' slots, for a caller
+        that writes them before each `run` of this layer, which then does not. None if the plane has
+        another precision."""
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if keys.dtype != dtype:
@@ -124,7 +123,7 @@ class PagedAttention(PreparedAttention):
         return keys, values, self._slots
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values `[kv_heads, slots, dim]`, those of this forward in place."""
+        """The layer's keys and values `[kv_heads, slots, dim]`, with this forward's written."""
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if layer not in self._placed:
@@ -134,7 +133,8 @@ class PagedAttention(PreparedAttention):
 
 
 def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
-    """In a plane's precision. Beyond the largest of eight bits is that, where torch may say NaN."""
+    """In the plane's precision. Above the largest FP8 number it is that, where torch may return
+    NaN."""
     if kind == FP8:
         most = torch.finfo(FP8).max
         rows = rows.clamp(-most, most)
@@ -142,7 +142,7 @@ def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def movable(kept: Tensor) -> Tensor:
-    """Numbers that torch copies by index wherever it runs."""
+    """As a type for which torch has index_copy_ on every device."""
     return kept.view(torch.uint8) if kept.dtype == FP8 else kept
 
 
@@ -150,22 +150,22 @@ class AttentionBackend(Protocol):
     name: str
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> PreparedAttention:
-        """Everything that does not depend on the layer, once per forward."""
+        """Do everything that does not depend on the layer, once per forward."""
         ...
 
 
 class StagedAttention(ABC):
-    """Attention of a fixed number of rows, from tensors that stay where they are: of one forward,
-    or of some steps in each of which every row stands one place further than in the one before."""
+    """Attention of a fixed number of rows, with tensors at fixed addresses: of one forward, or of
+    several steps in each of which every row is one position further than in the one before."""
 
     @abstractmethod
     def suits(self, spans: Sequence[Span]) -> bool:
-        """The spans of the first step, with blocks for all."""
+        """`spans`: those of the first step, with blocks for all steps."""
 
     @abstractmethod
     def fill(self, spans: Sequence[Span]) -> None:
-        """As many rows in all as were staged; before every replay. What is written to parts of a
-        copy is for whoever has it to send."""
+        """As many rows in all as were staged; call before every replay. The owner of a PackedCopy
+        whose parts this writes must send it."""
 
     @abstractmethod
     def step(self, number: int) -> PreparedAttention: ...
@@ -178,14 +178,14 @@ class StagingBackend(Protocol):
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
     ) -> StagedAttention:
-        """Of a forward, or of so many steps of a chain. With numbers of its own as the last parts
-        of `sent`, which is yet to be built."""
+        """Of a forward, or of `steps` steps of a chain. Its numbers are the last parts of `sent`,
+        which must not be built yet."""
         ...
 
 
 class LayerProbe(PreparedAttention):
-    """Stands in for a prepared attention during one token's forward at load: records what each
-    layer asks for and refuses what no backend honours."""
+    """Replaces prepared attention in one token's forward at load: records what each layer needs and
+    refuses what no backend supports."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
@@ -199,7 +199,7 @@ class LayerProbe(PreparedAttention):
         return value.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
     def check(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        """Refuse an argument that would be ignored."""
+        """Raises ModelError for an argument that would be ignored."""
         for name, argument in arguments.items():
             if argument is not None and argument is not False and name not in HARMLESS:
                 raise ModelError(f"its attention passes {name!r}, which no backend honours")
@@ -224,7 +224,7 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every attention layer.
 
-    Raises ModelError when the model did not forward our keyword argument, or (at load, under a
+    Raises ModelError if the model did not pass our keyword argument on, or (at load, under a
     `LayerProbe`) passes something that a backend would have to ignore.
     """
     if foredraft is None:
@@ -239,7 +239,7 @@ def attention_forward(
 
 
 def register() -> None:
-    """Make `attn_implementation="foredraft"` known to transformers. May be called again."""
+    """Register `attn_implementation="foredraft"` with transformers. May be called again."""
     mute()
     from transformers import AttentionInterface
 

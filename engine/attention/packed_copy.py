@@ -1,11 +1,11 @@
 """PackedCopy: the numbers that a step sends to the device, in one copy.
 
-They lie side by side in one buffer on the host and in a twin on the device. Who needs some reserves
-a part before `build`, writes to the host's side of it, and computes with the device's side, which
-stays where it is, as graphs need; `send` copies all parts at once, and of the last, which is for
-what varies in size, as much as is used. For CUDA the numbers go through page-locked places, each of
-which is used again once the device has read it: several forwards of a step, and steps that draw
-nothing, are sent without a wait in between.
+They lie side by side in a host buffer and in an equal device buffer. A user reserves a part before
+`build`, writes to its host side, and computes with its device side, whose address is fixed, as CUDA
+graphs need. `send` copies all parts at once; of the last one, which is for data of varying size,
+only what is used. For CUDA the numbers go through pinned buffers, each reused once the device has
+read it, so several forwards of a step, and steps that draw nothing, are sent without a wait in
+between.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Words = npt.NDArray[np.int32]
 KINDS: dict[torch.dtype, type[np.generic]] = {
     torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32,
 }  # fmt: skip
-APART = 4  # words from where a part may begin to where the next may: Triton's kernels ask for it
-PLACES = 16  # copies that may be on their way at once
+APART = 4  # alignment of parts in words, which Triton's kernels require
+PLACES = 16  # copies in progress at once, at most
 
 
 class Part:
-    """Numbers of one shape: `host`, an array, and `there`, a tensor of the same numbers on the
-    device once they were sent. Zeros at first. Of the last part, `used` rows are sent."""
+    """Numbers of one shape: `host`, an array, and `there`, a tensor on the device with the same
+    numbers after `send`. Initially zeros. Of the last part, `used` rows are sent."""
 
     host: npt.NDArray[Any]
     there: Tensor
@@ -43,7 +43,7 @@ class Part:
 
 
 class PackedCopy:
-    """`part`s first, then `build`, then any number of `send`s."""
+    """Call `part` for each part first, then `build`, then `send` any number of times."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class PackedCopy:
         return self._parts[-1]
 
     def build(self) -> None:
-        """Allot all parts."""
+        """Allocate all parts."""
         sizes = [part.shape[0] * part.words for part in self._parts]
         ends = np.cumsum([-(-size // APART) * APART for size in sizes]).tolist()
         self._firsts = firsts = [0, *ends[:-1]]
@@ -68,14 +68,14 @@ class PackedCopy:
             part.there = self._there[first:last].view(part.dtype).view(part.shape)
 
     def send(self, along: npt.NDArray[np.int64] | None = None) -> Tensor | None:
-        """The host does not wait for it, and may write again at once. What is to go `along` with
-        it stands on the device, until the next `send`, where the answer is."""
+        """The host does not wait, and may write again at once. `along`: more numbers to send; the
+        tensor returned has them on the device until the next `send`."""
         last = self._parts[-1]
         size, there = self._firsts[-1] + last.used * last.words, None
         if along is not None:
             first = -(-size // APART) * APART
             if first + 2 * len(along) > len(self._numbers):
-                there = sent_alone(along, self._device)  # there is no room for it
+                there = sent_alone(along, self._device)  # it does not fit
             else:
                 size = first + 2 * len(along)
                 self._numbers[first:size].view(np.int64)[:] = along
@@ -85,7 +85,7 @@ class PackedCopy:
 
 
 def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """On the device, in a copy of their own that the host does not wait for."""
+    """These numbers on the device, in a copy of their own that the host does not wait for."""
     there = torch.empty(len(numbers), dtype=torch.int64, device=device)
     _copy_to(there.device)(numbers.view(np.int32), there.view(torch.int32))
     return there
@@ -99,11 +99,11 @@ def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
 
 
 class _Places:
-    """Page-locked memory, taken in turn; each with the event that the device has read it. By any
-    thread: a draft is proven beside the steps."""
+    """Pinned buffers, used in turn; each has an event for when the device has read it. Thread-safe,
+    since a new draft is checked in a thread while steps run."""
 
     def __init__(self, device: torch.device) -> None:
-        # Known beforehand: to ask for it takes the host longer than to record an event.
+        # Stored: looking it up takes the host longer than recording an event.
         self._stream, self._next = torch.cuda.current_stream(device), 0
         self._lock = threading.Lock()
         self._held = [self._place(0) for _ in range(PLACES)]
@@ -116,7 +116,7 @@ class _Places:
         with self._lock:
             size, self._next = len(numbers), (self._next + 1) % PLACES
             pinned, host, read = self._held[self._next]
-            if size > len(host):  # torch keeps the smaller one until it is read
+            if size > len(host):  # torch keeps the old one until it is read
                 self._held[self._next] = pinned, host, read = self._place(1 << size.bit_length())
             elif not read.query():
                 read.synchronize()

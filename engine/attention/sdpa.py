@@ -1,15 +1,15 @@
-"""SDPA: the reference backend and the one for CPUs. `torch.scaled_dot_product_attention` over the
-paged KV.
+"""SDPA: the reference backend and the one for CPUs, with `torch.scaled_dot_product_attention` over
+the paged KV.
 
-What is chosen once per forward, for every span (one sequence's rows):
+For every span (one sequence's rows), chosen once per forward:
 
 - its slots are consecutive (the block pool prefers that): keys and values are *views* of the plane,
   nothing is copied;
 - otherwise its keys are gathered slot by slot.
 
-What a plane has in FP8 is widened, which is a copy.
+FP8 planes are converted, which is a copy.
 
-Each span is a call of its own: on a GPU, which pays for launches, batches want another backend.
+Each span is a separate call, so on a GPU, where launches are costly, batches need another backend.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.attention.interface import FP8, KVPlane, PagedAttention, Span, Variation
 from engine.attention.spans import bias_of, first_slot, lowest, slots_of, written_slots
 
-# Up to so many rows. One thread, 16 heads on 4 of keys, 260 keys, us: torch's own grouping takes 57
-# for a row in float32 and 415 in bfloat16, folded 30 and 42; at 8 rows 163 and 219, 143 and 158.
+# Rows up to which grouped heads are folded. One thread, 16 heads on 4 KV heads, 260 keys, in us:
+# torch's own grouping takes 57 for one row in float32 and 415 in bfloat16, folded 30 and 42; for 8
+# rows 163 and 219, folded 143 and 158.
 FOLDED_ROWS = 16
 
 
@@ -42,7 +43,7 @@ class SdpaBackend:
 
 
 class SdpaForward(PagedAttention):
-    """One forward: where its keys go, and the calls that read them, per sliding window."""
+    """One forward: the slots of its keys, and its calls per sliding window."""
 
     def __init__(self, backend: SdpaBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         super().__init__(plane, written_slots(spans, plane.block_size).to(backend.device))
@@ -52,10 +53,10 @@ class SdpaForward(PagedAttention):
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         stack, index = self._plane.where[layer]
-        kind, asked = self._plane.stacks[stack][0].dtype, query.dtype
+        kind, dtype = self._plane.stacks[stack][0].dtype, query.dtype
         self._write(layer, key, value)
         if kind == FP8:
-            kind = asked
+            kind = dtype
         calls = self._calls.get(how.window)
         if calls is None:
             calls = self._calls[how.window] = [
@@ -64,11 +65,11 @@ class SdpaForward(PagedAttention):
         query = query.to(kind)
         parts = [call.run(stack, index, query, how) for call in calls]
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return output.to(asked)
+        return output.to(dtype)
 
 
 class _Call:
-    """One span: a view of its keys where their slots are consecutive, else a copy."""
+    """One span: a view of its keys if their slots are consecutive, else a copy."""
 
     def __init__(
         self,
@@ -100,13 +101,13 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, how: Variation
 ) -> Tensor:
     """softmax(scaling q k' + bias) v of dense `[batch, heads, rows, dim]` on `[batch, kv_heads,
-    keys, dim]`; answers rows first: `[batch, rows, heads, value_dim]`."""
+    keys, dim]`; returns `[batch, rows, heads, value_dim]`."""
     if how.softcap is not None or how.sinks is not None:
         return _explicit(query, key, value, bias, causal, how).transpose(1, 2)
     batch, heads, rows, dim = query.shape
     kv_heads = key.shape[1]
     folds = heads != kv_heads and rows <= FOLDED_ROWS and not causal
-    if folds:  # heads that share keys and values are rows of one head
+    if folds:  # heads of one KV head become rows of one head
         groups = heads // kv_heads
         if bias is not None:
             bias = bias.repeat(*[1] * (bias.dim() - 2), groups, 1)
@@ -126,7 +127,7 @@ def attention(
 def _explicit(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, how: Variation
 ) -> Tensor:
-    """With a soft cap and sinks, see Variation."""
+    """With soft cap and sinks; see Variation."""
     batch, heads, rows, _ = query.shape
     groups = heads // key.shape[1]
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))

@@ -1,6 +1,6 @@
 """Where a span's keys lie and which of them its rows may see: slots, positions, masks.
 
-Arithmetic on one `Span` at a time, on the host; what an SDPA-like backend prepares once a forward.
+Arithmetic on one `Span` at a time, on the host; what an SDPA-like backend prepares per forward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.attention.interface import Span
 
-Bias = tuple[Tensor | None, bool]  # additive mask or none, and whether `is_causal` says it all
+Bias = tuple[Tensor | None, bool]  # additive mask or None, and the value of `is_causal`
 
 
 def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
 
 
 def written_slots(spans: Sequence[Span], size: int) -> Tensor:
-    """Int64 `[rows]`: where the keys of the spans' own rows go, in blocks of `size`."""
+    """Int64 `[rows]`: the slots for the keys of the spans' own rows, with blocks of `size`."""
     return torch.tensor(
         [s.blocks[i // size] * size + i % size for s in spans for i in range(s.start, s.end)]
     )
@@ -42,8 +42,8 @@ def first_slot(span: Span, block_size: int) -> int | None:
 
 
 def positions_of(span: Span) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of a span's rows `[length]` and of its keys `[end]`. A node stands at its depth,
-    its KV at its index."""
+    """Positions of a span's rows `[length]` and of its keys `[end]`. A tree node's position is its
+    depth; its KV index is its place in the span."""
     keys = np.arange(span.end)
     if span.ancestors:
         tail = len(span.ancestors)

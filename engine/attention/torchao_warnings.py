@@ -1,5 +1,5 @@
-"""Where torchao is installed transformers imports it, asked for or not, and both it and torch warn
-of what is its own affair: extensions for other devices, and how it registers its types."""
+"""transformers imports torchao where it is installed, used or not, and both torchao and torch then
+warn about its internals: extensions for other devices, and how it registers its types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 
 
 def mute() -> None:
-    """Before transformers is imported: errors alone are heard of these two. Says nothing of our own
-    loggers."""
+    """Call before transformers is imported: only errors of these two loggers remain."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

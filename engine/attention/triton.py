@@ -1,9 +1,9 @@
-"""Our own kernel (`engine.attention.triton_kernels`), on GPUs that FlashInfer does not serve.
+"""Our own kernel (`engine.attention.triton_kernels`), on GPUs that FlashInfer does not support.
 
-What a forward needs on the device, slots, masks and page tables, are parts of one copy. Pages of a
-span are listed once, so a graph's tensors have the size of the pool and not of the pool times the
-rows. Prompts and trees are data like everything else: a graph takes them. Of the steps of a chain
-only the slots are told: the kernel counts on from the first.
+Slots, masks and page tables of a forward are parts of one copy. Pages of a span are listed once, so
+a graph's tensors have the size of the pool and not of the pool times the rows. Prompts and trees
+are data like chains, so one graph serves them all. For the steps of a chain only the slots are
+sent: the kernel counts positions from the first step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from engine.attention.triton_kernels import PIECE, PIECE_ROWS, ROW, Splitting, T
 
 _Piece = tuple[int, int, int, int, int, int]
 
-MOST_NODES = 64  # of a tree: bits of a mask
+MOST_NODES = 64  # of a tree: the bits of a mask
 
 
 class TritonBackend:
@@ -58,7 +58,7 @@ class TritonBackend:
 
 
 class TritonStep(PagedAttention):
-    """Rows that are told in `tables`, each so many steps further."""
+    """The rows described in `tables`, all `step` positions further."""
 
     def __init__(
         self, backend: TritonBackend, plane: KVPlane, packed: Packed, step: int = 0
@@ -101,8 +101,8 @@ class TritonStaged(StagedAttention):
 
 
 class Listed:
-    """Spans, side by side, as the kernel reads them, on the host: int64 `slots` `[steps, rows]`,
-    and int32 `rows`, `pieces` and `pages`, as its tables. No tree has more nodes than a mask has
+    """Spans, concatenated, as the kernel reads them, on the host: int64 `slots` `[steps, rows]`,
+    and int32 `rows`, `pieces` and `pages`, as in its tables. No tree has more nodes than a mask has
     bits."""
 
     def __init__(self, spans: Sequence[Span], size: int, steps: int = 1) -> None:
@@ -126,7 +126,7 @@ class Listed:
             self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
 
     def _list_rows(self, size: int, steps: int) -> None:
-        """Rows and slots as if all were chains."""
+        """Rows and slots as if all spans were chains."""
         of = self.pieces.repeat(self.pieces[:, 1], axis=0).T
         numbers = np.arange(of.shape[1], dtype=np.int32)
         after = numbers - of[4]
@@ -137,7 +137,7 @@ class Listed:
         self.rows[:, 0], self.rows[:, 1] = indices, (2 << after) - 1
 
     def _place_nodes(self, row: int, end: int, nodes: Sequence[Sequence[int]]) -> None:
-        """Of a tree whose last row and index stand before these."""
+        """Correct the rows of a tree whose last row and index are just before these."""
         assert len(nodes) <= MOST_NODES
         bits = [1 << i | sum(1 << node for node in above) for i, above in enumerate(nodes)]
         mine = self.rows[row - len(nodes) : row]
@@ -146,17 +146,17 @@ class Listed:
 
 
 def _pieces(span: Span, page: int) -> list[_Piece]:
-    """A piece of a chain is a chain that starts later; pieces of a tree have one root."""
+    """A piece of a chain is a chain that starts later; pieces of a tree share a root."""
     row, length, start, _, nodes = span
     chain = length - len(nodes or ())
-    found = []
+    pieces = []
     for at in range(0, chain, PIECE_ROWS):
         count, root = min(PIECE_ROWS, chain - at), start + at
-        found.append((row + at, count, root + count, root, row + at, page))
+        pieces.append((row + at, count, root + count, root, row + at, page))
     for at in range(chain, length, PIECE_ROWS):
         count = min(PIECE_ROWS, length - at)
-        found.append((row + at, count, span.end, start + chain, row + chain, page))
-    return found
+        pieces.append((row + at, count, span.end, start + chain, row + chain, page))
+    return pieces
 
 
 class Packed:

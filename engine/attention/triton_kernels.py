@@ -1,18 +1,18 @@
 """Attention in Triton: flash-decoding (Dao et al., 2023) over page tables, with the mask of the
-last keys given in bits. A prompt is many pieces of a few rows.
+last keys given as bits. A prompt is many pieces of a few rows.
 
-Rows of a span and heads that share a head of keys are lines of one tile, so a key that is read
-serves all of them. Keys are dealt out in chunks: chunk c of a sequence belongs to split c modulo
-`SPLITS`. `attend_splits` leaves sums of weighted values per split, `combine_splits` adds them up.
+Rows of a span and heads of one KV head are lines of one tile, so each key is read once for all of
+them. Keys are divided into chunks: chunk c of a sequence belongs to split c modulo `SPLITS`.
+`attend_splits` computes sums of weighted values per split, `combine_splits` adds them up.
 
-The tile, the chunks and their order are the model's and the keys' own, not the call's, and a chunk
-that a row does not see leaves its sums as they are. So a row's bits depend on its query and on the
-keys that it sees, neither on the other spans of a call nor on how many rows its own span has.
+The tile, the chunks and their order depend on the model and the keys only, and a chunk that a row
+does not see leaves its sums unchanged. So a row's result depends, bit for bit, on its query and on
+the keys that it sees, neither on the other spans of a call nor on how many rows its own span has.
 
 Tables are int32. A row is `[position, bits, bits]`: bit i of the 64 says whether it sees key `root
 + i`; it sees every key before the root. A piece is rows of one span: `[first row, rows, end, root,
-row of the root, first entry of its pages]`, with `end` and `root` as KV indices. One of no rows is
-for nobody.
+row of the root, first entry of its pages]`, with `end` and `root` as KV indices. One without rows
+is padding.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor
 from engine.attention.interface import Variation
 
 ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
-PIECE_ROWS = 8  # at most
-SMALLEST = 16  # a side of a product
-WIDE = 128  # numbers of a head
-# Heads in a tile and keys read at once, few enough that registers do not spill to memory on sm_80
-# and sm_90: of heads up to `WIDE` and wider ones, and of any in float32.
+PIECE_ROWS = 8  # rows of a piece, at most
+SMALLEST = 16  # side of a matrix product, at least
+WIDE = 128  # head dimension
+# (Heads in a tile, keys read at once), few enough that registers do not spill to memory on sm_80
+# and sm_90: for head dimensions up to `WIDE`, for wider ones, and for all in float32.
 NARROW_TILE, WIDE_TILE, FLOAT32_TILE = (8, 64), (4, 32), (2, 16)
 WARPS, STAGES = 4, 2
 
@@ -39,8 +39,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tables(NamedTuple):
-    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`, and how many `steps` further
-    than these say all rows stand, which are one of each sequence then."""
+    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`. `steps`: all rows, one per
+    sequence if above 0, are so many positions further than these tables say."""
 
     rows: Tensor
     pieces: Tensor
@@ -49,7 +49,7 @@ class Tables(NamedTuple):
 
 
 class Splitting(NamedTuple):
-    """Of keys: a fixed number of splits, a power of two, and so many keys a chunk."""
+    """Of keys: a fixed number of splits, a power of two, and the keys per chunk."""
 
     splits: int = 8
     chunk: int = 128
@@ -203,7 +203,7 @@ def attend(
 ) -> None:
     """`output` `[rows, heads, value_dim]` of `query` `[heads, rows, dim]` on `keys` and `values`
     `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in one precision, or keys
-    and values in FP8. Launches depend on shapes alone."""
+    and values in FP8. Launches depend on shapes only."""
     heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
@@ -234,8 +234,8 @@ def attend(
 def constants(
     key_dim: int, value_dim: int, group: int, itemsize: int, how: Variation
 ) -> dict[str, Any]:
-    """What `attend_splits` is compiled for, of a layer with `group` heads on one of keys. The size
-    of the tile does not depend on the call's rows."""
+    """Compile-time constants of `attend_splits` for a layer with `group` heads per KV head. The
+    size of the tile does not depend on the call's rows."""
     shared, block = NARROW_TILE if max(key_dim, value_dim) <= WIDE else WIDE_TILE
     if itemsize == 4:
         shared, block = FLOAT32_TILE

@@ -1,1 +1,1 @@
-"""Which K pays: acceptance, cost model and exploration. No torch."""
+"""The choice of K: acceptance, cost model and exploration. No torch."""

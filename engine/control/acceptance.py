@@ -1,12 +1,12 @@
-"""Acceptance: how a proposer's guesses fare by depth, and how far its confidence can be trusted.
+"""Acceptance: the chance by depth that a draft token is right, and how to use its confidence.
 
-A survival model of the first mismatch, with fading counts, gives the acceptance by depth. A
-logistic regression of three weights, fitted online, sharpens it by confidence:
+A survival model of the first mismatch, with decaying counts, gives the acceptance by depth. A
+logistic regression with three weights, fitted online, refines it by confidence:
 
     logit P(right) = w0 + w1 logit(prior) + w2 (confidence - mean) / deviation
 
-The confidence stands beside the prior as evidence, so a useless one is soon ignored. A sample of
-the last proposals stands for the next ones. Pure arithmetic over numbers that are passed in.
+Confidence and prior are separate inputs, so a useless confidence soon gets no weight. A sample of
+recent proposals represents the next ones. Pure arithmetic over numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -21,64 +21,64 @@ from numpy.typing import NDArray
 from engine.scheduling.step_record import Outcome
 
 Array = NDArray[np.float64]
-Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, and whether it was right
-Confidences = Sequence[Sequence[float]]  # by sequence, one for each of its guesses in order
+Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, was right
+Confidences = Sequence[Sequence[float]]  # by sequence, one per draft token in order
 
-_SAMPLE = 64  # proposals that stand for the next ones
-_LATEST = 8  # proposals of one step that go into the sample
-# Half-lives: what is older than both, so many outcomes and so many rounds, counts less than half.
+_SAMPLE = 64  # recent proposals kept
+_LATEST = 8  # proposals of one step that go into the sample, at most
+# Half-lives in outcomes and in rounds; data decays by the slower of the two.
 _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
-_POOL_WEIGHT = 8.0  # trials that the pooled hazard is worth at each depth
-_WINDOW = 12.0  # outcomes after which a surprise counts half
-_CHANGE = 3.5  # standard deviations of a surprise that is no chance any more
-_APART = 8.0  # sequences of a batch that count as independent, at most: texts begin together
-_AFTER_CHANGE = 4.0  # trials that the past weighs after a change
+_POOL_WEIGHT = 8.0  # trials that the pooled rejection counts as at each depth
+_WINDOW = 12.0  # half-life of a surprise, in outcomes
+_CHANGE = 3.5  # standard deviations from which a surprise is a change
+_APART = 8.0  # independent sequences in a batch, at most: texts that start together are alike
+_AFTER_CHANGE = 4.0  # trials that the past counts as after a change
 
-SUREST = 12.0  # of a confidence; beyond it all are equally sure
-LOWEST = -40.0  # log-odds of a guess; less is no different
-_START = np.array([0.0, 1.0, 0.5])  # the weights: the prior is right, and confidence tells a little
-_DEVIATION = 0.5  # of the weights about their start
-_MEMORY = 2000.0  # guesses after which information counts half
-_BATCH, _LARGE_BATCH = 48, 144  # guesses that are gathered for one Newton step: at first, later
-_KNOWN = 480.0  # guesses, after which the weights hardly move
-_MOST_AT_ONCE = 96  # guesses that are added at once, about
-_SECOND_BEST = 0.02  # what the newest first wrong guess counts, of those whose second-best is known
-_SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
+SUREST = 12.0  # confidences are capped here
+LOWEST = -40.0  # log-odds are bounded here, so that exp does not overflow
+_START = np.array([0.0, 1.0, 0.5])  # initial weights: trust the prior, use confidence a little
+_DEVIATION = 0.5  # of the weights' prior around _START
+_MEMORY = 2000.0  # half-life of information, in tokens
+_BATCH, _LARGE_BATCH = 48, 144  # tokens per Newton step: at first, later
+_KNOWN = 480.0  # tokens after which the weights hardly change
+_MOST_AT_ONCE = 96  # tokens added by one `learn`, about
+_SECOND_BEST = 0.02  # weight of the newest outcome of a second-best token
+_SPREAD_MEMORY = 500.0  # confidences that mean and deviation average over
 
 
 class AcceptanceEstimate:
-    """How a proposal fares by depth: was a guess offered there, and was it right?
+    """By depth: how often a token is proposed there, and how often it is right.
 
-    A mismatch is the event of a survival analysis and the end of what was tried is censoring, so a
-    short proposal is no evidence against the depths it never reached. Proposers that often have
-    nothing to say (n-grams) are described by the offering rates. When the wrong guesses of the last
-    few rounds are far from what was expected, the past loses its weight.
+    A mismatch is the event of a survival analysis and the end of the tried tokens is censoring, so
+    a short proposal is no evidence about depths that it never reached. Offering rates describe
+    proposers that often propose nothing (n-grams). When the wrong tokens of the last few rounds are
+    far from the expected number, the past loses its weight.
     """
 
     def __init__(self, k_max: int, *, trees: bool = False) -> None:
-        """`trees`: guesses are nodes, the likeliest first, and chances are those to be accepted,
-        whatever became of others: the expected tokens of the first nodes are their sum."""
+        """`trees`: draft tokens are nodes, the likeliest first, and a chance is that of being
+        accepted whatever happens to others, so the first n nodes' chances add up to their
+        tokens."""
         self._depths, self._trees = np.arange(k_max), trees
-        # What is known of all depths counts so much at each: of the likeliest first, fewer and
-        # fewer are accepted.
+        # The pooled acceptance by depth: in trees, later nodes are accepted less and less often.
         self._shape = 1.0 / (1.0 + self._depths) if trees else np.ones(k_max)
-        # By depth, fading: guesses tried, and the wrong ones; sequences that k allowed a guess, and
-        # those that were offered one.
+        # By depth, decaying: tokens tried, and wrong ones; sequences that k allowed a token, and
+        # those that got one.
         self._trials, self._wrong = np.zeros((2, k_max))
         self._asked, self._offered = np.ones((2, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TRIALS
         self.surprise = Surprise()
-        self.changes = 0  # how often the world was found to be another
+        self.changes = 0  # number of detected changes
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
-        """Learn from the outcomes of so many rounds at `k`."""
+        """Learn from outcomes of `rounds` rounds at `k`."""
         k, n, depths = min(k, len(self._depths)), len(outcomes), self._depths[:, None]
         if not k or not n:
             return
-        given, known, right = np.minimum(np.array([o[:3] for o in outcomes]).T, k)
+        offered, known, right = np.minimum(np.array([o[:3] for o in outcomes]).T, k)
         if self._trees:
             hits = [node for o in outcomes for node in _accepted(o) if node < len(self._depths)]
             tried = (known > depths).sum(1)
@@ -91,7 +91,7 @@ class AcceptanceEstimate:
         fade = np.where(self._depths < k, 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS), 1.0)
         self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
-        self._offered = self._offered * fade + (given > depths).sum(1)
+        self._offered = self._offered * fade + (offered > depths).sum(1)
         self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
         variance *= max(1.0, n / rounds / _APART)
         if not self._trees and self.surprise.add(float(wrong.sum()), expected, variance, n):
@@ -101,8 +101,8 @@ class AcceptanceEstimate:
             self.changes += 1
 
     def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
-        """Learn from guesses that were compared in hindsight, for positions in a row: what rounds
-        of the longest proposals would have shown there."""
+        """Learn from tokens compared in hindsight at consecutive positions: the outcomes that
+        rounds with the longest proposals would have had there."""
         k = len(self._depths)
         outcomes = [outcome for stretch in stretches for outcome in _rounds(stretch, k)]
         self.update(k, outcomes, len(outcomes))
@@ -114,31 +114,31 @@ class AcceptanceEstimate:
             self.rejection = (self.rejection * weight + wrong) / self._weight
 
     def doubt(self, trials: float) -> None:
-        """Let the past weigh at most this many trials per depth, so that news can overturn it."""
+        """Limit the weight of the past to `trials` per depth, so that news can outweigh it."""
         for count, total in ((self._wrong, self._trials), (self._offered, self._asked)):
             count *= trials / np.maximum(total, trials)
             np.minimum(total, trials, out=total)
         self._weight = min(self._weight, trials)
 
     def chances(self) -> Array:
-        """For each depth: the chance that a guess there is right, all before it being right."""
+        """By depth: the chance that a token there is right if all before it are."""
         pooled = _POOL_WEIGHT * (1.0 - (1.0 - self.rejection) * self._shape)
         hazards = (self._wrong + pooled) / (self._trials + _POOL_WEIGHT)
-        found: Array = 1.0 - np.clip(hazards, 0.005, 0.999 if self._trees else 0.98)
-        return found
+        chances: Array = 1.0 - np.clip(hazards, 0.005, 0.999 if self._trees else 0.98)
+        return chances
 
     def alive(self, chances: Array) -> Array:
-        """`[..., depth]`: from such `chances` those that a guess is accepted."""
+        """`[..., depth]`: from such `chances`, the chances that a token is accepted."""
         return chances if self._trees else np.multiply.accumulate(chances, axis=-1)
 
     def offering(self) -> Array:
-        """For each depth: the chance that a guess is offered there."""
-        found: Array = self._offered / self._asked
-        return found
+        """By depth: the chance that a token is proposed there."""
+        rates: Array = self._offered / self._asked
+        return rates
 
 
 class Surprise:
-    """Wrong guesses of the last rounds against the expected number of them."""
+    """Compares the wrong tokens of recent rounds with their expected number."""
 
     def __init__(self) -> None:
         self._found, self._expected, self._variance = 0.0, 0.0, 0.0
@@ -147,11 +147,11 @@ class Surprise:
     def ratio(self) -> float:
         return self._found / max(self._expected, 1e-9)
 
-    def add(self, found: float, expected: float, variance: float, outcomes: int) -> bool:
-        """Wrong guesses `found` and `expected` among so many outcomes, with the latter's variance.
-        Whether they differ by more than chance."""
+    def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> bool:
+        """Add `wrong` tokens, their `expected` number among `outcomes`, with the variance of the
+        latter. Returns whether they differ by more than chance."""
         keep = 0.5 ** (outcomes / _WINDOW)
-        self._found = self._found * keep + found
+        self._found = self._found * keep + wrong
         self._expected = self._expected * keep + expected
         self._variance = self._variance * keep * keep + variance
         chance: float = (self._variance + 0.5) ** 0.5
@@ -163,19 +163,19 @@ def _accepted(outcome: Outcome) -> Sequence[int]:
 
 
 def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
-    """What proposals of `k` guesses each, one behind the other, would have come to."""
-    found, right = list[Outcome](), 0
+    """The outcomes of consecutive proposals with `k` tokens each."""
+    outcomes, right = list[Outcome](), 0
     for hit in stretch:
         if hit and right < k:
             right += 1
-        else:  # a wrong guess, or the token behind a proposal that was all right
-            found.append(Outcome(k, min(right + 1, k), right))
+        else:  # a wrong token, or the target's own after k right ones
+            outcomes.append(Outcome(k, min(right + 1, k), right))
             right = 0
-    return [*found, Outcome(k, right, right)] if right else found
+    return [*outcomes, Outcome(k, right, right)] if right else outcomes
 
 
 class Calibration:
-    """`line` turns confidences into log-odds; `learn` fits it to what became of guesses."""
+    """`line` converts confidences into log-odds; `learn` fits it to outcomes."""
 
     def __init__(self) -> None:
         self._weights = _START.copy()
@@ -184,14 +184,14 @@ class Calibration:
         self._gathered: list[Guess] = []
 
     def line(self, odds: Array) -> tuple[Array, float]:
-        """Bases and a weight: the log-odds of a guess are base + weight * confidence, of which no
-        more than `SUREST` counts. A base for each of the `odds`, the log-odds of the priors."""
+        """(bases, weight): a token's log-odds are base + weight * min(confidence, SUREST), with one
+        base for each of the `odds` (log-odds of the priors)."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean + w1 * odds, weight
 
     def learn(self, guesses: Iterable[Guess]) -> None:
-        """Fits once enough are gathered."""
+        """Fit as soon as enough tokens are gathered."""
         self._gathered += guesses
         if len(self._gathered) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
             self._fit(*np.array(self._gathered).T)
@@ -214,7 +214,7 @@ class Calibration:
         self._weights = np.clip(self._weights + step, (-3.0, 0.0, 0.0), (3.0, 2.0, 4.0))
 
     def _spread(self, confidences: Array) -> None:
-        """Mean and variance follow what is seen."""
+        """Update mean and variance of the confidences."""
         count = len(confidences)
         rate = count / (min(self._seen, _SPREAD_MEMORY) + count)
         self._seen += count
@@ -226,28 +226,28 @@ class Calibration:
 
 
 class ProposalModel:
-    """All that is known of the main proposer's guesses. `remember` proposals when they are made,
-    `add` what became of them and `learn` from several steps, `refresh` before a choice. `chances`
-    `[sample, depth]`: that a guess is right, all before it being right."""
+    """The model of the main proposer's tokens. Call `remember` with proposals when they are made,
+    `add` with their outcomes, `learn` to learn from several added steps, `refresh` before a choice.
+    `chances` `[sample, depth]`: that a token is right if all before it are."""
 
     def __init__(self, k_max: int, *, trees: bool = False) -> None:
         self.acceptance, self._trees = AcceptanceEstimate(k_max, trees=trees), trees
         self.chances = np.zeros((1, k_max))
         self._k_max = k_max
         self._calibration = Calibration()
-        self.second = 0.3  # chance that the second-best guess is right behind the first wrong one
-        self._k = self.num_added = self.num_heard = 0  # of added steps; with guesses
+        self.second = 0.3  # chance that the second-best token is right if the best is wrong
+        self._k = self.num_added = self.num_heard = 0  # steps added; those with proposals
         self._outcomes: list[Outcome] = []
         self._confidences: list[Sequence[float]] = []
-        self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN behind a proposal's end
+        self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN after a proposal's end
         self._next = self._num_sampled = 0
         self._odds = [0.0] * k_max  # log-odds of the acceptance by depth
         self._bases, self.confidence_weight = [0.0] * k_max, 0.0
         self.refresh()
 
     def refresh(self) -> None:
-        """Bring `chances` up to date. At each depth the log-odds are shifted until the mean over
-        the sample is what outcomes say; where a proposal ended before, that mean stands."""
+        """Update `chances`. At each depth the log-odds are shifted until the mean chance over the
+        sample is the acceptance; after the end of a proposal the acceptance is used."""
         chances = self.acceptance.chances()
         odds, sample = np.log(chances / (1.0 - chances)), self._sample[: max(self._num_sampled, 1)]
         self._odds = odds.tolist()
@@ -263,25 +263,25 @@ class ProposalModel:
         self.chances = 1.0 / (1.0 + np.exp(-np.where(known, z + shift, z)))
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
-        """By depth: the chance that this proposal's guess is accepted."""
-        alive, found, weight = 1.0, list[float](), self.confidence_weight
+        """By depth: the chance that this proposal's token is accepted."""
+        alive, chances, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
             alive = (1.0 if self._trees else alive) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
-            found.append(alive)
-        return found
+            chances.append(alive)
+        return chances
 
     def second_best(self, alive: Sequence[float]) -> list[float]:
-        """By depth, where guesses are accepted with these chances: that the second-best is
-        accepted instead."""
+        """By depth, from the chances `alive` that tokens are accepted: that the second-best token
+        is accepted instead."""
         return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
 
-    def learn_second_best(self, found: Sequence[bool]) -> None:
-        for right in found:
+    def learn_second_best(self, outcomes: Sequence[bool]) -> None:
+        for right in outcomes:
             self.second += _SECOND_BEST * (right - self.second)
 
     def remember(self, confidences: Confidences) -> None:
-        """Take some of the proposals that were just made into the sample."""
+        """Put some of the proposals just made into the sample."""
         for sure in islice(confidences, _LATEST):
             row = self._sample[self._next]
             row[: len(sure)], row[len(sure) :] = sure, np.nan
@@ -289,8 +289,8 @@ class ProposalModel:
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
     def add(self, k: int, outcomes: Sequence[Outcome], confidences: Confidences) -> None:
-        """What became of a step's guesses at `k`, to be learnt from by the next `learn`; at 0 only
-        the number of steps counts."""
+        """Store a step's outcomes at `k` for the next `learn`; at 0 only the number of steps
+        counts."""
         if k and k != self._k:
             self.learn()
             self._k = k
@@ -300,7 +300,7 @@ class ProposalModel:
         self._confidences += confidences
 
     def learn(self) -> None:
-        """From all steps that were added since the last time."""
+        """Learn from all steps added since the previous call."""
         self.acceptance.update(self._k, self._outcomes, max(self.num_heard, 1))
         guesses = (
             (odds, sure, depth in _accepted(outcome))
@@ -311,8 +311,8 @@ class ProposalModel:
         self._outcomes, self._confidences, self.num_added, self.num_heard = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
-        """From guesses that were compared with what was generated while K was 0. Each position
-        behind a wrong guess would have begun another proposal."""
+        """Learn from tokens compared with the text generated at K = 0. After each wrong token
+        another proposal would have begun."""
         self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
         for stretch in agreements:
             self._calibration.learn((self._odds[0], *guess) for guess in stretch)

@@ -1,8 +1,8 @@
-"""AdaptiveK: the K, and of each proposal the length, with the most expected tokens per second.
+"""AdaptiveK: the K, and for each proposal the length, with the most expected tokens per second.
 
-It multiplies how many guesses will be accepted (`acceptance`) by what a step costs (`cost_model`)
-into goodput for each K (`goodput`), and plays now and then what it does not believe in
-(`exploration`). K = 0 is an ordinary answer. A minimal dwell time keeps K steady.
+Combines the expected number of accepted tokens (`acceptance`) with the cost of a step
+(`cost_model`) into goodput for each K (`goodput`), and sometimes runs another K to detect errors
+(`exploration`). K = 0 is a normal choice. A minimal number of steps between choices keeps K steady.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from engine.control.profile import Profile
 from engine.messages import Estimates, Reason
 from engine.scheduling.step_record import StepRecord
 
-_FEW = 12  # sequences, up to which single confidences decide on one more draft step
-_PROBE_SEQUENCES = 4  # of the batch, and a quarter of it, at most
-_DOUBT = 16.0  # trials that the past may weigh against a probe
-_DWELL, _DWELL_LAST = 6, 64  # rounds between two choices: at least, at most
-_CALM = 4  # times as seldom it thinks where K is 0 and nobody guessed: nothing is found out there
-_SKIPS = 8  # rounds of which it looks at one there: looking takes time
-_REACH = 64  # rounds between two that draft a step more: else a wrong price of it stays
-_SETTLED = 6  # rounds without guesses until the caches hold what one reads
-_TRIMS = 0.02  # gain below which leaving guesses out is not worth its own time
-_BRANCHES = 0.02  # gain below which second-best guesses are not looked for
-# Learning from a step takes so many seconds, and more for each sequence; it may take so much of the
-# time, so that of short steps one in `_RAREST` is learnt from, at least.
+_FEW = 12  # sequences up to which each one's confidence decides on one more draft step
+_PROBE_SEQUENCES = 4  # sequences of a probe, at most; at most a quarter of the batch, too
+_DOUBT = 16.0  # trials that the past may count as against a probe
+_DWELL, _DWELL_LAST = 6, 64  # steps between two choices: at least, at most
+_CALM = 4  # times the interval at K = 0 without proposals, where nothing new is learnt
+_SKIPS = 8  # there, one step in this many is processed: processing takes time
+_REACH = 64  # steps between two with one more draft step, so that a wrong cost of it is corrected
+_SETTLED = 6  # steps without speculation until the CPU caches have settled
+_TRIMS = 0.02  # gain below which leaving tokens out is not worth its own time
+_BRANCHES = 0.02  # gain below which second-best tokens are not used
+# Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence, which may be
+# `_SHARE` of the time: short steps are learnt from only now and then, at least once in `_RAREST`.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
 
 
 class AdaptiveK:
-    """It chooses anew now and then, and when the batch changes by a power of two."""
+    """Chooses K anew at intervals, and when the batch size changes by a power of two."""
 
     name = "adaptive"
 
@@ -48,31 +48,31 @@ class AdaptiveK:
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
         self.uses_hindsight = True
-        self.branches = False  # second-best guesses pay
+        self.branches = False  # second-best tokens pay
         self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
         self._explore = Exploration()
         self._k = self._played = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._turned = 0  # rounds since a choice; since another size, on or off
-        self._probes_few = False  # a probe has to catch up, so it asks few
-        self._caught_up = True  # the last round proposed for all
-        self._plain = 0  # rounds without guesses in a row
-        self._skips = self._skipped = 0  # rounds to leave alone, and those that were
-        self._reaches = False  # this round drafts a step more than seems to pay
-        self._trims = True  # leaving guesses out pays
-        self._usual = 0.0  # seconds of a usual round
-        self._learns, self._every = True, 1  # from this round; one round in so many
+        self._chosen = self._turned = 0  # steps since a choice; since a change of size or of K > 0
+        self._probes_few = False  # in a probe the drafter must catch up, so it asks few
+        self._caught_up = True  # the last step proposed for all
+        self._plain = 0  # steps in a row without speculation
+        self._skips = self._skipped = 0  # steps to skip, and those skipped so far
+        self._reaches = False  # this step runs one draft step more than seems to pay
+        self._trims = True  # leaving tokens out of the forward pays
+        self._usual = 0.0  # seconds of a usual step
+        self._learns, self._every = True, 1  # from this step; from one step in so many
 
     def profile(self, measured: Profile) -> None:
-        """Start-up costs. Without draft timings the proposer runs no forward passes."""
+        """Costs at start. Without draft timings the proposer runs no forward."""
         self._costs.set_profile(measured)
         self._probes_few = bool(measured.draft)
 
     @property
     def max_speculating(self) -> int | None:
-        """A probe of a draft model asks a few sequences only."""
+        """A probe of a draft model asks only a few sequences."""
         if not self._probes_few or self._explore.round != "probe":
             return None
         return min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
@@ -80,7 +80,7 @@ class AdaptiveK:
     # -- before and while drafting ---------------------------------------------------------------
 
     def choose(self, load: Load) -> int:
-        """Draft steps for the step ahead."""
+        """Draft steps for the next step."""
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
         if self._skipped < self._skips and size == self._size:
@@ -91,7 +91,7 @@ class AdaptiveK:
         self._guesses.num_added += rounds - 1
         self._plain += rounds - 1
         pace = 1 if self._k or self._guesses.num_heard else _CALM
-        # Between two choices: the longer all is the same, the less can change.
+        # The longer nothing has changed, the longer the interval between choices.
         dwell = min(max(_DWELL, self._turned // 4, self._every), pace * _DWELL_LAST)
         if (anew := size != self._size) or self._chosen >= dwell:
             self._costs.face(load.length() if load.length is not None else None)
@@ -109,7 +109,7 @@ class AdaptiveK:
         return self._played
 
     def _plan(self, *, changed: bool) -> None:
-        """Choose anew."""
+        """Choose K anew. `changed`: the batch size has changed."""
         self._chosen = 0
         self._learn_guesses()
         goodput = self._goodput
@@ -150,19 +150,19 @@ class AdaptiveK:
         self._explore.forget()
 
     def goes_on(self, confidences: Confidences) -> bool:
-        """Whether one more draft step, or several, are worth their seconds."""
+        """Whether one more draft step (or several) is worth its seconds."""
         depth = min(map(len, confidences))
         if depth >= self.k_max or self._explore.round == "probe":
             return False
         if not self._stops or not depth or self._explore.round == "trial":
             return True
-        if self._sequences > _FEW:  # of so many the mean confidence tells no more than K does
+        if self._sequences > _FEW:  # over so many, the mean confidence says no more than K does
             return depth < self._k
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.draft_pays(survivals, depth)
 
     def keep(self, confidences: Confidences) -> list[int]:
-        """The rows with the most expected tokens at the present goodput."""
+        """Per proposal, the number of rows with the most expected tokens at the current goodput."""
         if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
         if self._explore.round == "trial" or self._reaches or not self._trims:
@@ -171,7 +171,7 @@ class AdaptiveK:
         return self._goodput.keep(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """Where a wrong guess, and the second-best one being right then, are likely enough."""
+        """Where it is likely enough that the draft token is wrong and the second-best right."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
         chances = [guesses.second_best(alive) for alive in survivals]
@@ -180,11 +180,11 @@ class AdaptiveK:
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        """Free guesses that pay for one sequence; the others do as last chosen."""
+        """Free draft tokens that pay for one sequence if the others use the last chosen K."""
         return self._goodput.worth(survival, self._k, instead=instead)
 
     def gain(self, load: Load, agreement: float) -> float:
-        """As KController."""
+        """See KController."""
         sequences, k = load.num_sequences or 1, np.arange(self.k_max + 1)
         self._costs.face(load.length() if load.length is not None else None)
         seconds = self._costs.by_rows(sequences, sequences * (self.k_max + 1))[sequences * (k + 1)]
@@ -193,12 +193,12 @@ class AdaptiveK:
         return float(rates.max() / rates[0])
 
     def successor(self, measured: Profile | None, *, stops: bool) -> AdaptiveK:
-        """As KController. Both have the target's costs, learnt from the steps of either."""
-        found = AdaptiveK(self.k_max, stops=stops)
-        found._costs = self._costs if measured is None else self._costs.with_draft(measured)
-        found._goodput = Goodput(self.k_max, found._guesses, found._costs)
-        found._probes_few = self._probes_few if measured is None else bool(measured.draft)
-        return found
+        """See KController. Both share the target's costs, and both update them."""
+        new = AdaptiveK(self.k_max, stops=stops)
+        new._costs = self._costs if measured is None else self._costs.with_draft(measured)
+        new._goodput = Goodput(self.k_max, new._guesses, new._costs)
+        new._probes_few = self._probes_few if measured is None else bool(measured.draft)
+        return new
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         """See KController."""
@@ -209,16 +209,16 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, record: StepRecord) -> None:
-        """Learn from the step that the last choice led to: of the outcomes of all, once several are
-        known; of the rest, from one step in so many."""
-        if self._skipped and (record.reason == "off" or not record.k):  # the former is cheap to ask
+        """Learn from the step after the last choice: outcomes from every step, in batches of
+        several; everything else from one step in `_every`."""
+        if self._skipped and (record.reason == "off" or not record.k):  # cheap checks first
             return
         seen, probe = record, self._explore.round == "probe"
-        if seen.k:  # of another's choice, too: then it looks at the next
+        if seen.k:  # also if another controller chose it: stop skipping
             self._skips = 0
             self._add(seen, probe=probe)
             self._guesses.learn_second_best(seen.second_best)
-        else:  # of steps without guesses, which may be short, only their number counts
+        else:  # without speculation only the number of steps counts
             self._guesses.add(0, (), ())
         self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1
         if self._learns:
@@ -229,9 +229,9 @@ class AdaptiveK:
     def _add(self, seen: StepRecord, *, probe: bool) -> None:
         outcomes, confidences = seen.outcomes, seen.confidences
         if probe and self._probes_few:
-            asked = [i for i, outcome in enumerate(outcomes) if outcome.offered]
-            outcomes = [outcomes[i] for i in asked]
-            confidences = [confidences[i] for i in asked]
+            drafted = [i for i, outcome in enumerate(outcomes) if outcome.offered]
+            outcomes = [outcomes[i] for i in drafted]
+            confidences = [confidences[i] for i in drafted]
         self._guesses.add(seen.k, outcomes, confidences)
 
     def _learn(self, seen: StepRecord) -> None:
@@ -243,7 +243,7 @@ class AdaptiveK:
             self._costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             rare = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
-            self._every = min(rare, 1 + self._turned // 4)  # what has just turned may be an error
+            self._every = min(rare, 1 + self._turned // 4)  # a new choice may be an error
         changed = self._learn_guesses()
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
@@ -254,7 +254,7 @@ class AdaptiveK:
             explore.suspect()
 
     def _learn_guesses(self) -> bool:
-        """Whether they were found to fare in another way: then a choice is due."""
+        """Returns whether acceptance was found to have changed: then a choice is due."""
         acceptance = self._guesses.acceptance
         changes = acceptance.changes
         self._guesses.learn()
@@ -265,7 +265,7 @@ class AdaptiveK:
         return True
 
     def _lost(self, seen: StepRecord) -> float:
-        """Seconds that the step took beyond those in which its tokens come in usual steps."""
+        """Seconds of the step beyond those in which usual steps make as many tokens."""
         if self._explore.round == "usual" or not self._goodput.present:
             return 0.0
         if not seen.is_decode:

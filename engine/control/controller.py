@@ -1,7 +1,6 @@
-"""Controller: which K pays. What every controller must offer, and the one that obeys (FixedK).
+"""Controller: chooses K. The protocol of all controllers, and the one with a fixed K (FixedK).
 
-AdaptiveK, the one that decides, is `adaptive`'s. No clock and no randomness in here: seconds are
-passed in.
+AdaptiveK, which estimates, is in `adaptive`. No clock and no randomness: seconds are passed in.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ _LIKELIER_THAN_NOT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the next step faces: how many sequences will sample in it, and how many tokens each of
-    them has on average, computed only when called, since counting is slow; None: not known."""
+    """The load of the next step: how many sequences will sample, and a function for their mean
+    length in tokens, called only if needed, since counting is slow (None: not known)."""
 
     num_sequences: int
     length: Callable[[], float] | None = None
 
 
 class KController(Protocol):
-    """Chooses one K for the batch before each step, and learns after it. Seven questions: `choose`,
-    `goes_on`, `keep`, `worth`, `plain_seconds`, `estimates`, `gain`; `profile`, `resume` and
-    `update` tell it something, and `successor` begins anew for another drafter."""
+    """Chooses one K for the batch before each step, and learns after it. Decisions: `choose`,
+    `goes_on`, `keep`, `branch`, `worth`; estimates: `plain_seconds`, `estimates`, `gain`; inputs:
+    `profile`, `resume`, `update`. `successor` makes a controller for another drafter."""
 
     name: str
     k_max: int
 
     @property
     def reason(self) -> Reason:
-        """Why the last choice; see messages.Estimates."""
+        """Of the last choice; see messages.Estimates."""
         ...
 
     @property
     def uses_hindsight(self) -> bool:
-        """Whether `update` needs `agreements`."""
+        """Whether `update` uses `StepRecord.agreements`."""
         ...
 
     @property
     def max_speculating(self) -> int | None:
-        """For how many sequences the last choice is meant; None: for all of them."""
+        """How many sequences the last choice applies to; None: all."""
         ...
 
     def profile(self, measured: Profile) -> None:
-        """What steps cost as measured at start; served steps correct it."""
+        """Step costs as measured at start; they are corrected by served steps."""
         ...
 
     def resume(self) -> None:
@@ -59,63 +58,63 @@ class KController(Protocol):
         ...
 
     def choose(self, load: Load) -> int:
-        """K for the step ahead: draft steps of the main proposer."""
+        """K for the next step: draft steps of the main proposer."""
         ...
 
     def goes_on(self, confidences: Confidences) -> bool:
-        """Whether to draft one step more. Asked between draft steps, where each is a forward of its
-        own, with the confidences so far of the sequences that might have more."""
+        """Whether to run one more draft step. Called between draft steps, if each is a forward of
+        its own, with the confidences so far of the sequences that may get more."""
         ...
 
     def keep(self, confidences: Confidences) -> list[int]:
-        """Of each drafted sequence, how many of its guesses, from the first, are worth a row of the
-        target. Asked once a round, when all are drafted."""
+        """For each drafted sequence, how many of its first tokens are worth a row of the target.
+        Called once per step, after drafting."""
         ...
 
     @property
     def branches(self) -> bool:
-        """Whether `branch` may have an answer in the step ahead."""
+        """Whether `branch` may return something in the next step."""
         ...
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """After `keep`: places among the kept guesses of each at which the second-best one is worth
-        a row as well, the best first."""
+        """After `keep`: for each sequence, the places among its kept tokens at which the
+        second-best token is worth a row too, best first."""
         ...
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        """How many guesses that cost nothing to make pay, for one sequence of the step, given for
-        each its chance to be accepted with all before it. 0 also where the main proposer is the
-        better choice, if it may be asked `instead`."""
+        """How many tokens of a free proposal pay for one sequence. `survival`: for each token the
+        chance that it and all before it are accepted. Also 0 if the main proposer, which may be
+        asked `instead`, is better."""
         ...
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Of a step in which so many sequences, with so many tokens of context among them, get a
-        token each without a guess, at the present costs; 0 where these are not known."""
+        """Estimated seconds of a step in which so many sequences, with `context` tokens in total,
+        get one token each without speculation; 0 if the costs are not known."""
         ...
 
     def estimates(self) -> Estimates:
-        """What it believed at the last choice, for the front end: a new object each time."""
+        """As of the last choice, for the front end: a new object each time."""
         ...
 
     def update(self, record: StepRecord) -> None:
-        """Learn from the step that the last choice led to."""
+        """Learn from the step after the last choice."""
         ...
 
     def gain(self, load: Load, agreement: float) -> float:
-        """Tokens per second with chains of guesses of which this share is right, at the best K and
-        the costs as known, by those without guesses; where no costs are known, tokens per step."""
+        """Speed-up over no speculation at the best K, for chains in which this share of tokens is
+        right, by the known costs; if no costs are known, tokens per step."""
         ...
 
     def successor(self, measured: Profile | None, *, stops: bool) -> KController:
-        """For another drafter, whose steps take what is `measured` (None: what this one's take):
-        nothing is known of its guesses, all that is known of target and host is. `stops` as of
+        """For another drafter with the step costs `measured` (None: the same costs). Knows nothing
+        of its proposals, but all that is known of target and host. `stops`: see
         build_controller."""
         ...
 
 
 class FixedK:
-    """The same K in every round; 0 is plain decoding. The baseline of every benchmark. It knows no
-    costs: free guesses go before the main proposer's where the first is likelier right than not."""
+    """The same K in every step; 0 is plain decoding. The baseline of every benchmark. It knows no
+    costs: a free proposal is preferred to the main proposer if its first token is likely right."""
 
     name = "fixed"
     uses_hindsight = False

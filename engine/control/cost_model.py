@@ -1,8 +1,8 @@
 """Cost model: seconds of the target by rows, of drafting by steps, and of the host.
 
-A profile measured at start says what to expect; steps of decoding correct it. The correction is a
-factor for the machine and one for each number of rows in a batch size, learnt by a Kalman filter
-without the covariance. Pure arithmetic over numbers that are passed in.
+Starts from a profile measured at start; decode steps correct it. The correction is one factor for
+the machine and one for each number of rows per batch size, learnt by a Kalman filter without
+covariances. Pure arithmetic over numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from engine.control.acceptance import Array
 from engine.control.profile import CONTEXT, Points, Profile
 from engine.scheduling.step_record import StepRecord
 
-# Variances of log-seconds: of one measurement; before any was seen of a size, and of the machine;
-# what the machine's factor does in a round.
+# Variances of log-seconds: of one measurement; the prior's, of a size factor and of the machine
+# factor; drift of the machine factor per round, and its bound.
 _NOISE, _NEW, _NEW_MACHINE = 4e-3, 2e-2, 1.0
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
-_OUTLIER = 0.4  # log-seconds beyond which an observation is clipped
-_MEMORY = 24  # rounds whose mean is the machine's factor at which seconds are predicted
-_ROW = 5e-6  # seconds of the host for a row more, until it is seen
-_FAR = 1e6  # rows or sequences, up to which curves go on as at their ends
-_KEEP = 0.97  # what a round-old time still counts
+_OUTLIER = 0.4  # log-seconds at which an error is clipped
+_MEMORY = 24  # rounds that the machine factor for predictions averages over
+_ROW = 5e-6  # prior host seconds per row
+_FAR = 1e6  # rows or sequences up to which curves are extrapolated
+_KEEP = 0.97  # weight of an observation after one round
 
 
 class Line:
-    """Seconds as a line over a size, by decayed least squares about a slope that is expected; the
-    more the sizes vary, the less that counts. Neither start nor slope is negative. `slack`: seconds
-    beyond three times what was expected, from which on one is cut."""
+    """Seconds as a linear function of size, by decayed least squares with a prior slope; the more
+    the sizes vary, the less the prior counts. Neither intercept nor slope is negative. An
+    observation is cut at three times its expected value plus `slack` seconds."""
 
     def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0, slack: float = 1e-4) -> None:
         self._expected, self._stiffness, self._slack = slope, stiffness, slack
@@ -50,7 +50,7 @@ class Line:
         self._xy = self._xy * _KEEP + size * seconds
 
     def line(self) -> tuple[float, float]:
-        """Seconds at size 0, and more for each."""
+        """(seconds at size 0, seconds per unit of size)."""
         if not self._weight:
             return 0.0, self._expected
         x, y = self._x / self._weight, self._y / self._weight
@@ -61,7 +61,7 @@ class Line:
 
 
 class Curve:
-    """Seconds by size, linear between measured points and beyond the last."""
+    """Seconds by size: linear between measured points, extrapolated after the last."""
 
     def __init__(self, points: Points) -> None:
         table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
@@ -74,12 +74,12 @@ class Curve:
         self._least = 0.5 * y0
 
     def at(self, sizes: Array) -> Array:
-        found: Array = np.maximum(np.interp(sizes, self._sizes, self._seconds), self._least)
-        return found
+        seconds: Array = np.maximum(np.interp(sizes, self._sizes, self._seconds), self._least)
+        return seconds
 
 
 class TargetCost:
-    """Seconds of the target's forward: the profile times what it got wrong."""
+    """Seconds of the target's forward: the profile times learnt correction factors."""
 
     def __init__(self) -> None:
         self.set_profile(((1, 1e-3), (65, 2e-3)), {}, ())
@@ -87,25 +87,25 @@ class TargetCost:
     def set_profile(
         self, points: Points, batches: Mapping[int, Points], padded: tuple[int, ...]
     ) -> None:
-        """Start over. `points`: up to the most sequences with a row each; `batches`: own curves by
-        number of sequences; `padded`: rows forwards run."""
+        """Start over. `points`: (rows, seconds) up to large batches with one row each; `batches`:
+        curves by number of sequences; `padded`: row counts that forwards are padded to."""
         self._padded = np.array(padded, dtype=float)
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1}
-        if usable.keys() <= {1}:  # then crowds with a row each tell where the curve bends
+        if usable.keys() <= {1}:  # then `points`, which cover more rows
             usable = {1: points}
         self._curves = {n: self._curve(own) for n, own in usable.items()}
-        self.machine = self.now = 0.0  # log of its slowness: faded mean, last
+        self.machine = self.now = 0.0  # log of the machine factor: mean, latest
         self._variance, self._count, self._outlier = _NEW_MACHINE, 0, False
-        # By bit length of the batch and place in it: logarithm and variance.
+        # By bit length of the batch size and `_places`: log of the factor, and its variance.
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
 
     def _run(self, rows: Array) -> Array:
-        """Rows that a forward of so many runs."""
+        """Row counts after padding."""
         if not len(self._padded):
             return rows
         at = np.minimum(np.searchsorted(self._padded, rows), len(self._padded) - 1)
-        found: Array = np.maximum(self._padded[at], rows)
-        return found
+        padded: Array = np.maximum(self._padded[at], rows)
+        return padded
 
     def _curve(self, points: Points) -> Curve:
         rows, seconds = np.array(sorted(points), dtype=float).T
@@ -114,7 +114,7 @@ class TargetCost:
         )
 
     def profiled(self, rows: Array, batch: int) -> Array:
-        """What the profile says; between two batch sizes, the mean by rows of a sequence."""
+        """By the profile; between two batch sizes, interpolated at equal rows per sequence."""
         rows, known = self._run(rows), list(self._curves)
         if len(known) < 2:
             return self._curves[known[0]].at(rows)
@@ -122,24 +122,24 @@ class TargetCost:
         low, high = known[above - 1], known[above]
         share = (batch - low) / (high - low)
         few = self._curves[low].at(rows * low / batch)
-        found: Array = (1 - share) * few + share * self._curves[high].at(rows * high / batch)
-        answer: Array = np.maximum(found, 0.5 * few[0])
-        return answer
+        mean: Array = (1 - share) * few + share * self._curves[high].at(rows * high / batch)
+        seconds: Array = np.maximum(mean, 0.5 * few[0])
+        return seconds
 
     def seconds(self, rows: Array, batch: int, more: float) -> Array:
-        """`more`: for context beyond the profile's."""
+        """`more`: seconds for context beyond the profile's."""
         base, group = self.profiled(rows, batch), batch.bit_length()
-        found: Array = np.maximum(base + more, 0.5 * base) * exp(self.machine)
+        seconds: Array = np.maximum(base + more, 0.5 * base) * exp(self.machine)
         if known := sorted(self._sizes.get(group, {}).items()):
             at, factors = [place for place, _ in known], [factor for _, (factor, _) in known]
-            found *= np.exp(np.interp(_places(rows, batch), at, factors))
-        return found
+            seconds *= np.exp(np.interp(_places(rows, batch), at, factors))
+        return seconds
 
     def update(
         self, rows: int, batch: int, seconds: float, more: float, *, settled: bool = True
     ) -> None:
-        """Share the error out between size and machine by how little each is known. What is dear
-        while the caches have not `settled` tells nothing."""
+        """Distribute the error over size and machine factors by their uncertainty. A slow forward
+        before the caches have `settled` is ignored."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
@@ -152,7 +152,7 @@ class TargetCost:
         outlier = abs(error) > _OUTLIER and variance < _NEW
         if outlier and not self._outlier:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        elif outlier:  # the second in a row: the machine is another
+        elif outlier:  # the second in a row: the machine's speed changed
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
         share = 1.0 / (variance + machine + _NOISE)
@@ -164,36 +164,37 @@ class TargetCost:
 
 
 def _places(rows: Array, batch: int) -> Array:
-    """Where sizes stand among those that have a factor: each up to 8, then two per octave; as many
-    rows a sequence have one place within a batch size. A row more than one for each is another."""
+    """Position of row counts among those with a factor: one each up to 8, then two per octave;
+    within a batch size, equal rows per sequence have equal positions. More rows than sequences
+    never share the position of one row per sequence."""
     smallest = 1 << batch.bit_length() - 1
     scaled, plain = rows * smallest / batch, np.array([float(smallest)])
     places, plain = (
         np.where(sizes <= 8, sizes, 8.0 + 2.0 * np.log2(np.maximum(sizes, 8.0) / 8.0))
         for sizes in (scaled, plain)
     )
-    found: Array = np.where(rows > batch, np.maximum(places, plain + 1.0), places)
-    return found
+    result: Array = np.where(rows > batch, np.maximum(places, plain + 1.0), places)
+    return result
 
 
 class CostModel:
-    """Seconds of steps. What the host and drafting take is learnt at the speed of the profile and
-    predicted at the machine's present one, so that speed is part of no comparison of two K."""
+    """Seconds of steps. Host and drafting costs are learnt at the profile's machine speed and
+    predicted at the current one, so that machine speed cancels when two K are compared."""
 
     def __init__(self) -> None:
         self._target = TargetCost()
         self._draft_profile = Curve([(1, 1e-5)])
-        self._draft: dict[int, Line] = {}  # by bit length of the batch, in profiled steps
-        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether it guessed
+        self._draft: dict[int, Line] = {}  # by bit length of the batch size, in profiled steps
+        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether it drafted
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._draft_window = inf
         self._length = float(CONTEXT)
-        # As of the last `face`, by sequences: seconds without guesses, and for a token of context.
+        # As of the last `face`, by sequences: seconds without speculation, and per context token.
         self._plain: dict[int, tuple[float, float]] = {}
 
     def set_profile(self, measured: Profile) -> None:
-        """As KController.profile."""
+        """See KController.profile."""
         if measured.target:
             self._target.set_profile(measured.target, measured.batches, tuple(measured.padded))
         if measured.draft:
@@ -203,7 +204,7 @@ class CostModel:
         self._draft_window = measured.draft_window
 
     def with_draft(self, measured: Profile) -> CostModel:
-        """The same target and host, which go on learning here and there, with another draft."""
+        """A copy with another draft. Both share target and host costs, and both update them."""
         twin = copy(self)
         twin._draft_profile, twin._draft = Curve(measured.draft or [(1, 1e-5)]), {}
         twin._tokens, twin._plain = sorted(measured.token_seconds.items()), {}
@@ -211,12 +212,12 @@ class CostModel:
         return twin
 
     def face(self, length: float | None) -> None:
-        """Tokens of context of each sequence in the steps ahead, on average, if that is known."""
+        """Set the mean context of the sequences in the next steps; None keeps the last one."""
         self._length = length or self._length
         self._plain.clear()
 
     def _of_context(self, sequences: int) -> tuple[float, float]:
-        """Seconds that a further token of context takes, of the target and of a draft step."""
+        """Seconds per additional token of context, of the target and of a draft step."""
         if not self._tokens:
             return 0.0, 0.0
         sizes = [log(size) for size, _ in self._tokens]
@@ -230,15 +231,15 @@ class CostModel:
         return self._of_context(sequences)[part] * sequences * (length - CONTEXT)
 
     def by_rows(self, sequences: int, most: int) -> Array:
-        """Seconds of target and host for 0 to `most` rows; more rows never cost less."""
+        """Seconds of target and host for 0 to `most` rows, never decreasing."""
         rows = np.arange(most + 1.0)
         target = self._target.seconds(rows, sequences, self._more(sequences, 0))
         plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
-        found: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
+        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
         token = self._of_context(sequences)[0]
-        known = float(found[sequences])
+        known = float(both[sequences])
         self._plain[sequences] = known - token * sequences * self._length, token
-        return found
+        return both
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
         group = sequences.bit_length()
@@ -248,11 +249,11 @@ class CostModel:
             key = min(near, key=lambda known: abs(known[0] - group))
             start, row = self._host[key].line()
             start *= sequences * 2.0 ** ((key[0] - group) / 2)
-        found: Array = exp(self._target.machine) * (start + row * rows)
-        return found
+        seconds: Array = exp(self._target.machine) * (start + row * rows)
+        return seconds
 
     def drafting(self, sequences: int) -> tuple[float, float]:
-        """Seconds to begin drafting, and of each step."""
+        """Seconds to start drafting, and of each draft step."""
         line, unit = self._draft_line(sequences), self._draft_unit(sequences)
         start, step = line.line()
         slow, more = exp(self._target.machine), self._more(sequences, 1)
@@ -266,16 +267,15 @@ class CostModel:
         return self._draft.setdefault(sequences.bit_length(), new)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Of a step of so many sequences without guesses, with so many tokens of context, at the
-        costs as of the last `face`."""
+        """Of a step without speculation, with `context` tokens in total, at the last `face`."""
         if sequences not in self._plain:
             self.by_rows(sequences, sequences)
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 
     def learn(self, seen: StepRecord, *, caught_up: bool, settled: bool = True) -> None:
-        """From a step of decoding; `caught_up`: the drafter had nothing to catch up with;
-        `settled`: steps like this one came before it."""
+        """Learn from a decode step. `caught_up`: the drafter had nothing to catch up with;
+        `settled`: similar steps came before it."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
         more, seconds = self._more(sequences, 0), seen.target_seconds

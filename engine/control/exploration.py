@@ -1,9 +1,8 @@
-"""Exploration: what is played though it is not believed to pay, so that errors show.
+"""Exploration: steps with a K that is not expected to pay, so that wrong estimates are noticed.
 
-While K is 0 there are probes (a few sequences guess once) and trials (all of them do, for some
-rounds); while guesses pay, baselines (some rounds at K = 0).
-What they lose is a debt in seconds, paid off by a share of the time of all rounds; while there is
-one, nothing more is explored. All counts are of rounds.
+At K = 0: probes (a few sequences get a proposal in one step) and trials (all do, for some steps).
+At K > 0: baselines (some steps at K = 0). The seconds they lose are a debt, paid off by a share of
+the time of all steps; until it is paid, nothing more is explored. A round is a step.
 """
 
 from __future__ import annotations
@@ -12,29 +11,30 @@ from typing import Literal
 
 Round = Literal["usual", "probe", "trial", "baseline"]
 
-PROBE_FIRST, _PROBE_LAST = 16, 48  # at K = 0 before a probe: the first, later ones
-_TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in the first of its rounds all catch up
-_BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # at K > 0 before one
-_BASELINE_ROUNDS = 4  # of a later baseline where K = 0 is close: caches fill again
-_SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of what guesses save, pays debts off
-_LEAST_HOPE = 0.5  # of that share, for what is far from paying
-_CLOSE = 0.2  # gain that an error of the costs could make up for
-_LARGEST_DEBT = 10.0  # usual rounds: no debt grows beyond their time
+PROBE_FIRST, _PROBE_LAST = 16, 48  # steps at K = 0 before a probe: the first, later ones at most
+_TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in its first step the drafter catches up
+_BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # steps at K > 0 before a baseline
+_BASELINE_ROUNDS = 4  # of a later baseline if K = 0 is close: caches must settle
+_SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # parts of the time, and of the time saved, that pay off debts
+_LEAST_HOPE = 0.5  # minimal factor for that share if speculation is far from paying
+_CLOSE = 0.2  # gain that may be an error of the cost model
+_LARGEST_DEBT = 10.0  # in usual steps; bound on a debt
 
 
 class Exploration:
-    """`while_off` or `while_on` once a round, `over` after it. `round`: what they answered last.
-    Probes have a debt of their own: what a trial lost keeps nobody from probing."""
+    """Call `while_off` or `while_on` once per step and `over` after it. `round`: their last answer.
+    Probes have a debt of their own, so that the loss of a trial does not stop probing."""
 
     def __init__(self) -> None:
         self.round: Round = "usual"
         self._debts = {"probe": 0.0, "other": 0.0}
-        self._waits: dict[int, int] = {}  # before a baseline, by batch size when that was left
+        self._waits: dict[int, int] = {}  # steps before a baseline, kept by batch size
         self._size = self._wait = 0
         self.restart(0)
 
     def restart(self, size: int) -> None:
-        """Another batch size (a bit length): explore soon; half of what was known still holds."""
+        """The batch size (a bit length) changed: explore soon; half of its last known wait
+        remains."""
         self._waits[self._size] = self._wait
         self._size = size
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
@@ -42,18 +42,18 @@ class Exploration:
         self._left = self._since = 0
 
     def forget(self) -> None:
-        """Others chose for some time: there are no debts, and nothing is known of baselines."""
+        """Others chose K for some time: clear the debts and what baselines found."""
         self._debts = dict.fromkeys(self._debts, 0.0)
         self._waits.clear()
         self._wait = 0
 
     def suspect(self) -> None:
-        """Guesses fare in another way than they did: a trial is due, and soon."""
+        """Acceptance has changed: start a trial soon."""
         self._probes, self._idle = _TRIAL_EVERY, self._interval
 
     def turned(self, *, back: bool) -> None:
-        """K > 0 was chosen after K = 0, or the other way round. `back` from 0, what K = 0 costs is
-        known, and what exploration lost has found something."""
+        """K went from 0 to above 0, or back. `back`: from 0 to above, within one batch size: the
+        cost of K = 0 is known, and the debt is cancelled, since exploration found something."""
         self._left = 0
         if back:
             self._since, self._wait, self._debts["other"] = 0, 4 * _BASELINE_FIRST, 0.0
@@ -66,10 +66,10 @@ class Exploration:
     def while_off(
         self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
     ) -> Round:
-        """`seconds`: of each of the `rounds` since the last time; `alone`: one sequence, which has
-        trials instead of probes; `promise`: the gain if all guesses were right, by which probes are
-        allowed to cost; `hope`: tokens per second at the best K above 0 by those at 0, by which all
-        are."""
+        """`seconds`: of each of the `rounds` since the last call; `alone`: there is one sequence,
+        which has trials instead of probes; `promise`: the speed-up less 1 if all draft tokens were
+        right, which scales the share for probes; `hope`: tokens per second at the best K > 0
+        relative to K = 0, which scales the share for all."""
         seconds, self._idle = rounds * seconds, self._idle + rounds
         self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
         self.round = "usual"
@@ -84,7 +84,7 @@ class Exploration:
         return self.round
 
     def while_on(self, seconds: float, *, gain: float) -> Round:
-        """`gain`: the speed-up of guesses less 1."""
+        """`gain`: the speed-up of speculation less 1."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
         self._since += 1
         self.round = "usual"
@@ -99,23 +99,23 @@ class Exploration:
 
     @property
     def rounds_left(self) -> int:
-        """Rounds at K = 0 before the next one that explores; many while a debt puts it off."""
+        """Steps at K = 0 before the next exploration; many while a debt delays it."""
         left = self._interval - self._idle - 1
         return left if left >= 0 else _PROBE_LAST
 
     @property
     def probes(self) -> bool:
-        """Whether this round explores guesses while K is 0."""
+        """Whether this step explores proposals at K = 0."""
         return self.round in ("probe", "trial")
 
     @property
     def concludes(self) -> bool:
-        """Whether this round is the last of such an exploration."""
+        """Whether this step is the last of such an exploration."""
         return self.probes and not self._left
 
     def over(self, *, asked: bool, lost: float, usual: float) -> None:
-        """Call after each round. `asked`: a proposer was asked; `lost`: its seconds beyond those in
-        which its tokens come in usual rounds, of `usual` seconds each."""
+        """Call after each step. `asked`: a proposer was asked; `lost`: the step's seconds beyond
+        those in which usual steps make as many tokens; `usual`: seconds of a usual step."""
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"
             self._debts[kind] = min(self._debts[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)

@@ -1,7 +1,7 @@
 """Goodput: expected tokens per second of one batch, by number of draft steps.
 
-What guesses are worth times what steps cost. A second costs as many tokens as the batch makes in
-it (Dinkelbach's rule for a ratio; goodput: TurboSpec, arXiv:2406.14066).
+Expected tokens against step costs. A second is worth the tokens that the batch makes in it
+(Dinkelbach's method for a ratio; goodput: TurboSpec, arXiv:2406.14066).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from engine.control.acceptance import Array, ProposalModel
 from engine.control.cost_model import CostModel
 
-_TREE = 2e-4  # seconds by which a tree takes longer than its rows, at first
+_TREE = 2e-4  # initial extra seconds of a tree over a chain with as many rows
 
 
 class Goodput:
-    """What is expected as of the last `renew`.
+    """Expected values as of the last `renew`.
 
-    `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: tokens and
-    rows of one sequence then. `trimming` `[k]`: the part that leaving guesses out adds to the rate.
-    `survival` `[depth]`: the chance that so many guesses are accepted when none is left out.
-    `by_row` `[rows]`: seconds of target and host. `present`: tokens per second that the batch
-    makes; 0: not known, then nothing is left out."""
+    `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: (tokens,
+    rows) of one sequence then. `trimming` `[k]`: relative gain in rate by leaving out unlikely
+    tokens. `survival` `[depth]`: the chance that so many tokens are accepted if none is left out.
+    `by_row` `[rows]`: seconds of target and host. `present`: the batch's current tokens per second;
+    0: not known, then nothing is left out."""
 
     def __init__(self, k_max: int, guesses: ProposalModel, costs: CostModel) -> None:
         self._k_max, self._guesses, self._costs = k_max, guesses, costs
@@ -32,15 +32,15 @@ class Goodput:
         self.rates, self.survival = [0.0], list[float]()
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
-        self.promise = 0.0  # what the best K would gain if all guesses were right
-        # See `worth`, by its `k` and `instead`: tokens that no, one, two and more guesses cost (a
-        # share, if all sequences have as many), and that drafting gains.
+        self.promise = 0.0  # gain at the best K if all tokens were right
+        # For `worth`, by `k` and `instead`: the cost in tokens of no, one, two and more draft
+        # tokens (of one sequence if all have as many), and the net tokens gained by drafting.
         self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
-        self._chances = [0.0] * k_max  # by depth, of a guess if all before it are right
-        self._step_seconds = [0.0] * k_max  # and of a sequence's share of its draft step, and a row
+        self._chances = [0.0] * k_max  # by depth, if all before it are right
+        self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
     def renew(self, sequences: int, present: float) -> None:
-        """Take guesses and costs as they are known now, at the `present` goodput."""
+        """Take the current estimates and costs, at the `present` goodput."""
         self.sequences, self.present = sequences, present
         self._guesses.refresh()
         self._offers.clear()
@@ -58,7 +58,7 @@ class Goodput:
         self.promise = float(full[1:].max()) - 1.0
 
     def _expect(self, spent: Array) -> None:
-        """Rates where guesses less likely than no, half or one row's cost are left out."""
+        """Rates if tokens less likely than the cost of no, half or one row are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
         alive = self._guesses.acceptance.alive(self._guesses.chances)
@@ -76,18 +76,18 @@ class Goodput:
         self.survival = list(accumulate((alive.mean(0) * offered).tolist(), min))
 
     def _seconds(self, rows: Array) -> Array:
-        found: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
-        return found
+        seconds: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
+        return seconds
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
-        """Whether one more draft step pays for the sequences whose proposals survive so far."""
-        alive = sum(found[-1] for found in survivals)
+        """Whether one more draft step pays, for sequences with these survival chances so far."""
+        alive = sum(chances[-1] for chances in survivals)
         cost = self.present * self._step_seconds[depth]
         return alive * self._chances[depth] > len(survivals) * cost
 
     def keep(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
-        """Of each proposal, the guesses whose rows give the most tokens for what they cost,
-        `behind` so many others."""
+        """Per proposal, the number of tokens whose rows give the most tokens for their cost, in
+        addition to `behind` other rows."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
         before, *spent = self.by_row[self.sequences + behind :]
         value = most = 0.0
@@ -99,7 +99,7 @@ class Goodput:
         return [sum(chance >= least for chance in each) for each in survivals]
 
     def branching(self, k: int) -> float:
-        """The part that second-best guesses, where they pay, add to the rate at `k`."""
+        """Relative gain in rate at `k` by second-best tokens, where they pay."""
         n, (tokens, rows) = self.sequences, self.each[k]
         chances = sorted(self._guesses.second_best(self.survival[:k]), reverse=True)
         before, *spent = self.by_row[round(n * rows) :: n]
@@ -110,8 +110,8 @@ class Goodput:
         return max(gains, default=0.0) / tokens
 
     def worth(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
-        """How many guesses that cost nothing to make pay for one sequence, the others drafting `k`
-        steps; 0 also where drafting is the better choice, if that is allowed `instead`."""
+        """How many free draft tokens pay for one sequence if the others draft `k` steps; also 0 if
+        drafting is better and allowed `instead`."""
         if (k, instead) not in self._offers:
             n, rows = self.sequences, self.by_row[self.sequences :: self.sequences]
             costs = [self.present * (seconds - rows[0]) / n for seconds in rows[: self._k_max + 1]]
@@ -125,7 +125,8 @@ class Goodput:
         return best
 
     def _rival(self, k: int, costs: Sequence[float]) -> float:
-        """Tokens that drafting gains for one sequence beyond its rows and its part of drafting."""
+        """Net tokens that drafting gains for one sequence, after the cost of its rows and draft
+        steps."""
         n, (tokens, rows) = self.sequences, self.each[k]
         begin, step = self._costs.drafting(n)
         less, shorter = self._costs.drafting(n - 1) if n > 1 else (0.0, 0.0)

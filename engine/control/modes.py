@@ -1,8 +1,8 @@
-"""Modes: a controller that its operator may overrule while it runs.
+"""Modes: a controller that the operator may override at run time.
 
-Owns the mode and nothing else. In every mode the configured controller chooses and learns, though
-rarely while it is not obeyed (a baseline must not pay for it): its estimates stay fresh, and it
-goes on from there when it is obeyed again.
+Owns only the mode. In every mode the configured controller chooses and learns, but rarely while it
+is overridden (a baseline must not pay for it), so that its estimates are current when it decides
+again.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from engine.errors import ConfigError
 from engine.messages import Estimates, Mode, Reason, SetSpeculation, mode_refusal
 from engine.scheduling.step_record import StepRecord
 
-_EVERY = 16  # steps between two questions to a controller that is not obeyed
+_EVERY = 16  # steps between two calls of an overridden controller
 
 
 class Modes:
-    """A KController: the configured one in the mode `auto`, which is the first; see
-    messages.SetSpeculation for the others."""
+    """A KController: in mode `auto`, the initial one, the configured controller; for the other
+    modes see messages.SetSpeculation."""
 
     def __init__(self, configured: KController) -> None:
         self.name = configured.name
         self.k_max = configured.k_max
         self._configured = configured
-        self._present = configured  # who is obeyed
+        self._present = configured  # the controller in effect
         self._mode: Mode = "auto"
-        # What held until `auto` was switched to: reported until that has chosen.
+        # The setting before the switch to `auto`, reported until `auto` has chosen.
         self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
-        self._unasked = _EVERY  # steps since the configured controller was asked
-        self._asked = True  # for this step
-        self.paused = False  # nobody guesses, and nothing is learnt
+        self._unasked = _EVERY  # steps since the configured controller chose
+        self._asked = True  # it chose for this step
+        self.paused = False  # no speculation, no learning
 
     def set(self, mode: Mode, k: int = 0) -> None:
-        """From the next choice on. Raises ConfigError for a K that is not allowed."""
+        """Effective from the next choice. Raises ConfigError if K is not allowed."""
         refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
         if refusal is not None:
             raise ConfigError(refusal[1])
@@ -48,17 +48,17 @@ class Modes:
         elif self._mode != "auto":
             self._before = (self._mode, self._present.k_max, self.reason)
             self._configured.resume()
-        self._unasked = _EVERY  # what resumed knows nothing until it is asked
+        self._unasked = _EVERY  # have it choose at the next step
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
 
     @property
     def configured(self) -> KController:
-        """Who is obeyed in `auto`."""
+        """The controller that decides in `auto`."""
         return self._configured
 
     def replace(self, configured: KController) -> None:
-        """Another controller of this kind takes its place, from the next choice on."""
+        """Replace the configured controller from the next choice on."""
         self._configured, self._unasked = configured, _EVERY
         if self._mode == "auto":
             self._present = configured
@@ -129,23 +129,23 @@ class Modes:
         return self._configured.successor(measured, stops=stops)
 
     def estimates(self) -> Estimates:
-        """The configured controller's, with the K that was played, in which mode, and why."""
-        said = self._configured.estimates()
-        if self._mode == "auto" and not self._before and said.num_sequences == self._num_sequences:
-            return said
-        said.num_sequences = self._num_sequences
+        """The configured controller's, but with the mode, K and reason in effect."""
+        shown = self._configured.estimates()
+        if self._mode == "auto" and not self._before and shown.num_sequences == self._num_sequences:
+            return shown
+        shown.num_sequences = self._num_sequences
         mode, k, reason = self._before or (self._mode, self._present.k_max, self.reason)
         if mode != "auto":
-            said.mode, said.k, said.reason, rates = mode, k, reason, said.rates
-            said.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
-        return said
+            shown.mode, shown.k, shown.reason, rates = mode, k, reason, shown.rates
+            shown.speedup = rates[k] / rates[0] if k < len(rates) and rates[0] else 1.0
+        return shown
 
 
 def build_controller(
     config: SpeculationConfig, *, stops: bool = True, trees: bool = False
 ) -> KController:
-    """The controller that the configuration names. Without a proposer there is nothing to choose.
-    `stops`: whether the drafter asks between its steps; `trees`: whether it guesses trees."""
+    """The configured controller; without a proposer, K = 0. `stops`: whether the drafter asks
+    between draft steps; `trees`: whether it proposes trees."""
     if config.k_max == 0 or config.controller.kind == "fixed":
         return FixedK(config.k_max)
     return AdaptiveK(config.k_max, stops=stops, trees=trees)

@@ -1,10 +1,10 @@
-"""Trial: a draft that took another's place is judged by what each promises at the present load.
+"""Trial: compares a new draft model with the one that it replaced, at the current load.
 
-Both read the same committed texts, so that whether each would have guessed a token is known without
-censoring, whoever guessed it. Agreement and costs give the tokens per second of each at its best K.
-The rule: the new one goes if it promises less than `_MARGIN` of what the old one does (where
-neither pays: if it agrees less), though its agreement is taken as high as chance allows, by three
-deviations of the tokens on which they differ. After `ENOUGH` tokens it stays. Plain arithmetic.
+Both read the same committed texts, so whether each would have proposed a token is known without
+censoring, whichever proposed it. Agreement and costs give each one's tokens per second at its best
+K. The new draft is taken back if it promises less than `_MARGIN` of the old one's rate (if neither
+pays: if it agrees less), though its agreement is taken at its upper bound, three standard
+deviations by the tokens on which they differ. After `ENOUGH` tokens it stays. Plain arithmetic.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from engine.control.controller import KController, Load
 
-LEAST, ENOUGH = 64, 1024  # tokens before a first judgement, and for the last
-_MARGIN = 0.9  # what each takes is measured no better on a busy machine
+LEAST, ENOUGH = 64, 1024  # tokens before the first verdict, and for the last
+_MARGIN = 0.9  # costs are not measured more precisely on a busy machine
 _DEVIATIONS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`words` tell on what evidence."""
+    """`words`: the evidence, for the log."""
 
     stays: bool
     words: str
@@ -33,21 +33,21 @@ class Trial:
         self._tokens = self._old_right = self._new_right = self._apart = 0
 
     def add(self, old: Sequence[bool], new: Sequence[bool]) -> None:
-        """Whether each would have guessed these tokens."""
+        """Whether each would have proposed each of these tokens."""
         self._tokens += len(old)
         self._old_right += sum(old)
         self._new_right += sum(new)
-        self._apart += sum(one != other for one, other in zip(old, new, strict=True))
+        self._apart += sum(a != b for a, b in zip(old, new, strict=True))
 
     def verdict(self, load: Load) -> Verdict | None:
-        """None: it is too early to tell."""
+        """None: not enough tokens yet."""
         if self._tokens < LEAST:
             return None
-        chance = _DEVIATIONS * self._apart**0.5
-        at_most = min((self._new_right + chance) / self._tokens, 1.0)
+        margin = _DEVIATIONS * self._apart**0.5
+        at_most = min((self._new_right + margin) / self._tokens, 1.0)
         shares = self._old_right / self._tokens, self._new_right / self._tokens
-        old, best = self._old.gain(load, shares[0]), self._new.gain(load, at_most)
-        stays = best >= _MARGIN * old and (best > 1.0 or at_most >= shares[0])
+        old, most = self._old.gain(load, shares[0]), self._new.gain(load, at_most)
+        stays = most >= _MARGIN * old and (most > 1.0 or at_most >= shares[0])
         if stays and self._tokens < ENOUGH:
             return None
         new = self._new.gain(load, shares[1])

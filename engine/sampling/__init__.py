@@ -1,1 +1,1 @@
-"""Logits to final log-probabilities to keyed draws."""
+"""From logits to adjusted logits to draws with keyed noise."""

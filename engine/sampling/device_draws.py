@@ -1,11 +1,11 @@
-"""Draws on the device where the logits lie, without a word to the host.
+"""Draws on the device of the logits, without waiting for the host.
 
-A draw is a function of (the row's logits and context, seed, absolute position) alone: the argmax of
+A draw depends only on (the row's logits and context, seed, absolute position): it is the argmax of
 log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
-Filters leave few ids, and only these are given noise: it is a function of (seed, position, id), so
-each has the number that it has in a whole row. Whatever the fields, all that rows are drawn with
-goes there in one copy, and tokens and log-probabilities come back in one, when the caller decides
-to read them. What a grammar allows is known to the host alone: its rows go the long way.
+Filters leave few ids, and noise is computed only for these: it is a function of (seed, position,
+id), so each id has the same noise as in a full row. Whatever the fields, all parameters of the rows
+are sent in one copy, and tokens and log-probabilities are read in one, when the caller decides. The
+allowed tokens of a grammar are known on the host only: its rows take the slow path.
 """
 
 from __future__ import annotations
@@ -51,36 +51,36 @@ from engine.scheduling.sequence import Sequence
 
 
 class Drawn(NamedTuple):
-    """Of one's rows the tokens, NOT_FINITE where there is none, and their log-probabilities if it
-    asks for them. No tokens: go the long way."""
+    """The tokens of one sequence's rows, NOT_FINITE where none could be drawn, and their
+    log-probabilities if requested. `tokens` None: take the slow path."""
 
     tokens: list[int] | None = None
     logprobs: list[TokenLogprobs] | None = None
 
 
 class Enqueued(NamedTuple):
-    """Draws that the device may still be computing. `sent`: float64 tensors that are to be read.
-    The first is `[2, rows or more]` tokens (or NOT_FINITE, UNSURE) and leads, the next what
-    `logprobs.scores` says, if anybody asked."""
+    """Draws that the device may still be computing. `sent`: float64 tensors to be read. The first
+    is `[2, rows or more]` tokens (or NOT_FINITE, UNSURE) and leads; the second, if
+    log-probabilities are requested, the result of `logprobs.scores`."""
 
     asked: Seq[Rows]
     sent: list[Tensor]
 
     def results(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
-        """By what was asked, of so many of each one's rows, from the numbers of `sent`."""
-        tokens, at, scored, found = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
+        """Of each of `asked`, its first `counts` rows; `numbers`: the values of `sent`."""
+        tokens, at, scored, results = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
         scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
         for rows, count in zip(self.asked, counts, strict=True):
-            drawn, said = tokens[at : at + count], None
+            drawn, own = tokens[at : at + count], None
             at += rows.size
             if rows.seq.params.logprobs is not None:
-                said = scores[scored : scored + count]
+                own = scores[scored : scored + count]
                 scored += rows.size
-            found.append(Drawn() if UNSURE in drawn else Drawn(drawn, said))
-        return found
+            results.append(Drawn() if UNSURE in drawn else Drawn(drawn, own))
+        return results
 
     def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
-        """Of all rows of those who ask for them."""
+        """Of all rows of requests with log-probabilities."""
         tokens, counts, at = list[int](), list[int](), 0
         for rows in self.asked:
             if (asks := rows.seq.params.logprobs) is not None:
@@ -91,8 +91,8 @@ class Enqueued(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Rows that are to be drawn from, their plan, whether any row asks for more than filters, and
-    what the device must know of all this: the guesses that are known, too, if one does."""
+    """Rows to draw from, their plan, whether any needs penalties, bias or min_tokens (`wanting`),
+    and the arrays to send for it, including draft tokens known to the host if `wanting`."""
 
     asked: Seq[Rows]
     plan: Plan
@@ -101,18 +101,18 @@ class Question(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether temperature alone decides."""
+        """Whether only temperature is used."""
         return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
 
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
-        """What is to be sent, if anything: less where a plain one is `drawn` already."""
+        """The array to send, or None: less if a plain question is already `drawn`."""
         if not drawn:
             return flat(self.parts)
         return self.plan.scored if len(self.plan.scored) else None
 
 
 class DeviceDraws:
-    """`vocab_size` is the width of the logits; no call asks for more `sequences`."""
+    """`vocab_size`: width of the logits; `sequences`: per call, at most."""
 
     def __init__(
         self,
@@ -122,25 +122,25 @@ class DeviceDraws:
         sequences: int = 64,
     ) -> None:
         self._processor = processor
-        # Whether a sequence's tokens can be drawn without asking the host in between.
+        # Whether a sequence's tokens can be drawn without the host in between.
         self.takes = processor.on_device
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self.counts = TokenCounts(vocab_size, processor.eos_ids, device, sequences)
-        # Of the last that were planned.
+        # Cached, of the last call of `plan`.
         self._fields: tuple[list[Sequence], Fields] | None = None
         self._shape: Shape | None = None
 
     def warm(self) -> None:
-        """Compile, or read the kept code, before anybody waits."""
+        """Compile the kernels, or load them from the cache, ahead of requests."""
         asks = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
         rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
         self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
         self._processor.forget(rows.seq)
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
-        """Of each one's rows of `[any, vocab]`. One copy from the device."""
+        """For each of `asked`, from its rows of `[any, vocab]`. One copy from the device."""
         mine = [rows for rows in asked if rows is not None and self.takes(rows.seq)]
         if not mine:
             return [Drawn()] * len(asked)
@@ -151,19 +151,19 @@ class DeviceDraws:
         return [next(drawn) if taken else Drawn() for taken in takes]
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads (see best_and_lead), or None: go the long way. One
-        copy from the device."""
+        """Tokens and leads of all rows in order (see best_and_lead), or None: take the slow path.
+        One copy from the device."""
         tokens, leads = self.enqueue(logits, asked).sent[0].tolist()
         return None if UNSURE in tokens else (whole(tokens), leads)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
-        """The tokens of rows that anything may be asked of, NOT_FINITE where there is none."""
+        """Tokens of rows with any fields, NOT_FINITE where none could be drawn."""
         return self.guess_adjusted(logits, contexts)[0]
 
     def guess_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """`guess` of rows that anything may be asked of."""
+        """`guess` for rows with any fields."""
         asked = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(asked)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
@@ -173,14 +173,14 @@ class DeviceDraws:
         return whole(tokens), leads
 
     def plan(self, asked: Seq[Rows]) -> Plan:
-        """Without slots."""
+        """Without the columns that `add_slots` sets."""
         fields, shape = self._fields_of([rows.seq for rows in asked]), self._shape
         if shape is None or shape.asked != asked_by(asked):
             shape = self._shape = shape_of(asked, fields)
         return plan_of(asked, fields, shape)
 
     def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
-        """`takes` must hold. So many guesses of those whose `guesses` are left out are `unseen`."""
+        """All must satisfy `takes`. `unseen`: how many draft tokens only the device knows."""
         wanted = self._wanted([rows.seq for rows in asked])
         width = COLUMNS if wanted else UNWISHED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
@@ -192,8 +192,8 @@ class DeviceDraws:
         return Question(asked, plan, wanted is not None, parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
-        """`takes` must hold. `unseen`: int64, the guesses that the host does not know, of those in
-        turn whose `guesses` are left out."""
+        """All must satisfy `takes`. `unseen`: int64, the draft tokens that only the device knows,
+        of the Rows without `guesses` in turn."""
         question = self.ask(asked, self.plan(asked), 0 if unseen is None else len(unseen))
         there = sent_alone(flat(question.parts), self._device)
         return self.answer(logits, question, unseen, there)
@@ -202,8 +202,8 @@ class DeviceDraws:
         self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor | None,
         drawn: Tensor | None = None,
     ) -> Enqueued:  # fmt: skip
-        """`enqueue`, with the question's numbers `there` on the device already, or what is plainly
-        `drawn`, from these rows and any behind them."""
+        """`enqueue` with the question's numbers on the device already (`there`), or with the plain
+        draws of these rows, and any after them, already `drawn`."""
         asked, plan, wanting, parts = question
         scored = there
         if drawn is None:
@@ -222,16 +222,16 @@ class DeviceDraws:
                 wishes = table[:, UNWISHED:]
                 out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
             drawn = self._drawn(out, table, filtered, plan.look)
-        found = [drawn]
+        results = [drawn]
         if scored is not None and len(scored):
             tokens = drawn[0]
             if len(scored) < len(tokens):
                 tokens = tokens.index_select(0, scored)
-            found.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
-        return Enqueued(asked, found)
+            results.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
+        return Enqueued(asked, results)
 
     def held(self, seqs: Seq[Sequence]) -> Held | None:
-        """What these ask for beyond filters, by all that they hold by now, if any of them does."""
+        """Current slots and counts of these sequences; None if none needs any."""
         if not (wanted := self._wanted(seqs)):
             return None
         slots, news = wanted
@@ -240,19 +240,19 @@ class DeviceDraws:
         return Held(there, self.counts.tables)
 
     def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
-        """Slots, of those whose next token is drawn with more than temperature and filters (0: of
-        the others), and what is new there; None if all are others."""
+        """Slot of each sequence (0: it needs only temperature and filters), and the updates to
+        write; None if all slots are 0."""
         if not self._fields_of(seqs).adjusts:
             return None
         mine = [is_adjusted(seq) for seq in seqs]
         if not any(mine):
             return None
         slots, news = self.counts.news([seq for seq, own in zip(seqs, mine, strict=True) if own])
-        left = iter(slots)
-        return [next(left) if own else 0 for own in mine], news
+        rest = iter(slots)
+        return [next(rest) if own else 0 for own in mine], news
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
-        """Kept until others are asked about: from step to step they are mostly the same."""
+        """Cached for the last list of sequences, which rarely changes between steps."""
         if self._fields is None or self._fields[0] != seqs:
             self._fields = [*seqs], fields_of(seqs, self._processor, self._vocab)
             self._shape = None
@@ -260,7 +260,7 @@ class DeviceDraws:
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
         """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.
-        `filtered`: the rows that are; `look` as in filters.survivors."""
+        `filtered`: indices of filtered rows; `look`: see filters.survivors."""
         facts, drawn = facts_in(table), None
         if len(filtered) < len(logits):
             drawn = draw_rows(logits, self._words, facts)
@@ -276,13 +276,13 @@ class DeviceDraws:
 
 
 def facts_in(table: Tensor) -> Facts:
-    """Of Plan.table, on the device."""
+    """The Facts in Plan.table, on the device."""
     return Facts(*torch.split(table[:, :UNWISHED], 1, dim=1))
 
 
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
-    """`draw_rows`, filtered where facts say so and that is known from the likeliest ids: a guess
-    need not be the target's token."""
+    """`draw_rows`, with filters where they are decided by the likeliest ids alone; elsewhere
+    without, since a draft token need not be the target's."""
     drawn, look = draw_rows(logits, words, facts), min(MOST, logits.shape[1])
     if _ranks(logits, look):
         return draw_likeliest(drawn, logits, facts.scales, *facts[2:], guessed=True)
@@ -292,30 +292,30 @@ def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
 
 
 def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Tensor:
-    """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where these may
-    not be all that survive."""
+    """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where more may
+    survive."""
     scaled = logits * facts.scales.float()
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
-    left = survivors(scaled, bounds, look)
+    kept = survivors(scaled, bounds, look)
     keys = facts.low.int(), facts.high.int()
-    scores = left.values + gumbel_of(hashed(words[left.ids], *keys))
+    scores = kept.values + gumbel_of(hashed(words[kept.ids], *keys))
     best = scores.amax(dim=1, keepdim=True)
-    tokens = left.ids.where(scores == best, logits.shape[1]).amin(dim=1)
-    second = scores.masked_fill(left.ids == tokens[:, None], -torch.inf).amax(dim=1)
+    tokens = kept.ids.where(scores == best, logits.shape[1]).amin(dim=1)
+    second = scores.masked_fill(kept.ids == tokens[:, None], -torch.inf).amax(dim=1)
     leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-    tokens = tokens.masked_fill(~left.known, UNSURE)
+    tokens = tokens.masked_fill(~kept.known, UNSURE)
     finite = scaled.amax(dim=1).isfinite()
     return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
 
 
 def _ranks(logits: Tensor, look: int) -> bool:
-    """Whether `draw_likeliest` knows as many likeliest ids; then these, whatever `look`."""
+    """Whether `draw_likeliest` ranks at least `look` ids; it then ranks MOST, whatever `look`."""
     return look <= MOST and available(logits.device)
 
 
 def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
-    """Draws without filters, as triton_draws.draw: by it where it can. `words`: token_words_of the
-    vocabulary, where the logits lie."""
+    """Draws without filters, by triton_draws.draw where available. `words`: token_words_of the
+    vocabulary, on the device of the logits."""
     scales, loud, low, high, *_ = facts
     if available(logits.device):
         return draw(logits, scales, low, high, loud)
@@ -324,8 +324,8 @@ def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
 
 
 def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows] the lowest id of each row's largest score, NOT_FINITE where that is no finite number;
-    and the score less the second largest, at most MOST_SURE, 0 where there is none."""
+    """[rows] the lowest id of each row's largest score, NOT_FINITE if that is not finite; and the
+    score less the second largest, at most MOST_SURE, 0 if there is none."""
     best, ids = scores.max(dim=1)
     second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
     leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
@@ -338,15 +338,15 @@ def together(tokens: Tensor, leads: Tensor) -> Tensor:
 
 
 def read_together(parts: Seq[Tensor]) -> list[Numbers]:
-    """The same as these float64 tensors, in one copy from the device."""
+    """The values of these float64 tensors, in one copy from the device."""
     numbers = torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
-    found, at = [], 0
+    arrays, at = [], 0
     for part in parts:
-        found.append(numbers[at : at + part.numel()].reshape(part.shape))
+        arrays.append(numbers[at : at + part.numel()].reshape(part.shape))
         at += part.numel()
-    return found
+    return arrays
 
 
 def whole(numbers: Seq[float]) -> list[int]:
-    """Tokens, from float64 numbers that came in one copy with others."""
+    """Tokens, from float64 numbers."""
     return [int(number) for number in numbers]

@@ -1,11 +1,11 @@
-"""top_k, top_p and min_p over rows of logits, none of which the host reads: which ids survive, and
-their logits.
+"""top_k, top_p and min_p over rows of logits, without reading any on the host: the surviving ids
+and their logits.
 
-Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold that share of
-their mass, one at least; min_p those at least as likely as the likeliest times min_p. All three
+Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold this share of
+their mass, at least one; min_p those at least as likely as the likeliest times min_p. All three
 keep a prefix of the row in the order (most likely first, ties to the lower id), so only the row's
-most likely ids are looked at, where the logits lie. A row's result depends on that row alone,
-whatever the number of ids that are looked at.
+likeliest ids are ranked, on the device. A row's result depends on that row alone, whatever the
+number of ranked ids.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from engine.sampling.plain import BELOW_ZERO, Plain
 from engine.sampling.triton_draws import MOST_RANKED
 
-MOST = MOST_RANKED  # ids of a row that are looked at, if that is enough
+MOST = MOST_RANKED  # ids of a row that are ranked, if that is enough
 
 
 class Bounds(NamedTuple):
-    """Of rows, `[rows]` each: ids that top_k leaves (int64, the vocabulary if it is off), float64
-    top_p, and the logarithm of min_p in float64."""
+    """Per row, `[rows]` each: `sizes`: ids that top_k leaves (int64, the vocabulary if it is off);
+    `shares`: top_p (float64); `floors`: log of min_p (float64)."""
 
     sizes: Tensor
     shares: Tensor
@@ -32,24 +32,24 @@ class Bounds(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """`ids` int64 and `values` float32 `[rows, look]`: logits up to a constant of the row, -inf for
-    what was removed. `known` `[rows]`: False where survivors may be missing."""
+    """`ids` int64 and `values` float32 `[rows, look]`: logits up to a constant per row, -inf if
+    removed. `known` `[rows]`: False if survivors may be missing."""
 
     ids: Tensor
     values: Tensor
     known: Tensor
 
 
-def look_of(asked: Seq[Plain], vocab_size: int) -> int:
-    """How many ids of each row are looked at first: as many as top_k leaves, or `MOST`."""
-    sizes = [plain.top_k or vocab_size for plain in asked]
+def look_of(plains: Seq[Plain], vocab_size: int) -> int:
+    """How many ids of each row to rank first: as many as top_k leaves, or `MOST`."""
+    sizes = [plain.top_k or vocab_size for plain in plains]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)
 
 
 def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
-    """Of float32 `[rows, vocab]` logits after temperature, among the `look` most likely ids of each
-    row; a row of `bounds.sizes` below the vocabulary must not have more of them."""
+    """Of float32 `[rows, vocab]` logits after temperature, among the `look` likeliest ids of each
+    row. A row's `bounds.sizes`, if below the vocabulary, must not exceed `look`."""
     ids = ranked(logits, look)
     top = logits.gather(1, ids)
     last = top[:, -1]
@@ -64,15 +64,15 @@ def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
     above = top - least[:, None]
     kept = torch.arange(look, device=top.device) < counts[:, None]
     kept &= above > BELOW_ZERO
-    values = above.where(above < torch.inf, top)  # nothing is cut
+    values = above.where(above < torch.inf, top)  # no filter applies
     if look == logits.shape[1]:
         known = torch.ones_like(known)
     return Survivors(ids, values.where(kept, -torch.inf), known)
 
 
 def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
-    """`[rows]` how many of the likeliest ids top_k and top_p keep; more than were looked at: at
-    least so many. Mass is relative to the likeliest, and summed in order."""
+    """`[rows]` how many of the likeliest ids top_k and top_p keep; above `look`: at least so many.
+    Mass is relative to the likeliest id, and summed in order."""
     look, vocab = top.shape[1], logits.shape[1]
     mass = (top.double() - top[:, :1]).exp().cumsum(dim=1)
     total = (logits.logsumexp(dim=1).double() - top[:, 0]).exp()
@@ -83,8 +83,8 @@ def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
 
 
 def ranked(values: Tensor, count: int) -> Tensor:
-    """[rows, count] ids of the largest values, ties to the lower id: the value's bits, made to
-    order like integers, with the reversed id below them, in one int64."""
+    """[rows, count] ids of the largest values, ties to the lower id: the value's bits, ordered like
+    integers, with the reversed id below them, in one int64."""
     bits = (values + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)

@@ -1,10 +1,10 @@
-"""What sampling fields do to rows of logits before a token is drawn from them.
+"""Applies sampling fields to rows of logits before a token is drawn from them.
 
-Order, as vLLM and transformers have it: logit_bias, min_tokens, repetition penalty, frequency and
-presence penalties, grammar; then, as tokens are drawn (`device_draws`), temperature, top_k, top_p,
-min_p. What is removed becomes -inf.
+Order, as in vLLM and transformers: logit_bias, min_tokens, repetition penalty, frequency and
+presence penalties, grammar; then, when tokens are drawn (`device_draws`), temperature, top_k,
+top_p, min_p. Removed ids get -inf.
 
-Promises: a row of the result depends on that row's logits and context alone, to the bit on the CPU;
+Promises: a row of the result depends on that row's logits and context only, bit for bit on the CPU;
 the given logits are never written to.
 """
 
@@ -25,8 +25,8 @@ from engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class RowContext:
-    """What a row of logits follows: the committed tokens of `seq`, then `path`, the proposed tokens
-    on the way to this row (empty for the root)."""
+    """What a row of logits follows: the committed tokens of `seq`, then `path`, the draft tokens up
+    to this row (empty for the root)."""
 
     seq: Sequence
     path: list[int]
@@ -43,7 +43,7 @@ class RowContext:
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether more than temperature and filters is asked for."""
+        """Whether any field but temperature and filters applies."""
         seq, params = self.seq, self.seq.params
         early = self.num_output < params.min_tokens
         constrained = seq.constraint is not None
@@ -51,7 +51,7 @@ class RowContext:
 
 
 class LogitsProcessor:
-    """`eos_ids` are what `min_tokens` makes impossible, besides the request's stop_token_ids."""
+    """`min_tokens` makes `eos_ids` impossible, and the request's stop_token_ids."""
 
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
@@ -60,9 +60,9 @@ class LogitsProcessor:
         self._penalties = PenaltyTables()
 
     def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
-        """[rows, vocab] float32 logits, one context per row -> the same up to the grammar; what is
-        left to do is in plain.plain_of each request. Returns `logits` itself when no field asks for
-        anything."""
+        """[rows, vocab] float32 logits, one context per row -> the same with all fields up to the
+        grammar applied; the rest is in plain.plain_of the request. Returns `logits` itself if no
+        field applies."""
         assert len(contexts) == len(logits)
         adjusted = [(row, each) for row, each in enumerate(contexts) if each.is_adjusted]
         if not adjusted:
@@ -83,29 +83,28 @@ class LogitsProcessor:
         return out
 
     def plain(self, seq: Sequence) -> Plain | None:
-        """What the next rows of `seq` are drawn with if that is all that its fields ask for now
-        and later, else None."""
+        """Temperature and filters of the next rows of `seq`, if no other field applies now or
+        later; else None."""
         if seq not in self._plain:
             adjusted = RowContext(seq, []).is_adjusted
-            if adjusted and seq.params.min_tokens:  # which may end
+            if adjusted and seq.params.min_tokens:  # which stops applying later
                 return None
             self._plain[seq] = None if adjusted else plain_of(seq.params)
         return self._plain[seq]
 
     def on_device(self, seq: Sequence) -> bool:
-        """Whether `device_draws` knows all that its fields ask for, so that nobody asks the host in
-        between."""
+        """Whether `device_draws` supports all its fields, without the host in between."""
         return seq.constraint is None
 
     def fields(self, seq: Sequence) -> Plain:
-        """Temperature and filters of `seq`, whatever else it asks for."""
+        """Temperature and filters of `seq`, whatever its other fields."""
         if seq not in self._fields:
             self._fields[seq] = plain_of(seq.params)
         return self._fields[seq]
 
     def penalised(self, seq: Sequence) -> tuple[Plain, Penalties] | None:
-        """What the next rows of `seq` are drawn with if its fields ask for penalties now and later,
-        and for nothing else, else None."""
+        """Temperature, filters and penalties of the next rows of `seq`, if penalties apply and no
+        other field does, now or later; else None."""
         params = seq.params
         early = seq.num_output < params.min_tokens
         if early or params.logit_bias or seq.constraint is not None or not is_penalised(params):
@@ -113,34 +112,34 @@ class LogitsProcessor:
         return plain_of(params), self._penalties.of(seq)
 
     def forget(self, seq: Sequence) -> None:
-        """What is kept for a sequence only saves work."""
+        """Drop what is cached for a sequence."""
         self._plain.pop(seq, None)
         self._fields.pop(seq, None)
         self._penalties.forget(seq)
 
     def _penalise(self, out: Tensor, rows: Seq[tuple[int, RowContext]]) -> None:
         """In place. Repetition (arXiv:1909.05858) divides positive logits of all tokens so far and
-        multiplies others; frequency counts generated ones, presence takes them once. A token of the
-        path has the same value to the bit as a committed one."""
+        multiplies others; frequency counts generated ones, presence counts each once. A token of
+        the path has the same value, bit for bit, as a committed one."""
         if not rows:
             return
-        found = [self._penalties.of(context.seq, context.path) for _, context in rows]
-        sizes = [len(each.table) for each in found]
-        table = np.concatenate([each.table for each in found])
-        factors = np.array([each[:3] for each in found], np.float32).repeat(sizes, axis=0)
+        penalties = [self._penalties.of(context.seq, context.path) for _, context in rows]
+        sizes = [len(each.table) for each in penalties]
+        table = np.concatenate([each.table for each in penalties])
+        factors = np.array([each[:3] for each in penalties], np.float32).repeat(sizes, axis=0)
         places = np.stack([np.repeat([row for row, _ in rows], sizes), table[:, 0]])
         numbers = np.concatenate([factors.T, table[None, :, 1]]).astype(np.float32)
         at, id = torch.from_numpy(places).to(out.device, non_blocking=True)
-        given = torch.from_numpy(numbers).to(out.device, non_blocking=True)
-        repetition, frequency, presence, count = given
+        columns = torch.from_numpy(numbers).to(out.device, non_blocking=True)
+        repetition, frequency, presence, count = columns
         logits = out[at, id]
         logits = torch.where(logits > 0, logits / repetition, logits * repetition)
         out[at, id] = logits - (count * frequency + (count > 0) * presence)
 
 
 def _constrain(row: Tensor, context: RowContext) -> None:
-    """Remove, in place, what the grammar does not allow to follow. A path that may not stand itself
-    is never walked, so its row stays as it is."""
+    """Remove, in place, what the grammar forbids next. If `path` itself is forbidden the row is
+    never reached, so it stays as it is."""
     constraint = context.seq.constraint
     allowed = None if constraint is None else constraint.allowed(context.path)
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""The log-probabilities that a user sees."""
+"""Log-probabilities that are returned to users."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def token_logprobs(
     """Log-probabilities under the model itself, for prompt rows and generated ones alike. One copy
     from the device.
 
-    `logits` [all rows, vocab] raw; the i-th answer is about `tokens[i]` at row `rows[i]`, with the
+    `logits` [all rows, vocab] raw; the i-th result is for `tokens[i]` at row `rows[i]`, with the
     `counts[i]` most likely ids of that row, most likely first, ties to the lower id.
     """
     if not rows:
@@ -34,9 +34,9 @@ def token_logprobs(
 
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Float64 `[rows, 2 + 2 * count]`, still to be computed when this returns: of each of `tokens`
-    (of any type; below 0 is 0) at the row of `logits` in `rows` int64 its log-probability and its
-    rank, then the row's `count` most likely ids, and theirs."""
+    """Float64 `[rows, 2 + 2 * count]`, not yet computed when this returns: for each of `tokens`
+    (any type; below 0 counts as 0) at its row of `logits` (`rows` int64) log-probability and rank,
+    then the row's `count` most likely ids, and their log-probabilities."""
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
     if count <= MOST_RANKED and available(logits.device):
         return triton_draws.scores(logits, rows, tokens, count)

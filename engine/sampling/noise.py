@@ -1,8 +1,8 @@
-"""Keyed Gumbel noise: one number per (seed, absolute position, target vocabulary id), nothing else.
+"""Keyed Gumbel noise: one number per (seed, absolute position, target vocabulary id).
 
-The noise at a position does not depend on the batch, the row, the drafter or what was drawn before,
-so the same seed gives the same text with any proposer, any K, or none, and a drafter that draws
-with the same noise agrees with the target as often as coupling allows (Daliri, Musco and Suresh,
+The noise at a position does not depend on the batch, the row, the drafter or earlier draws, so the
+same seed gives the same text with any proposer, any K, or none, and a drafter that draws with the
+same noise agrees with the target as often as this coupling allows (Daliri, Musco and Suresh,
 arXiv:2408.07978).
 
 The hash is integer arithmetic modulo 2**32 and 2**64, identical on every device; the two logarithms
@@ -26,7 +26,7 @@ Halves = npt.NDArray[np.int32]
 
 _MASK64 = 2**64 - 1
 _FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
-# Of SplitMix64 (Steele, Lea and Flood, 2014), in the arithmetic of arrays, which wraps around.
+# Constants of SplitMix64 (Steele, Lea and Flood, 2014), as numpy scalars, which wrap around.
 _START, _LAST_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
 _ROUNDS = [
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -41,7 +41,7 @@ def gumbel(keys: Seq[Key | None], vocab_size: int, device: torch.device | str = 
 
 
 def gumbel_at(keys: Seq[Key | None], ids: Tensor, vocab_size: int) -> Tensor:
-    """`gumbel` of the `ids` int64 `[len(keys), any]` alone."""
+    """`gumbel` for the `ids` int64 `[len(keys), any]` only."""
     return _gumbel(keys, token_words_of(vocab_size, ids.device)[ids])
 
 
@@ -58,8 +58,8 @@ def _gumbel(keys: Seq[Key | None], words: Tensor) -> Tensor:
 def gumbel_of(words: Tensor) -> Tensor:
     """int32 words in 0 .. 2**31-1 -> float32 -log(-log(1 - u)), u = (word + 0.5) / 2**31.
 
-    u is exact near 0, where the large values come from (about -log u there). The other end only
-    decides how small a small value is: rounded to float32 it may be 1, and is clamped below that.
+    u is exact near 0, where the large values come from (about -log u there). Near 1, which gives
+    the small values, u may round to 1 in float32 and is clamped below it.
     """
     u = words.to(torch.float32).mul_(2.0**-31).add_(2.0**-32)
     exponential = u.clamp_(max=_LARGEST_UNIFORM).neg_().log1p_().neg_()
@@ -71,11 +71,12 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
     int32 on the same device.
 
     Three multiply-and-fold rounds (the factors of Wellons' lowbias32, then one of his triple32)
-    over a token word that is mixed already, with half of the row's 64-bit key before the first and
-    the second. Multiplying spreads a difference upwards only, so words that differ in high bits
-    alone need the third round. The shifts of 19 and 11 make such pairs as independent as others.
-    An arithmetic right shift copies the sign, so the first folds mask the copies away; the last one
-    lets them cancel the sign, which maps two words onto each of the 2**31 results: still uniform.
+    over a token word that is already mixed, with one half of the row's 64-bit key added before the
+    first and the second round. Multiplication spreads a difference upwards only, so words that
+    differ only in high bits need the third round. The shifts of 19 and 11 make such pairs as
+    independent as others. An arithmetic right shift copies the sign bit: the first folds mask the
+    copies off; in the last one they cancel the sign, which maps two words onto each of the 2**31
+    results: still uniform.
     """
     x = token_words.bitwise_xor(low)
     x.mul_(_FIRST_FACTOR)
@@ -90,14 +91,13 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def key_columns(
     keys: Seq[Key | None],
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """The low and the high halves of the rows' keys, [n, 1] each; any number for None."""
+    """The low and the high halves of the rows' keys, [n, 1] each; arbitrary for None."""
     row_words = np.array([row_key(*(key or (0, 0))) for key in keys], dtype=np.uint64)[:, None]
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
 def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
-    """The low and the high halves of the rows' keys, int32 `[rows, 2]`. `seeds`: `splitmix64` of
-    them."""
+    """Low and high halves of the rows' keys, int32 `[rows, 2]`. `seeds`: their `splitmix64`."""
     words = seeds ^ positions.astype(np.uint64)
     words += _START
     for shift, factor in _ROUNDS:  # splitmix64, in place
@@ -108,13 +108,13 @@ def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
 
 
 def row_key(seed: int, position: int) -> int:
-    """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) over both."""
+    """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) of seed and position."""
     key: int = splitmix64(splitmix64(seed & _MASK64) ^ (position & _MASK64))
     return key
 
 
 def splitmix64(x: Any) -> Any:
-    """Of an int, or of each in an array of uint64."""
+    """Of an int, or of each element of a uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64

@@ -1,5 +1,5 @@
 """The tokens of a text and how often each was generated, for repetition, frequency and presence
-penalties. No tensors: compiled code takes the tables as they are."""
+penalties. No tensors: compiled code reads the tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Packed = tuple[Integers, Integers, npt.NDArray[np.float32]]
 
 
 class Penalties(NamedTuple):
-    """Of one request. `table` int64 `[tokens, 2]`: each token that the text holds, and how often it
-    was generated; valid until the text grows."""
+    """Of one request. `table` int64 `[tokens, 2]`: each token of the text, and how often it was
+    generated; valid until the text grows."""
 
     repetition: float
     frequency: float
@@ -34,13 +34,13 @@ def is_penalised(params: SamplingParams) -> bool:
 
 
 class PenaltyTables:
-    """One for each sequence until it is forgotten, extended by what was appended to it."""
+    """A table per sequence, extended by the new tokens at each call of `of`."""
 
     def __init__(self) -> None:
         self._texts: dict[Sequence, _Text] = {}
 
     def of(self, seq: Sequence, path: Seq[int] = ()) -> Penalties:
-        """After the tokens of `seq`, and those of `path`, which count as generated."""
+        """After the tokens of `seq` and those of `path`, which count as generated."""
         text = self._texts.get(seq)
         if text is None:
             text = self._texts[seq] = _Text()
@@ -83,18 +83,18 @@ class _Text:
 
 
 def packed(penalties: Seq[Penalties | None], steps: int) -> Packed:
-    """Of some sequences: their tables one behind the other, each with room for so many tokens more,
-    `[all, 2]`; where each begins and how long it is `[sequences, 2]`; and what its tokens are
-    divided by, and less by for each time and at all, `[sequences, 3]`."""
-    counts = [0 if found is None else len(found.table) for found in penalties]
+    """The tables of some sequences, concatenated, each with room for `steps` more tokens, `[all,
+    2]`; (start, length) of each `[sequences, 2]`; and its repetition, frequency and presence
+    penalties `[sequences, 3]`."""
+    counts = [0 if own is None else len(own.table) for own in penalties]
     spans = np.zeros((len(counts), 2), np.int64)
     factors = np.ones((len(counts), 3), np.float32)
     table = np.zeros((sum(count + steps for count in counts if count), 2), np.int64)
     first = 0
-    for i, found in enumerate(penalties):
-        if found is not None and counts[i]:
+    for i, own in enumerate(penalties):
+        if own is not None and counts[i]:
             spans[i] = first, counts[i]
-            factors[i] = found[:3]
-            table[first : first + counts[i]] = found.table
+            factors[i] = own[:3]
+            table[first : first + counts[i]] = own.table
             first += counts[i] + steps
     return table, spans, factors

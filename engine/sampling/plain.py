@@ -1,4 +1,4 @@
-"""The few numbers that say how most requests' tokens are drawn. No tensors."""
+"""The parameters by which most requests' tokens are drawn: temperature and filters. No tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 NOT_FINITE, UNSURE = -1, -2  # in place of a drawn token
-MOST_SURE = 99.0  # the largest lead of a token over the next that is reported
+MOST_SURE = 99.0  # the largest reported lead of a token over the next one
 
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
-# Of an id, in a sum: that the prompt holds it, that it ends a text, each time it was generated.
+# Summands per id: it is in the prompt; it ends a text; for each time it was generated.
 PROMPT, ENDS, GENERATED = 1, 2, 4
 
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
@@ -23,10 +23,9 @@ _PARTS, _WORDS = Struct("<Qfxxxxqdd"), Struct("<qixxxxqqq")
 
 
 class Plain(NamedTuple):
-    """Temperature and filters of a row. `scale` multiplies the logits, 0 stands for greedy; of
-    `floor`, the logarithm of min_p, minus infinity is off, as is 0 of `top_k`. `words`: the seed,
-    the scale as float32, top_k, top_p and floor as compiled code takes them, the bits of each in an
-    int64."""
+    """Temperature and filters of a row. `scale` multiplies the logits, 0 means greedy; `floor`: log
+    of min_p, minus infinity is off; `top_k`: 0 is off. `words`: seed, scale as float32, top_k,
+    top_p and floor for compiled code, the bits of each in an int64."""
 
     scale: float
     top_k: int
@@ -35,17 +34,17 @@ class Plain(NamedTuple):
     words: tuple[int, int, int, int, int]
 
     def is_filtered(self, vocab_size: int) -> bool:
-        """Whether a filter can remove anything. At temperature 0 the most likely token is kept by
-        every filter."""
+        """Whether a filter can remove a drawn token. At temperature 0 every filter keeps the most
+        likely token."""
         cut = 0 < self.top_k < vocab_size or self.top_p < 1 or self.floor > -inf
         return self.scale > 0 and cut
 
 
 class Rows(NamedTuple):
-    """Neighbouring rows of logits of one sequence: the first predicts `position`, each one more a
-    guess, the next position after its parent's (as of Proposal; None: a chain). Nothing is asked
-    for behind a guess that differs from what is drawn at its parent. Without `guesses`, all rows
-    are."""
+    """Consecutive rows of logits of one sequence: the first predicts `position`, each other one
+    follows a draft token and predicts the position after its parent's (`parents` as in Proposal;
+    None: a chain). Rows after a draft token that differs from the draw at its parent may stay
+    undrawn. Without `guesses`, all are drawn."""
 
     seq: Sequence
     first: int

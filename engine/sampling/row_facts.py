@@ -1,7 +1,7 @@
-"""What rows of logits are drawn with, as numbers for the device: made here, sent in one copy.
+"""Sampling parameters per row of logits, as arrays for the device, sent in one copy.
 
-The columns of one array hold the fields of `Facts` and those of `Wishes`, one row for each row of
-logits. Numbers have eight bytes, int64 or float64, which holds every id.
+The columns of one array hold the fields of `Facts` and `Wishes`, one row per row of logits. Numbers
+have eight bytes, int64 or float64, which holds every id.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NOT_SENT = torch.empty(0)
 
 
 class Facts(NamedTuple):
-    """Of rows, what each is drawn with, `[rows, 1]` each: what the logits are multiplied with,
-    whether there is noise, the halves of its key; and where anybody filters, sizes, shares and
-    floors of filters.Bounds, and whether these can remove anything."""
+    """Per row, `[rows, 1]` each: the factor of the logits, whether there is noise, the halves of
+    its key; if any row is filtered, the sizes, shares and floors of filters.Bounds, and whether
+    they can remove anything."""
 
     scales: Tensor
     loud: Tensor
@@ -45,9 +45,9 @@ class Facts(NamedTuple):
 
 
 class Wishes(NamedTuple):
-    """Of rows, `[rows, 1]` each: the slot of the sequence (0: it asks for nothing), where among all
-    guesses those begin that the row is behind, and how many these are, whether ends are impossible
-    still (not 0), and the penalties."""
+    """Per row, `[rows, 1]` each, for penalties, bias and min_tokens: the slot of the sequence (0:
+    none needed), where in the list of draft tokens those start that the row follows, and how many
+    these are; whether ending is still impossible (not 0); and the penalties."""
 
     slots: Tensor
     first: Tensor
@@ -65,10 +65,10 @@ _DEPTHS = UNWISHED + Wishes._fields.index("depths")
 
 
 class Fields(NamedTuple):
-    """What some sequences ask for, which stays as it is while they live. `table` float64
-    `[sequences, COLUMNS]`, 0 in what a row or a step adds; splitmix64 of their seeds; alternatives
-    (-1: none are asked for); lengths until which they may not end. `adjusts`: whether anybody asks
-    for more than filters; `look` as in filters.survivors, 0 if nobody asks for these."""
+    """The fields of some sequences, constant while they live. `table` float64 `[sequences,
+    COLUMNS]`, 0 in columns that depend on row or step; `seeds`: splitmix64 of them; `counts`:
+    alternatives in log-probabilities (-1: not requested); `early`: lengths below which they may not
+    end. `adjusts`: any needs Wishes; `look`: see filters.survivors, 0 if none is filtered."""
 
     table: Numbers
     seeds: Numbers
@@ -79,22 +79,22 @@ class Fields(NamedTuple):
 
 
 def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fields:
-    """Of sequences, in order."""
+    """Of these sequences, in order."""
     plains = [processor.fields(seq) for seq in seqs]
-    asked = [seq.params for seq in seqs]
+    params = [seq.params for seq in seqs]
     cut = [plain for plain in plains if plain.is_filtered(vocab)]
     return Fields(
-        np.array([_told(*each, vocab) for each in zip(asked, plains, strict=True)]),
-        splitmix64(np.array([p.seed for p in asked], np.uint64)),
-        np.array([-1 if p.logprobs is None else p.logprobs for p in asked]),
+        np.array([_columns_of(*each, vocab) for each in zip(params, plains, strict=True)]),
+        splitmix64(np.array([p.seed for p in params], np.uint64)),
+        np.array([-1 if p.logprobs is None else p.logprobs for p in params]),
         np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
         any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
         look_of(cut, vocab) if cut else 0,
     )
 
 
-def _told(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...]:
-    """In the order of the columns."""
+def _columns_of(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...]:
+    """The values of a sequence's columns, in order."""
     size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
     return (
         *(plain.scale or 1.0, plain.scale > 0, 0, 0),
@@ -104,10 +104,11 @@ def _told(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...]:
 
 
 class Plan(NamedTuple):
-    """How rows are drawn. `table` float64 `[rows, COLUMNS]`, of which the first ones are sent as
-    far as somebody asks for them; `rows` of the logits (none: they are the first); and by their
-    numbers among these, which are `filtered` and which `scored`, with so many `alternatives` at
-    most. `look` as in filters.survivors; no row is behind more than `most` guesses."""
+    """How rows are drawn. `table` float64 `[rows, COLUMNS]`, of which only the needed leading
+    columns are sent; `rows`: indices into the logits (empty: the first ones); `filtered` and
+    `scored`: indices into `table` of rows with filters and with log-probabilities, with
+    `alternatives` at most. `look`: see filters.survivors; `most`: draft tokens before a row, at
+    most."""
 
     table: Numbers
     rows: Numbers
@@ -119,9 +120,9 @@ class Plan(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What of a plan stays as it is while the same sequences ask for as many rows each: the plan
-    without keys; by row the seed's word and how many guesses it is behind. `asked`: first row, size
-    and parents of each."""
+    """The part of a plan that stays equal while the same sequences have as many rows each: the plan
+    without keys; by row, the seed's word and how many draft tokens it follows. `asked`: first row,
+    size and parents of each."""
 
     asked: list[tuple[int, int, Seq[int] | None]]
     plan: Plan
@@ -131,12 +132,12 @@ class Shape(NamedTuple):
 
 
 def asked_by(asked: Seq[Rows]) -> list[tuple[int, int, Seq[int] | None]]:
-    """As in Shape."""
+    """See Shape."""
     return [(rows.first, rows.size, rows.parents) for rows in asked]
 
 
 def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
-    """Of all rows that are asked for, in order, with the fields of their sequences."""
+    """Of all these rows in order, with the fields of their sequences."""
     first, sizes = np.array([(rows.first, rows.size) for rows in asked]).T
     before = sizes.cumsum() - sizes  # rows of others
     table = fields.table.repeat(sizes, axis=0)
@@ -160,28 +161,28 @@ def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
 
 
 def plan_of(asked: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
-    """Of the rows that have this shape."""
+    """Of rows with this shape."""
     table, sizes = shape.plan.table.copy(), shape.sizes
     positions = np.array([rows.position for rows in asked]).repeat(sizes) + shape.depths
     table[:, _LOW : _LOW + 2] = key_halves(shape.seeds, positions)
     if fields.adjusts:
-        left = fields.early - np.array([len(rows.seq.tokens) for rows in asked])
-        table[:, _DEPTHS + 1] = shape.depths < left.repeat(sizes)
+        until = fields.early - np.array([len(rows.seq.tokens) for rows in asked])
+        table[:, _DEPTHS + 1] = shape.depths < until.repeat(sizes)
     return shape.plan._replace(table=table)
 
 
 def guesses_of(rows: Rows) -> Seq[int]:
-    """Of a chain as they are; of a tree those that each node is behind and its own, one node after
-    the other."""
+    """Of a chain its draft tokens; of a tree, for one node after the other, the tokens of its
+    ancestors and its own."""
     if rows.parents is None:
         return rows.guesses
-    above = ancestors_of(rows.parents)
-    return [rows.guesses[i] for node, own in enumerate(above) for i in (*own, node)]
+    ancestors = ancestors_of(rows.parents)
+    return [rows.guesses[i] for node, own in enumerate(ancestors) for i in (*own, node)]
 
 
 def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> None:
-    """Those of the sequences, and where each row's guesses begin. The `unseen` guesses come before
-    those that are known: they are, in turn, of those whose `guesses` are left out."""
+    """Set slots, and where each row's draft tokens start. The `unseen` ones come first, those of
+    Rows without `guesses` in turn, then the known ones."""
     firsts, at, known = list[int](), 0, unseen
     for rows in asked:
         firsts.append(known if rows.guesses else at)
@@ -199,12 +200,12 @@ def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> Non
 
 
 def is_adjusted(seq: Sequence) -> bool:
-    """Whether its next token is drawn with more than temperature and filters."""
+    """Whether any field but temperature and filters applies to its next token."""
     return RowContext(seq, []).is_adjusted
 
 
 def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
-    """The same arrays on the device, in one copy that the host does not wait for."""
+    """These arrays on the device, in one copy that the host does not wait for."""
     return apart(sent_alone(flat(parts), device), parts)
 
 
@@ -214,12 +215,12 @@ def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
 
 
 def apart(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
-    """The arrays in what was `flat`, on the device."""
-    at, found = 0, list[Tensor]()
+    """Split an array made by `flat`, on the device, into the given parts."""
+    at, arrays = 0, list[Tensor]()
     for part in parts:
         own = there[at : at + part.size]
         at += part.size
-        found.append(
+        arrays.append(
             (own.view(torch.float64) if part.dtype == np.float64 else own).view(part.shape)
         )
-    return found
+    return arrays

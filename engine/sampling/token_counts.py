@@ -1,9 +1,9 @@
-"""How often each token stands in a text, and its bias, on the device: penalties, logit_bias and
-min_tokens without a word to the host.
+"""Counts of each token of a text, and its bias, on the device: penalties, logit_bias and min_tokens
+without the host in between.
 
-A sequence that asks for one of these has a slot, brought up to date by the few tokens that were
-committed since it was last asked about. What a step guesses is counted where it is used. The rule
-itself is `adjusted`, which gives the numbers of `logits.LogitsProcessor.adjust` to the bit.
+A sequence that needs these has a slot, updated by the tokens committed since its last use. A step's
+draft tokens are counted where they are used. The rule itself is `adjusted`, which gives the results
+of `logits.LogitsProcessor.adjust` bit for bit.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ Counts = tuple[Tensor, Tensor]  # TokenCounts.seen and biases, or some slots of 
 
 
 def bytes_of(sequences: int, vocab_size: int) -> int:
-    """That TokenCounts take for so many sequences."""
+    """Size of TokenCounts for so many sequences."""
     return (sequences + 1) * vocab_size * 8
 
 
 class Held(NamedTuple):
-    """Of sequences: the `slots` int64 `[sequences]` of `counts`, on the device."""
+    """The `slots` int64 `[sequences]` of `counts` that sequences have, on the device."""
 
     slots: Tensor
     counts: Counts
 
 
 class TokenCounts:
-    """`seen` int32 and `biases` float32 `[sequences + 1, vocab]`, the most of one call: of an id a
-    sum of marks (plain), and what is added to its logit. `eos_ids` are ends of every sequence. A
-    slot is free once whoever has it was asked for longest ago; slot 0 is nobody's. Allotted when
-    they are first asked for, as `bytes_of` says."""
+    """`seen` int32 and `biases` float32 `[sequences + 1, vocab]`, for the most sequences of one
+    call: per id a sum of marks (see plain), and what is added to its logit. `eos_ids` end every
+    sequence. The least recently used slot is reused; slot 0 is always empty. Allocated at first
+    use, in the size of `bytes_of`."""
 
     def __init__(
         self, vocab_size: int, eos_ids: Collection[int], device: torch.device, sequences: int
     ) -> None:
         self._vocab, self._eos_ids, self._device = vocab_size, eos_ids, device
-        self._held: OrderedDict[Sequence, tuple[int, int]] = OrderedDict()  # slots, and lengths
+        self._held: OrderedDict[Sequence, tuple[int, int]] = OrderedDict()  # (slot, counted length)
         self._sequences = sequences
         self._allot(0)
 
@@ -56,7 +56,7 @@ class TokenCounts:
         self.biases = torch.zeros(slots, self._vocab, dtype=torch.float32, device=self._device)
 
     def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
-        """The slots of these, and what `write` needs to bring them up to date."""
+        """The slots of these sequences, and the arguments for `write` that update them."""
         assert len(seqs) <= self._sequences
         if seqs and not len(self.seen):
             self._allot(self._sequences + 1)
@@ -79,7 +79,7 @@ class TokenCounts:
         return self.seen, self.biases
 
     def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
-        """What `news` said, once it is on the device."""
+        """Apply the result of `news`, once it is on the device."""
         if len(places):
             self.seen.view(-1).index_add_(0, places, adds.int())
         if len(biased):
@@ -104,7 +104,7 @@ class TokenCounts:
 
 
 class _Entries:
-    """Numbers and where they go."""
+    """Numbers and the flat indices to write them to."""
 
     def __init__(self) -> None:
         self._places, self._numbers = list[int](), list[float]()
@@ -119,8 +119,8 @@ class _Entries:
 
 def adjusted(logits: Tensor, tables: Counts, wishes: Tensor, ids: Tensor, most: int) -> Tensor:
     """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order.
-    `wishes` `[rows, fields of Wishes]`; of the guesses `ids` int64 those that a row is behind,
-    `most` at most, count as generated. A row without a wish stays as it is."""
+    `wishes` `[rows, fields of Wishes]`; of the draft tokens `ids` int64, those that a row follows,
+    `most` at most, count as generated. A row with slot 0 stays as it is."""
     if available(logits.device):
         return adjust(logits, *tables, wishes, ids)
     slots, first, depths, early, repetition, frequency, presence = torch.split(wishes, 1, dim=1)

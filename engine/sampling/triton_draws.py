@@ -1,6 +1,6 @@
-"""A draw over the whole vocabulary in two launches, which read the logits once and nothing else of
-the vocabulary's size: noise and the ids' words are made where they are used. And penalties, bias
-and impossible ends in one, filters in two, log-probabilities in two, whatever the number of rows.
+"""A draw over the whole vocabulary in two launches, which read the logits once and no other array
+of the vocabulary's size: noise and token words are computed where they are used. Penalties, bias
+and min_tokens take one launch, filters two, log-probabilities two, whatever the number of rows.
 `triton_kernels` says how the numbers compare to torch's."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 MOST_RANKED = 1024  # ids of a row that are ranked
-PARTS = 16  # of a row that are ranked side by side
-_LEAST_KEPT = 16  # ids of each
-_LEAST_CAPABILITY = (8, 0)  # of a device that Triton compiles for
+PARTS = 16  # of a row, ranked in parallel
+_LEAST_KEPT = 16  # ids of each part, at least
+_LEAST_CAPABILITY = (8, 0)  # of a CUDA device
 
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether `draw` takes logits that lie there. Triton comes with torch for CUDA."""
+    """Whether `draw` supports this device. Triton comes with torch for CUDA."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
@@ -30,7 +30,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
     """Tokens and leads of `device_draws.best_and_lead`, float64 `[2, rows]`, of `[rows, vocab]`
     logits times their row's scale, plus the noise of its key (`low` and `high` half, as int32)
     where it is `loud`. The four are `[rows]` or `[rows, 1]` numbers of any type. Two launches whose
-    grids depend on shapes alone; nothing waits."""
+    grids depend on shapes only; the host does not wait."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -50,7 +50,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
 
 
 def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Tensor) -> Tensor:
-    """`token_counts.adjusted` of `[rows, vocab]` logits, to the bit. One launch."""
+    """`token_counts.adjusted` of `[rows, vocab]` logits, bit for bit. One launch."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -68,18 +68,18 @@ def draw_likeliest(
     drawn: Tensor | None, logits: Tensor, scales: Tensor, *columns: Tensor, guessed: bool = False
 ) -> Tensor:
     """`device_draws.draw_survivors` of `[rows, vocab]` logits, among the `MOST_RANKED` likeliest
-    ids, to those rows of `drawn` that are filtered (None: all are); what is `guessed` stays where
-    it would be UNSURE. `columns`: halves of keys, sizes, shares and floors, and which rows are
-    filtered, as in `draw`. Two launches."""
+    ids, into the filtered rows of `drawn` (None: all rows are); with `guessed`, rows that would be
+    UNSURE are left. `columns`: key halves, sizes, shares, floors, and which rows are filtered, as
+    in `draw`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 
     if drawn is None:
         drawn = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
     apart = [column.stride(0) for column in columns]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        *found, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
+        *tops, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
         kernels.best_of_likeliest[len(logits),](
-            drawn, *found, *columns, *apart, GUESSED=guessed, **sizes
+            drawn, *tops, *columns, *apart, GUESSED=guessed, **sizes
         )
     return drawn
 
@@ -91,9 +91,9 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     logits, kept = logits.contiguous(), max(_LEAST_KEPT, 1 << (count - 1).bit_length())
     scored = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        *found, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
+        *tops, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
         kernels.scores_of_rows[len(rows),](
-            scored, *found, logits, rows, tokens, count, 2 + 2 * count, **sizes
+            scored, *tops, logits, rows, tokens, count, 2 + 2 * count, **sizes
         )
     return scored
 
@@ -107,7 +107,7 @@ def _topped(
     scales: Tensor | None = None,
     filtered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """What `top_of_parts` leaves for another kernel, and that one's sizes."""
+    """The results of `top_of_parts` for the next kernel, and that kernel's sizes."""
     from engine.sampling import triton_kernels as kernels
 
     width, logits = logits.shape[1], logits.contiguous()

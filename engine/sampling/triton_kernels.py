@@ -1,8 +1,8 @@
 """The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_lead` in Triton.
 
-The hash is that of `noise`, in unsigned words. The formula of the noise is too, but its logarithms
-are made here, of sums and products that round one by one (`OPTIONS`): these numbers are the same on
-every device and in Triton's interpreter, and differ from torch's in the last bits.
+The hash is that of `noise`, in unsigned words. So is the formula of the noise, but its logarithms
+are computed here, by sums and products that are rounded one by one (`OPTIONS`): the results are the
+same on every device and in Triton's interpreter, and differ from torch's in the last bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
-# Columns of `device_texts.adjusted`'s wishes: the fields of row_facts.Wishes, which imports this.
+# Columns of `token_counts.adjusted`'s wishes: the fields of row_facts.Wishes, which imports this.
 _SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )

@@ -1,12 +1,12 @@
-"""BlockPool: who holds which KV block, and which blocks hold a prefix worth sharing.
+"""BlockPool: which sequence holds which KV block, and which blocks the prefix cache shares.
 
 Owns reference counts, the prefix cache (a hash chain over full blocks) and eviction. Promises that
 a block being written has one holder, that a hit was compared token by token, and that a lone
-sequence on a fresh pool gets consecutive ids (attention may then read a view without copying).
-Knows no tensors: one numbering serves the target's plane and the drafter's.
+sequence on a fresh pool gets consecutive ids (attention may then read a view without copying). Has
+no tensors: target and drafter use the same block ids, each in its own KV plane.
 
-A block is *blank* (nobody holds it, nothing in it), *held* (refs > 0) or *idle* (nobody holds it,
-but it is still in the prefix cache and may be evicted, least recently released first).
+A block is *blank* (no holder, not cached), *held* (refs > 0) or *idle* (no holder, but still in the
+prefix cache; evicted if needed, least recently released first).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hashlib import blake2b
 
 from engine.scheduling.sequence import Sequence
 
-_GROWTH_SHARE = 16  # one sequence is left at most this fraction of the pool for its growth
+_GROWTH_SHARE = 16  # room to grow for one sequence: at most 1/16 of the pool
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens; of these only `own`, where that is said, and
-    others are neither handed out nor counted. Writes `blocks`, `digests`, `num_published` and
-    `num_draft_ready` of a Sequence on the scheduler's behalf, and nothing else of it."""
+    """`num_blocks` blocks of `block_size` tokens; with `own`, only those ids are used and counted.
+    Writes `blocks`, `digests`, `num_published` and `num_draft_ready` of a Sequence for the
+    scheduler, and nothing else of it."""
 
     def __init__(
         self,
@@ -38,31 +38,31 @@ class BlockPool:
         self.num_total = len(self._own)
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        # What is not its own is taken for good, by nobody.
+        # Blocks outside `own` are never blank, so never taken.
         self._blank = bytearray(block in self._own for block in range(num_blocks))
         self._num_blank = self.num_total
-        self._next = 0  # where the next run of blank blocks is looked for
+        self._next = 0  # where the search for a run of blank blocks starts
         self._refs = [0] * num_blocks
         self._digest: list[bytes | None] = [None] * num_blocks
         self._content: list[list[int] | None] = [None] * num_blocks
         self._drafted = bytearray(num_blocks)
         self._cached: dict[bytes, int] = {}
-        self._idle: OrderedDict[int, int] = OrderedDict()  # block -> which release made it idle
+        self._idle: OrderedDict[int, int] = OrderedDict()  # block -> number of the release
         self._releases = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now, evicting idle ones if need be."""
+        """Blocks that can be taken now, including idle ones by eviction."""
         return self._num_blank + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that sequences hold."""
+        """Blocks held by sequences."""
         return self.num_total - self.num_free
 
     @property
     def capacity(self) -> int:
-        """Tokens that the whole pool holds."""
+        """Tokens that fit the whole pool."""
         return self.num_total * self.block_size
 
     # -- prefix cache ------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class BlockPool:
         token, since a step needs its logits. Takes no reference: see `adopt`."""
         if not self.prefix_caching:
             return []
-        found: list[int] = []
+        hits: list[int] = []
         size = self.block_size
         for index in range((len(seq.tokens) - 1) // size):
             block = self._cached.get(self._digest_of(seq, index))
@@ -80,15 +80,15 @@ class BlockPool:
                 break
             if self._content[block] != seq.tokens[index * size : (index + 1) * size]:
                 break  # a collision of digests is not a hit
-            found.append(block)
-        return found
+            hits.append(block)
+        return hits
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks count as free until they are adopted."""
+        """How many of these blocks are idle, so that adopting them reduces `num_free`."""
         return sum(1 for block in blocks if not self._refs[block])
 
     def adopt(self, seq: Sequence, blocks: list[int]) -> None:
-        """Give a sequence without blocks the matched ones; they are published by definition."""
+        """Make matched blocks the first of a sequence that has none. They count as published."""
         assert not seq.blocks
         for block in blocks:
             if not self._refs[block]:
@@ -98,8 +98,8 @@ class BlockPool:
         seq.num_published = len(blocks)
 
     def publish(self, seq: Sequence, upto: int) -> None:
-        """Offer the full blocks below position `upto` to the prefix cache. Where equal content is
-        cached already, that block stays the one to share and this one stays private."""
+        """Put the full blocks below position `upto` into the prefix cache. Where equal content is
+        cached already, that block stays the shared one and this one stays private."""
         size = self.block_size
         if not self.prefix_caching or upto // size <= seq.num_published:
             return
@@ -112,19 +112,19 @@ class BlockPool:
         seq.num_published = upto // size
 
     def draft_ready(self, block: int) -> bool:
-        """Whether the drafter's plane of this full block was filled too."""
+        """Whether this full block is filled in the drafter's plane too."""
         return bool(self._drafted[block])
 
     def mark_draft_ready(self, seq: Sequence, upto: int) -> None:
-        """The drafter's plane is valid for all positions of `seq` below `upto`. Looks once at each
-        block, since what a sequence holds and has marked stays marked."""
+        """Declare the drafter's plane valid for all positions of `seq` below `upto`. Visits each
+        block once, since a marked block stays marked while it is held."""
         full = min(upto // self.block_size, len(seq.blocks))
         for index in range(seq.num_draft_ready, full):
             self._drafted[seq.blocks[index]] = 1
         seq.num_draft_ready = max(seq.num_draft_ready, full)
 
     def forget_drafts(self) -> None:
-        """The drafter's plane is another one."""
+        """The drafter's plane was replaced: no block is filled in it."""
         self._drafted = bytearray(len(self._drafted))
 
     def _digest_of(self, seq: Sequence, index: int) -> bytes:
@@ -139,11 +139,11 @@ class BlockPool:
             digests.append(blake2b(parent + tokens, digest_size=32).digest())
         return digests[index]
 
-    # -- holding and letting go --------------------------------------------------------------
+    # -- reserve and release -----------------------------------------------------------------
 
     def reserve(self, seq: Sequence, upto: int) -> bool:
-        """Make the block table cover positions below `upto`; False, and nothing changed, when the
-        pool cannot. Prefers ids that continue the table."""
+        """Extend the block table to cover positions below `upto`. Returns False, with nothing
+        changed, if the pool has too few free blocks. Prefers ids that continue the table."""
         need = -(-upto // self.block_size) - len(seq.blocks)
         if need <= 0:
             return True
@@ -157,14 +157,14 @@ class BlockPool:
         return True
 
     def trim(self, seq: Sequence, upto: int) -> None:
-        """Give back the blocks that lie wholly at or beyond position `upto`."""
+        """Release the blocks that lie entirely at or after position `upto`."""
         keep = -(-upto // self.block_size)
         while len(seq.blocks) > keep:
             self._let_go(seq.blocks.pop())
 
     def release(self, seq: Sequence) -> None:
-        """Give back all blocks. Those in the prefix cache stay there until they are evicted, the
-        last of the chain first."""
+        """Release all blocks. Cached ones stay in the prefix cache until evicted, the end of the
+        chain first."""
         self._releases += 1
         for block in reversed(seq.blocks):
             self._let_go(block)
@@ -184,7 +184,7 @@ class BlockPool:
     # -- choosing ids ------------------------------------------------------------------------
 
     def _take(self, seq: Sequence, block: int) -> None:
-        """A blank or idle block becomes the next of `seq`."""
+        """Append a blank or idle block to the table of `seq`."""
         if self._blank[block]:
             self._blank[block] = False
             self._num_blank -= 1
@@ -199,7 +199,7 @@ class BlockPool:
         seq.blocks.append(block)
 
     def _run_on(self, seq: Sequence, need: int) -> int:
-        """Take up to `need` blocks that directly follow the last one; how many were taken."""
+        """Take up to `need` blocks that directly follow the last one. Returns how many."""
         if not seq.blocks:
             return 0
         taken = 0
@@ -211,16 +211,16 @@ class BlockPool:
         return taken
 
     def _may_follow(self, block: int) -> bool:
-        """Blank; or, when no block is, idle since the oldest release, whose turn it is anyway."""
+        """Blank; or, if no block is blank, idle since the oldest release: evicted next anyway."""
         if self._num_blank:
             return bool(self._blank[block])
         stamp = self._idle.get(block)
         return stamp is not None and stamp == next(iter(self._idle.values()))
 
     def _open_run(self, seq: Sequence, need: int) -> int:
-        """Take the next run of blank blocks with room to grow, else one that just fits; how many
-        were taken (all or none). Runs are opened behind that room, round and round, so that it
-        stays free while other blanks are to be had."""
+        """Take a run of `need` blank blocks with room to grow behind it, else one that just fits.
+        Returns `need` or 0. The search continues behind that room and wraps around, so that the
+        room stays free while other blank blocks exist."""
         bound = -(-(seq.num_prompt + seq.params.max_tokens) // self.block_size)
         growth = min(bound - len(seq.blocks) - need, self.num_total // _GROWTH_SHARE)
         wanted = need + max(growth, 0)
@@ -234,7 +234,7 @@ class BlockPool:
         return 0
 
     def _scatter(self, seq: Sequence, need: int) -> None:
-        """Take whatever there is: blanks from the lowest id on, then the longest idle."""
+        """Take any blocks: blank ones from the lowest id on, then those that were idle longest."""
         while need and self._num_blank:
             self._take(seq, self._blank.find(True))
             need -= 1

@@ -1,6 +1,5 @@
-"""Constraint: what a sequence's text must satisfy, as the step needs it. Implemented by a grammar's
-matcher (sampling.grammar); here so that those who only ask need neither torch nor the library.
-"""
+"""Constraint: what a step needs to know about a grammar. Implemented by the grammar matchers;
+defined here so that its users import neither torch nor the grammar library."""
 
 from __future__ import annotations
 
@@ -14,34 +13,34 @@ Bits = npt.NDArray[np.uint8]  # one bit per token id, the lowest bit of a byte f
 
 
 class Constraint(Protocol):
-    """State of one sequence. Every question is about the text that ends with `path`, proposed
-    tokens behind those of `extend`; the answer is a function of the tokens alone, but that behind a
-    guess nothing at all may be allowed. Once `error` is set the sequence cannot go on, and answers
-    mean nothing."""
+    """The state of one sequence. `path`: draft tokens after those given to `extend`; every question
+    is about the text that ends with it. Answers depend on the tokens only, except that after a
+    draft token `allowed` may be empty. Once `error` is set the sequence must end, and answers have
+    no meaning."""
 
     error: str | None
 
     @property
     def is_slow(self) -> bool:
-        """Whether guesses about it cost more time than they may: there should be no more of them
-        for now."""
+        """Whether questions about draft tokens take longer than they may: no speculation for
+        now."""
         ...
 
     def extend(self, token: int) -> None:
-        """The text goes on with `token`; from now on it belongs to it."""
+        """Append `token` to the text."""
         ...
 
     def allowed(self, path: Seq[int]) -> Bits | None:
-        """What may follow; None if `path` itself is not allowed. EOS is in it where the text may
-        end, unless the request ignores EOS."""
+        """Tokens that may follow; None if `path` itself is not allowed. Includes EOS where the text
+        may end, unless the request ignores EOS."""
         ...
 
     def is_complete(self, path: Seq[int]) -> bool:
-        """Whether nothing may follow but the end."""
+        """Whether only EOS may follow."""
         ...
 
     def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
-        """Tokens, `limit` at most, without which the text cannot go on after `path`."""
+        """The only possible continuation of `path`, `limit` tokens at most."""
         ...
 
 

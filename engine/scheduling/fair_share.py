@@ -1,9 +1,9 @@
-"""FairShare: which tenant's request runs next, where several wait.
+"""FairShare: which tenant's request runs next when several tenants compete.
 
-Tokens served are counted by tenant and divided by its weight; who was served least is next. That is
-deficit round robin for replies whose length nobody knows ahead (virtual token counters,
-arXiv:2401.00588): prompt tokens are counted at the first admission, generated ones as they come.
-Where one tenant is alone nothing is searched.
+Each tenant has a counter of tokens served, divided by its weight; the tenant with the lowest
+counter is next. This is deficit round robin for replies of unknown length (virtual token counters,
+arXiv:2401.00588): prompt tokens are charged at the first admission, generated ones as they are
+committed. With a single tenant nothing is computed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.scheduling.sequence import Sequence
 
 class FairShare:
     def __init__(self) -> None:
-        self._served: dict[str, float] = {}  # tokens by weight
-        self._queued: Counter[str] = Counter()  # waiting sequences
-        self._floor = 0.0  # of whoever was served last
+        self._served: dict[str, float] = {}  # by tenant: tokens / weight
+        self._queued: Counter[str] = Counter()  # by tenant: waiting sequences
+        self._floor = 0.0  # counter of the tenant that was served last
 
     def arrive(self, seq: Sequence) -> None:
-        """`seq` waits. A tenant that had nothing waiting begins level with the least served of
-        those that had: what it did not use before is not saved up."""
+        """`seq` waits. A tenant that had nothing waiting starts at the lowest counter of those that
+        had, at least: unused share is not saved up."""
         tenant = seq.tenant
         if tenant not in self._queued:
             least = min((self._served[other] for other in self._queued), default=self._floor)
@@ -31,7 +31,7 @@ class FairShare:
         self._queued[tenant] += 1
 
     def leave(self, seq: Sequence) -> None:
-        """`seq` waits no longer."""
+        """`seq` no longer waits."""
         self._floor = self._served[seq.tenant]
         self._queued[seq.tenant] -= 1
         if not self._queued[seq.tenant]:
@@ -41,8 +41,8 @@ class FairShare:
         self._served[seq.tenant] += tokens / seq.weight
 
     def first(self, waiting: Iterable[Sequence]) -> Sequence:
-        """Of these, in their order, the first one of the tenant that was served least; of equals
-        the one whose first is last, since others may be running already."""
+        """The first sequence of the tenant with the lowest counter. Of equal tenants the one that
+        appears last in `waiting`, since the others may have running sequences."""
         heads: dict[str, Sequence] = {}
         for seq in waiting:
             heads.setdefault(seq.tenant, seq)
@@ -51,21 +51,21 @@ class FairShare:
         return min(reversed(heads.values()), key=lambda seq: self._served[seq.tenant])
 
     def is_crowded_out(self, head: Sequence, running: Seq[Sequence]) -> bool:
-        """Whether `head`'s tenant has nothing running, beside one that has most of what runs."""
+        """Whether nothing of `head`'s tenant runs, while another tenant has most of the batch."""
         count = Counter(seq.tenant for seq in running)
         return head.tenant not in count and 2 * max(count.values(), default=0) > len(running)
 
     def holds_most(self, able: Iterable[Sequence], running: Iterable[Sequence]) -> str:
-        """Of the tenants of `able` the one that holds the most blocks by its weight."""
+        """The tenant, of those in `able`, that holds the most blocks divided by its weight."""
         held = Counter[str]()
         for seq in running:
             held[seq.tenant] += len(seq.blocks)
         return max(able, key=lambda seq: held[seq.tenant] / seq.weight).tenant
 
     def gives_way(self, head: Sequence, running: Seq[Sequence]) -> Sequence | None:
-        """Who has to give its place to `head`: of the tenant with the most running sequences by
-        weight the youngest, if that tenant has no fewer than `head`'s after it. So two tenants
-        never take places from each other in turns. `running`: in order of admission."""
+        """The sequence to preempt for `head`: the youngest of the tenant with the most running
+        sequences divided by weight, if that tenant then has no fewer than `head`'s. So two tenants
+        never preempt each other in turns. `running`: in order of admission."""
         if not running:
             return None
         count = Counter(seq.tenant for seq in running)

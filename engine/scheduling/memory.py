@@ -1,8 +1,8 @@
-"""The memory plan: what will lie where, decided before anything is allotted, logged at start.
+"""The memory plan: sizes of all parts, computed before anything is allocated, logged at start.
 
-Pure arithmetic over bytes, and two facts of the machine: how much memory this process may still
-take (the container's limit counts), and how many parameters a folder of safetensors holds (so that
-weights that can never fit are refused before they are read).
+Pure arithmetic over bytes, and two facts: how much memory this process may still use (the
+container's limit counts), and how many parameters a folder of safetensors holds (so that weights
+that cannot fit are refused before they are read).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.errors import MemoryPlanError
 GIB = 1 << 30
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-LARGEST_GRAPH = 512  # rows; with more, launching costs little next to computing
-NO_LIMIT = 1 << 60  # what version 1 of control groups says for none, and more
+LARGEST_GRAPH = 512  # rows; above, launch overhead is small next to compute
+NO_LIMIT = 1 << 60  # control groups v1 write about this for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`limit`: bytes that all parts together may take; `blocks` of `block_size` tokens."""
+    """`limit`: bytes that all parts may take together; `blocks` of `block_size` tokens each."""
 
     device: str
     limit: int
@@ -54,7 +54,7 @@ class MemoryPlan:
         yield f"  room for {tokens} tokens in {self.blocks} blocks of {self.block_size}"
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by name, and the limit."""
+        """Bytes by part, and the limit."""
         return {**{part.name: part.size for part in self.parts}, "limit": self.limit}
 
 
@@ -75,9 +75,9 @@ def plan_memory(
     kv_limit: int | None = None,
     table_bytes: int = 0,
 ) -> MemoryPlan:
-    """Everything but the KV cache is given; the cache takes what is left of `limit`, and no more
-    than `kv_limit`. `token_bytes`: KV bytes of a token, by plane; `table_bytes`: what else a block
-    takes. Raises MemoryPlanError."""
+    """Sizes everything but the KV cache as given; the cache gets the rest of `limit`, at most
+    `kv_limit`. `token_bytes`: KV bytes per token, by plane; `table_bytes`: attention tables, per
+    block. Raises MemoryPlanError."""
     taken = sum(part.size for part in (*weights, *reserved))
     left = limit - taken
     if left < 0:
@@ -114,13 +114,13 @@ def plan_blocks(
     granted: int,
     table_bytes: int = 0,
 ) -> int:
-    """How many blocks to allot: what `granted` bytes hold, at most what `max_sequences` sequences
-    of `max_model_len` tokens could ever use. `token_bytes` is the sum over all planes,
-    `table_bytes` what a block takes besides.
+    """How many blocks to allocate: what fits `granted` bytes, at most what `max_sequences`
+    sequences of `max_model_len` tokens can use. `token_bytes`: sum over all planes; `table_bytes`:
+    additional bytes per block.
 
-    Demanded is room for one sequence of `max_model_len` tokens; an explicit `num_blocks` is taken
-    as it is if it fits the memory (longer sequences then end early).
-    Raises MemoryPlanError with the numbers.
+    At least one sequence of `max_model_len` tokens must fit. An explicit `num_blocks` is used as it
+    is if it fits the memory (longer sequences then end early). Raises MemoryPlanError with the
+    numbers.
     """
     block_bytes = token_bytes * config.block_size + table_bytes
     affordable = max(granted, 0) // block_bytes
@@ -147,22 +147,22 @@ def plan_blocks(
 def activation_bytes(
     *, hidden: int, inner: int, vocab: int, item: int, rows: int, logit_rows: int
 ) -> int:
-    """What a forward of `rows` rows holds at its widest, about, of numbers of `item` bytes: four
-    rows of hidden numbers, three of the inner layer, and of asked rows the logits with their
-    float32 copy and what sampling makes of them."""
+    """Peak bytes of a forward of `rows` rows, about, with numbers of `item` bytes: four hidden
+    vectors and three of the inner layer per row; for each row with logits, the logits, their
+    float32 copy and what sampling computes from them."""
     return rows * (4 * hidden + 3 * inner) * item + logit_rows * vocab * (item + 3 * 4)
 
 
 def buckets(most: int) -> list[int]:
-    """Numbers of rows that have a graph, rising, up to the first that holds `most` or to
-    `LARGEST_GRAPH`: powers of two to 8, then steps of an eighth to a third of the size."""
+    """Row counts that get a graph, ascending, up to the first that holds `most` or to
+    `LARGEST_GRAPH`: powers of two to 8, then in steps of an eighth to a third of the size."""
     steps = ((8, 64, 8), (64, 128, 16), (128, 256, 32), (256, LARGEST_GRAPH + 1, 64))
     sizes = [1, 2, 4, *(size for step in steps for size in range(*step))]
     return sizes[: 1 + sum(size < most for size in sizes)]
 
 
 def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None:
-    """Before any is read. `sizes`: bytes of the weights by role. Raises MemoryPlanError."""
+    """Called before any weight is read. `sizes`: bytes by role. Raises MemoryPlanError."""
     total = sum(sizes.values())
     if total > limit:
         parts = " and ".join(f"the {role} {gib(size)}" for role, size in sizes.items())
@@ -173,8 +173,8 @@ def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None
 
 
 def weight_bytes_in(folder: Path, item: int) -> int | None:
-    """What a folder's safetensors are in memory, by their headers: numbers of `item` bytes, but
-    what is quantised as it is stored. None if there are none to be read."""
+    """Bytes in memory of a folder's safetensors, by their headers: `item` bytes per number,
+    quantised tensors as stored. None if none can be read."""
     size = {**dict.fromkeys(("F64", "F32", "F16", "BF16"), item), "I64": 8, "I32": 4, "I16": 2}
     return sum(count * size.get(dtype, 1) for count, dtype in _tensors_in(folder)) or None
 
@@ -188,29 +188,29 @@ def parameters_in(folder: Path) -> int | None:
 
 
 def dtypes_in(folder: Path) -> frozenset[str]:
-    """Types of the numbers in a folder's safetensors as these name them (`BF16`, `F32`); empty if
-    there are none to be read."""
+    """The number types in a folder's safetensors by their own names (`BF16`, `F32`); empty if none
+    can be read."""
     return frozenset(dtype for _, dtype in _tensors_in(folder))
 
 
 def _tensors_in(folder: Path) -> list[tuple[int, str]]:
-    """How many numbers of which type; nothing if one of the headers cannot be read."""
-    found: list[tuple[int, str]] = []
+    """(count of numbers, type) of each tensor; empty if a header cannot be read."""
+    tensors: list[tuple[int, str]] = []
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="np") as weights:
                 slices = map(weights.get_slice, weights.keys())
-                found += [(math.prod(each.get_shape()), each.get_dtype()) for each in slices]
+                tensors += [(math.prod(each.get_shape()), each.get_dtype()) for each in slices]
         except (OSError, SafetensorError):
-            return []  # the loader says what is wrong with it
-    return found
+            return []  # the loader reports the error
+    return tensors
 
 
 def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
-    """What this process may still take: the machine's free and reclaimable memory, and no more than
-    the control group's limit leaves (v2 or v1). None where neither is known."""
+    """Bytes this process may still use: the machine's free and reclaimable memory, at most what the
+    control group's limit leaves (v2 or v1). None if neither is known."""
     machine = _number(meminfo, "MemAvailable")
-    found = [
+    sizes = [
         None if machine is None else machine * 1024,
         _left(cgroup, "memory.max", "memory.current", "inactive_file"),
         _left(
@@ -220,12 +220,12 @@ def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | Non
             "total_inactive_file",
         ),
     ]
-    known = [size for size in found if size is not None]
+    known = [size for size in sizes if size is not None]
     return max(0, min(known)) if known else None
 
 
 def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
-    """The limit less what is used and cannot be reclaimed."""
+    """The limit minus used memory that cannot be reclaimed."""
     most, taken = _number(group / limit), _number(group / used)
     if most is None or taken is None or most >= NO_LIMIT:
         return None
@@ -233,9 +233,9 @@ def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
 
 
 def _number(file: Path, key: str = "") -> int | None:
-    """At the start of a file, or behind the key that a line of it begins with."""
+    """The number at the start of the file, or after the line start `key`."""
     try:
-        found = re.search(rf"^{key}:?\s*(\d+)", file.read_text(), re.MULTILINE)
+        match = re.search(rf"^{key}:?\s*(\d+)", file.read_text(), re.MULTILINE)
     except (OSError, ValueError):
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

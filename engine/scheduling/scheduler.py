@@ -1,10 +1,10 @@
-"""Scheduler: who runs in the next step, over which positions, with how many guesses.
+"""Scheduler: plans which sequences run in a step, over which positions, with how many draft tokens.
 
-One rule: computed chases total. Owns every Sequence (queue, status, counts, blocks) and is the only
-place where their state moves: `schedule` plans, `commit` takes a step's result, `finish` and
-`abort` end. Promises that decoding goes on at least every other step, that the budget holds, that
-tenants share what there is, and that every sequence can end, however small the pool. Answers what
-fits, not what pays: K is the controller's.
+One rule for all: computed positions catch up with tokens. Owns every Sequence (queue, status,
+counts, blocks) and is the only place where their state changes: `schedule` plans, `commit` takes a
+step's result, `finish` and `abort` end. Promises that decoding continues at least every other step,
+that the budget holds, that tenants share fairly, and that every sequence can finish, however small
+the pool. Decides what fits, not what pays: K is the controller's.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 
-_DRAFT_HOLD = 4  # one row in this many is withheld from guesses while prompts wait
-_OLDEST_TURN = 4  # one admission in this many is the oldest request's, whatever its priority
+_DRAFT_HOLD = 4  # while prompts wait, 1/4 of the budget is not for draft tokens
+_OLDEST_TURN = 4  # every fourth admission is the oldest request, whatever its priority
 
 
 class Scheduler:
-    """`waiting` is by priority, then first come, first served; `running` by priority, then in order
-    of admission. So whoever gives way is the least important, and of those the youngest. Of the
-    most important that wait, the tenant that was served least is next, and of those that run, the
-    tenant that holds the most blocks gives way (`fair_share`)."""
+    """`waiting` is ordered by priority, then by arrival; `running` by priority, then by admission.
+    So preemption takes the least important sequences, and of those the youngest. Among the most
+    important waiting ones, the tenant that was served least is next; among the least important
+    running ones, the tenant with the most blocks is preempted (`fair_share`)."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._shares = FairShare()
-        self._tenants: Counter[str] = Counter()  # of all sequences
-        self._num_passed = 0  # admissions in a row that passed the oldest over
-        self._unfit: Sequence | None = None  # next, but there were no blocks for it
-        self._was_first = False  # the last step was a newcomer's alone
+        self._tenants: Counter[str] = Counter()  # number of sequences
+        self._num_passed = 0  # admissions in a row that were not the oldest request
+        self._unfit: Sequence | None = None  # the next one, if it did not fit the free blocks
+        self._was_first = False  # the last step ran one newly admitted sequence alone
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
         self._max_running = min(config.max_sequences, config.max_step_tokens)
 
-    # -- in and out --------------------------------------------------------------------------
+    # -- add and end -------------------------------------------------------------------------
 
     def room(self, seq: Sequence) -> int:
         """Tokens that `seq` may still generate: by max_tokens, by the model's length, and by the
@@ -53,7 +53,7 @@ class Scheduler:
         return (most if most < self.max_len else self.max_len) - len(seq.tokens)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence that fits, with room for a token unless it wants none."""
+        """Queue a sequence that fits, with room for a token unless max_tokens is 0."""
         assert seq.tokens
         assert self.room(seq) >= min(seq.params.max_tokens, 1)
         seq.status = "waiting"
@@ -62,21 +62,21 @@ class Scheduler:
         self._shares.arrive(seq)
 
     def mean_length(self) -> float:
-        """Tokens of a running sequence; 0 if there is none."""
+        """Mean tokens of the running sequences; 0 if there are none."""
         running = self.running
         return sum([len(seq.tokens) for seq in running]) / len(running) if running else 0.0
 
     def abort(self, ids: Iterable[str]) -> list[Sequence]:
-        """End the sequences with these ids; unknown ones are ignored, since an abort may cross a
-        finish on the wire."""
+        """End the sequences with these ids and return them. Unknown ids are ignored, since an abort
+        may cross a finish on the wire."""
         wanted = set(ids)
-        found = [seq for seq in (*self.running, *self.waiting) if seq.id in wanted]
-        for seq in found:
+        ended = [seq for seq in (*self.running, *self.waiting) if seq.id in wanted]
+        for seq in ended:
             self.finish(seq, "abort")
-        return found
+        return ended
 
     def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence and give its blocks back."""
+        """End a sequence and release its blocks."""
         assert seq.status != "finished"
         if seq.status == "running":
             self.running.remove(seq)
@@ -88,7 +88,7 @@ class Scheduler:
         seq.finish = reason
 
     def forget_drafts(self) -> None:
-        """Another drafter has computed nothing of what there is."""
+        """The drafter was replaced: nothing is computed in its KV plane."""
         for seq in (*self.running, *self.waiting):
             seq.num_draft_computed = seq.num_draft_ready = 0
         self.pool.forget_drafts()
@@ -96,11 +96,11 @@ class Scheduler:
     # -- planning ----------------------------------------------------------------------------
 
     def schedule(self, want: Callable[[Sequence], int]) -> StepPlan:
-        """Plan one step: decoding sequences, then those amid their prompt, then waiting ones.
+        """Plan one step: decoding sequences, then those within their prompt, then waiting ones.
 
-        `want` says how many guesses pay for a sequence, and is asked once for each that will
-        sample; they are clipped by what may be kept, by the budget and by the free blocks.
-        Preempted sequences are queued again, at the head.
+        `want(seq)`: how many draft tokens pay for a sequence; called once for each that will
+        sample. The number is limited by what may be kept, by the budget and by the free blocks.
+        Preempted sequences return to the head of the queue.
         """
         plan = StepPlan()
         if len(self._tenants) > 1 and self._make_way(plan):
@@ -126,7 +126,7 @@ class Scheduler:
         return plan
 
     def _next(self) -> Sequence:
-        """Who is to be admitted next, of those that wait."""
+        """The waiting sequence to be admitted next."""
         head, last = self.waiting[0], self.waiting[-1]
         if self._num_passed >= _OLDEST_TURN - 1 and _priority(head) != _priority(last):
             return min(self.waiting, key=_number)
@@ -138,12 +138,12 @@ class Scheduler:
         )
 
     def _make_way(self, plan: StepPlan) -> bool:
-        """Where there is no room for who is next, the youngest of those tenants that have more
-        running than its own give way until there is; then it is admitted ahead of all growth.
+        """If the next sequence has no room, preempt the youngest of tenants that run more than its
+        own until it has; then admit it before all growth.
 
-        Returns whether it is to have this step for itself. So it is where its tenant has nothing
-        running and another one has most of the batch, whose size must not tell in the time to the
-        first token; at most every other step, since decoding never starves."""
+        Returns whether it gets this step alone. It does if nothing of its tenant runs and another
+        tenant has most of the batch, whose size must not show in the TTFT; at most every other
+        step, so that decoding is never starved."""
         unfit, self._unfit = self._unfit, None
         is_full = len(self.running) >= self._max_running
         if not self.waiting:
@@ -168,12 +168,13 @@ class Scheduler:
         num_prompts: int,
         want: Callable[[Sequence], int],
     ) -> int:
-        """One row each, and guesses from an even share of the rest; the budget that is left."""
+        """One row each, and draft tokens from an even share of the rest; returns the budget
+        left."""
         queued = self.waiting and len(self.running) < self._max_running
         held = self._budget // _DRAFT_HOLD if num_prompts or queued else 0
         left, turns = self._budget, len(decoding)
         for seq in decoding:
-            if seq.status == "running":  # else preempted by one that came before it in this plan
+            if seq.status == "running":  # else preempted for an earlier one in this plan
                 share = max(1, (left - max(held, num_prompts)) // turns)
                 left -= self._extend(plan, seq, share, want)
             turns -= 1
@@ -182,7 +183,7 @@ class Scheduler:
     def _extend(
         self, plan: StepPlan, seq: Sequence, budget: int, want: Callable[[Sequence], int]
     ) -> int:
-        """Add a chunk of at most `budget` rows for a running sequence; the rows it uses."""
+        """Add a chunk of at most `budget` rows for a running sequence. Returns the rows it uses."""
         start, total = seq.num_computed, len(seq.tokens)
         length = min(total - start, budget)
         end = start + length
@@ -197,26 +198,26 @@ class Scheduler:
                 self._preempt(plan, self._gives_way(plan, seq))
                 if seq.status != "running":
                     return 0
-        # Within one forward every layer writes its keys before anyone attends, so a sequence
-        # admitted later in this very plan may share these blocks.
+        # In a forward every layer writes all keys before it attends, so a sequence admitted later
+        # in this plan may share these blocks.
         if end >= (seq.num_published + 1) * size:
             pool.publish(seq, end)
         plan.chunks.append(Chunk(seq, start, length, k))
         return length + k
 
     def _gives_way(self, plan: StepPlan, seq: Sequence) -> Sequence:
-        """Who gives way to `seq`: of the least important of those that are not in the plan, it
-        among them, one of the tenant that holds the most blocks; the youngest but for `seq`."""
+        """The sequence to preempt for `seq`: of the least important ones that are not in the plan,
+        `seq` included, one of the tenant with the most blocks; the youngest, `seq` itself last."""
         planned = {id(chunk.seq) for chunk in plan.chunks}
-        able = [one for one in reversed(self.running) if id(one) not in planned]
-        # Alone, it would fit: no sequence grows beyond the pool (`max_len`).
-        assert planned or len(able) > 1
-        least = _priority(able[0])
-        able = [one for one in able if _priority(one) == least]
+        candidates = [each for each in reversed(self.running) if id(each) not in planned]
+        # A sequence alone always fits: none grows beyond the pool (`max_len`).
+        assert planned or len(candidates) > 1
+        least = _priority(candidates[0])
+        candidates = [each for each in candidates if _priority(each) == least]
         if len(self._tenants) > 1:
-            tenant = self._shares.holds_most(able, self.running)
-            able = [one for one in able if one.tenant == tenant]
-        return next((one for one in able if one is not seq), seq)
+            tenant = self._shares.holds_most(candidates, self.running)
+            candidates = [each for each in candidates if each.tenant == tenant]
+        return next((each for each in candidates if each is not seq), seq)
 
     def _preempt(self, plan: StepPlan, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -228,23 +229,23 @@ class Scheduler:
         plan.preempted.append(seq)
 
     def _admit(self, seq: Sequence) -> bool:
-        """Let a waiting sequence run if all of its tokens fit now, with a block to spare for each
-        running sequence, so that admission does not bring about the next preemption."""
+        """Run a waiting sequence if all its tokens fit now, with one spare block for each running
+        sequence, so that admission does not cause the next preemption. Returns whether it runs."""
         if len(self.running) >= self._max_running:
             return False
         pool, size = self.pool, self.pool.block_size
         # Prompt logprobs need every prompt row computed.
-        found = pool.match(seq) if seq.params.prompt_logprobs is None else []
-        need = -(-len(seq.tokens) // size) - len(found) + pool.num_idle(found)
+        cached = pool.match(seq) if seq.params.prompt_logprobs is None else []
+        need = -(-len(seq.tokens) // size) - len(cached) + pool.num_idle(cached)
         if need + len(self.running) > pool.num_free:
             self._unfit = seq
             return False
-        pool.adopt(seq, found)
+        pool.adopt(seq, cached)
         fits = pool.reserve(seq, len(seq.tokens))
         assert fits
-        seq.num_computed = len(found) * size
+        seq.num_computed = len(cached) * size
         ready = 0
-        while ready < len(found) and pool.draft_ready(found[ready]):
+        while ready < len(cached) and pool.draft_ready(cached[ready]):
             ready += 1
         seq.num_draft_computed = ready * size
         if seq.cached_tokens is None:
@@ -271,12 +272,12 @@ class Scheduler:
         num_proposed: int = 0,
         num_predicted: int = 0,
     ) -> None:
-        """Take the result of one chunk, before anything else happens to its sequence.
+        """Apply the result of one chunk, before anything else happens to its sequence.
 
-        `tokens` are appended: accepted guesses and one more, already cut at a stop token and at
-        `room`; none for a chunk that does not sample. `num_accepted` guesses have their KV in order
-        behind the chunk. The drafter's plane is valid as far as the proposer itself said in
-        `num_draft_computed`, but not beyond what was accepted. `num_predicted`: of the proposed.
+        `tokens` are appended: accepted draft tokens and one more, already cut at a stop token and
+        at `room`; none for a chunk that does not sample. The KV of `num_accepted` draft tokens
+        follows the chunk in order. The drafter's plane is valid up to `num_draft_computed`, which
+        the proposer sets, but not beyond what was accepted. `num_predicted`: of the proposed.
         """
         pool, size = self.pool, self.pool.block_size
         seq, start, length, _ = chunk
@@ -296,7 +297,7 @@ class Scheduler:
         seq.num_computed = computed = computed if computed < total else total - 1
         if seq.num_draft_computed > computed:
             seq.num_draft_computed = computed
-        # Most steps fill no block: calls would take longer than to see that.
+        # Most steps fill no block: checking here is cheaper than the calls.
         if computed >= (seq.num_published + 1) * size:
             pool.publish(seq, computed)
         if seq.num_draft_computed >= (seq.num_draft_ready + 1) * size:

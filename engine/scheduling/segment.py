@@ -1,23 +1,23 @@
-"""What a forward computes of one sequence, as plain numbers: a stretch of tokens, or the start of a
-chain of guesses."""
+"""What a forward computes for one sequence, as plain numbers: a range of tokens, or the start of a
+chain of draft steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CHAIN = [*range(-1, 1 << 12)]  # longer than any proposal: parents; from the second on, nodes
+CHAIN = [*range(-1, 1 << 12)]  # parents of the longest chain; from index 1 on, its nodes
 
 
 class Window(NamedTuple):
-    """What a model attends to: the last `tokens`, in whole blocks of `block_size`, and the first
-    block, on which attention leans whatever it holds (sinks, arXiv:2309.17453)."""
+    """Sliding-window attention: the last `tokens`, in whole blocks of `block_size`, and the first
+    block, as attention sink (arXiv:2309.17453)."""
 
     tokens: int
     block_size: int
 
     def of(self, blocks: Sequence[int], start: int) -> tuple[Sequence[int], int]:
-        """Of a sequence's blocks those that its row at `start` sees, and how many tokens the others
+        """The sequence's blocks that its row at `start` sees, and how many tokens the others
         hold."""
         others = (start - self.tokens) // self.block_size - 1
         if others <= 0:
@@ -26,10 +26,10 @@ class Window(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One sequence's part of one forward: `tokens` at positions `start ..`, in the block table
-    `blocks`, without those of `left_out` tokens before them. The last `num_logits` rows meet the LM
-    head. The trailing `len(tail_parents)` tokens are tree nodes (parent -1: the last token before
-    the tail); None: a chain."""
+    """One sequence's part of a forward: `tokens` at positions `start ..`. `blocks`: its block
+    table, without the blocks of `left_out` tokens before them. The last `num_logits` rows get
+    logits. `tail_parents`: the last tokens are nodes of a tree with these parents (-1: the last
+    token before the tree); None: a chain."""
 
     tokens: Sequence[int]
     start: int
@@ -44,8 +44,8 @@ class Segment(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a sequence's next token will stand, and the blocks that hold it and what follows;
-    `left_out` as of Segment."""
+    """The position of a sequence's next token, and the blocks for it and what follows; `left_out`
+    as in Segment."""
 
     blocks: Sequence[int]
     position: int
@@ -56,12 +56,12 @@ class Start(NamedTuple):
         return self._replace(blocks=blocks, left_out=left_out)
 
 
-LAST = -1  # in place of a layer: what the last norm makes of the last layer's rows
+LAST = -1  # in place of a layer: the last layer's output after the final norm
 
 
 class HiddenRows(NamedTuple):
-    """Which hidden states a forward leaves: those behind each of these `layers`, side by side, of
-    `every` row or of those that meet the LM head."""
+    """Which hidden states a forward returns: the outputs of these `layers`, concatenated, of
+    `every` row or only of rows with logits."""
 
     layers: tuple[int, ...]
     every: bool = False
@@ -71,12 +71,12 @@ class HiddenRows(NamedTuple):
 
 
 def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
-    """The nodes above each node, nearest last; parents precede their children."""
-    above: list[list[int]] = []
+    """The ancestors of each node, nearest last; parents precede their children."""
+    ancestors: list[list[int]] = []
     for node, parent in enumerate(parents):
         assert -1 <= parent < node
-        above.append([] if parent < 0 else [*above[parent], parent])
-    return above
+        ancestors.append([] if parent < 0 else [*ancestors[parent], parent])
+    return ancestors
 
 
 def is_chain(parents: Sequence[int] | None) -> bool:

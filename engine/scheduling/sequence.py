@@ -1,7 +1,7 @@
-"""Sequence: one choice of one request, as the engine sees it. Owner: the scheduler.
+"""Sequence: one choice of one request, as the engine sees it. Owned by the scheduler.
 
 There is no prefill flag: a sequence has tokens, and a number of them whose KV is computed, which
-chases the former. Prompt, decode, verification, resumption after preemption are the same rule.
+catches up. Prompt, decode, verification, resumption after preemption follow the same rule.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Status = Literal["waiting", "running", "finished"]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is the prompt, then what was committed; its last token is never computed before a
-    step samples, since a step needs that row's logits. All counts are in tokens."""
+    """`tokens`: the prompt, then the committed tokens. The last one is never computed before a step
+    samples, since sampling needs that row's logits. All counts are in tokens."""
 
     id: str
     params: SamplingParams
     tokens: list[int]
     num_prompt: int
-    number: int = 0  # in order of arrival
+    number: int = 0  # in order of arrival, unique
     arrival: float = 0.0
-    tenant: str = ""  # whose request it is, and its share where tenants compete
+    tenant: str = ""  # of the request; `weight`: its share if tenants compete
     weight: float = 1.0
     num_computed: int = 0  # positions whose target KV is valid
     num_draft_computed: int = 0  # the same for the drafter's plane
@@ -46,11 +46,11 @@ class Sequence:
     accepted: int = 0
     predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    constraint: Constraint | None = None  # what its text must satisfy
-    follows_grammar: bool = False  # the grammar may guess for it
-    asks_from: int = 0  # tokens, until which look-ups are not asked
-    pause: int = 0  # tokens between the last two times that they were, in vain
-    sources: tuple[str, ...] | None = None  # who may guess, in order; None: the main one, freely
+    constraint: Constraint | None = None  # a grammar
+    follows_grammar: bool = False  # the grammar may propose tokens
+    asks_from: int = 0  # length from which look-up proposers are asked again
+    pause: int = 0  # tokens between the last two look-ups that found nothing
+    sources: tuple[str, ...] | None = None  # proposers in order; None: the main one, without bound
 
     @property
     def num_tokens(self) -> int:
@@ -62,9 +62,9 @@ class Sequence:
 
     @property
     def max_draft(self) -> int | None:
-        """Guesses in a step that the request allows; None: no bound of its own."""
-        said = self.params.speculation
-        return None if said is None else said.max_draft
+        """The request's bound on draft tokens per step; None: no bound of its own."""
+        settings = self.params.speculation
+        return None if settings is None else settings.max_draft
 
     @property
     def remaining(self) -> int:

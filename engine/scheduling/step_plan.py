@@ -1,4 +1,4 @@
-"""The values that describe one step: who runs, which positions, how many guesses. Pure data."""
+"""The plan of one step: which sequences, which positions, how many draft tokens. Plain data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class Chunk(NamedTuple):
-    """Compute positions `start .. start+length` of `seq`; if that reaches the end of the sequence
-    the chunk samples, and up to `k` proposed nodes may follow it in the same forward."""
+    """Compute positions `start .. start+length` of `seq`. If that reaches its end the chunk
+    samples, and up to `k` draft tokens may follow in the same forward."""
 
     seq: Sequence
     start: int
@@ -28,13 +28,13 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """A plan can be printed, compared in a test and replayed in a bug report."""
+    """What the scheduler decided for one step."""
 
     chunks: list[Chunk] = []
     preempted: list[Sequence] = []
-    admitted: list[Sequence] = []  # these left the queue for this step
+    admitted: list[Sequence] = []  # from the queue, in this step
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the target's forward if every proposal comes out full."""
+        """Rows of the target's forward if every proposal has its full length."""
         return sum(c.length + c.k for c in self.chunks)

@@ -1,5 +1,5 @@
-"""StepRecord: what one step did and took. The controller learns from it, a trace holds one in each
-line, the step's metrics are its sums, and replays and simulated worlds make them.
+"""StepRecord: what one step did and how long it took. The controller learns from it, a trace has
+one per line, metrics are its sums, and replays and simulations make them.
 
 Numbers only: no token, no text, no name of a request. Array-like structs, so that a line is short.
 """
@@ -13,20 +13,20 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-_SMALL = 4  # one row of a prompt in so many rows hardly shows
+_SMALL = 4  # one prompt row in this many rows hardly changes the cost
 
-# Bounds of what is read from a file; what is made is not checked.
+# Bounds that msgspec checks when a trace is read, not when a record is made.
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]  # tokens, rows or sequences
-Depth = Annotated[int, Meta(ge=0, le=256)]  # guesses in a row
+Depth = Annotated[int, Meta(ge=0, le=256)]  # draft tokens in a row
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 Sureness = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 class Outcome(NamedTuple):
-    """Of one sequence in one step: guesses that its main proposer offered; `tried`: of these, those
-    whose fate became known, up to the first wrong one (it may have been left out of the forward:
-    the token that came instead tells); `right`: of the tried, those that were right. `path`: of a
-    tree, which of its nodes were accepted; those of a chain are the first."""
+    """The main proposer's result for one sequence in one step. `offered`: draft tokens; `tried`:
+    how many are known to be right or wrong, up to the first wrong one (a token left out of the
+    forward is compared with the committed one); `right`: how many of those were right. `path`: the
+    accepted nodes of a tree; of a chain they are the first ones."""
 
     offered: int
     tried: int
@@ -35,21 +35,21 @@ class Outcome(NamedTuple):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence in a step. Counts are of tokens.
+    """One sequence in a step. Counts are in tokens.
 
-    `request`: its number in order of arrival. `position`: generated before the step; `context`:
-    before the `rows` committed positions that the target computed, of which `prompt` are the
-    prompt's. `k`: guesses that the main proposer was asked for; `bounded`: by the request, not by
-    the controller. `source`: who guessed instead of the main proposer.
+    `request`: its number in order of arrival. `position`: tokens generated before the step;
+    `context`: tokens before the `rows` committed positions that the target computed, of which
+    `prompt` belong to the prompt. `k`: draft tokens that the main proposer was asked for;
+    `bounded`: by the request, not by the controller. `source`: the proposer, if not the main one.
 
-    `drafted`: guesses made; `proposed` of them were verified; `accepted` of these and one more
-    became `tokens`; a part without tokens and `finish` does not sample. `tried`: of the drafted,
-    those whose fate became known, of chains up to the first wrong one (it may not have been
-    verified: the token that came instead tells); `right` of these were right. `confidences`: of the
-    tried, or none. `forced`: of the proposed, those that the grammar put in, and how many of them
-    were accepted. Of a tree: the `depths` of the proposed, and unless it is a chain with leaves the
-    `path` of accepted nodes. `second_best`: whether that guess was right (1) or not (-1) in place
-    of the first wrong one; 0: not known."""
+    `drafted`: tokens proposed; `proposed`: of these, verified; `accepted` of these and one more
+    became `tokens`. A part without tokens and `finish` does not sample. `tried`: of the drafted,
+    known to be right or wrong, in chains up to the first wrong one (as in Outcome); `right`: of the
+    tried. `confidences`: of the tried, or empty. `forced`: of the proposed, those put in by the
+    grammar, and how many were accepted. Of a tree: `depths` of the proposed and, unless it is a
+    chain with leaves, the `path` of accepted nodes. `second_best`: the second-best token instead of
+    the first wrong one was right (1) or not (-1); 0: not known.
+    """
 
     request: int
     position: Count
@@ -74,8 +74,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
-    """Guesses that were found out in hindsight, without being verified: (confidence, right) of what
-    the drafter would have guessed from the generated position `position` on."""
+    """Draft tokens that were not verified but compared in hindsight with the text: (confidence,
+    right) of each, from the generated position `position` on."""
 
     request: int
     position: Count
@@ -88,8 +88,8 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`reason`: of the chosen K, see messages.Estimates. The three times are disjoint parts of the
-    step; `overhead_seconds` of the host's were spent outside of its verbs. `catch_up_rows`: that
-    the drafter ran first, beyond one for each sequence. `num_waiting`: in the queue."""
+    step; `overhead_seconds`: the part of the host's outside its phases. `catch_up_rows`: rows that
+    the drafter ran first, beyond one per sequence. `num_waiting`: sequences in the queue."""
 
     parts: list[Part]
     reason: str = ""
@@ -112,12 +112,12 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def prompt_rows(self) -> int:
-        """Committed rows beyond the one of each sequence that samples."""
+        """Committed rows beyond one per sequence."""
         return sum([part.rows for part in self.parts]) - len(self.parts)
 
     @property
     def tokens(self) -> int:
-        """Generated in it."""
+        """Tokens generated."""
         return sum([part.tokens for part in self.parts])
 
     @property
@@ -131,26 +131,26 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def is_decode(self) -> bool:
-        """Whether prompts are so small a part of it that it costs what its rows cost."""
+        """Whether its prompt rows are so few that its cost follows its number of rows."""
         return _SMALL * self.prompt_rows <= self.rows
 
-    # -- of the main proposer alone --------------------------------------------------------------
+    # -- of the main proposer only ---------------------------------------------------------------
 
     @cached_property
     def k(self) -> int:
-        """The most guesses that it was asked for."""
+        """The most draft tokens that it was asked for."""
         return max([part.k for part in self.parts if not part.source], default=0)
 
     @cached_property
     def num_drafting(self) -> int:
-        """Sequences that it drafted for; 0: the time of drafting says nothing, since it had more
-        to catch up with than accepted guesses."""
-        asked = sum([part.k > 0 and not part.source for part in self.parts])
-        return asked if self.catch_up_rows <= asked else 0
+        """Sequences that it drafted for; 0 if the draft time must not be learnt from, since the
+        drafter had more to catch up with than accepted tokens."""
+        drafting = sum([part.k > 0 and not part.source for part in self.parts])
+        return drafting if self.catch_up_rows <= drafting else 0
 
     @cached_property
     def _evidence(self) -> list[Part]:
-        """A bound that is the request's own is no evidence that there was nothing more to say."""
+        """Without parts bounded by the request: their shortness says nothing about the proposer."""
         return [
             part
             for part in self.parts
@@ -161,7 +161,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """Of the sequences that tell how good its guesses are."""
+        """Of the sequences that show how good its proposals are."""
         return [
             Outcome(part.drafted, part.tried, part.right, part.path or None)
             for part in self._evidence
@@ -169,15 +169,15 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def confidences(self) -> list[list[float]]:
-        """For each of the outcomes, those of its tried guesses."""
+        """For each of the outcomes, those of its tried tokens."""
         return [part.confidences for part in self._evidence]
 
     @property
     def second_best(self) -> list[bool]:
-        """Of first wrong guesses: whether the second-best one was right."""
+        """For each first wrong token: whether the second-best one was right."""
         return [part.second_best > 0 for part in self.parts if part.second_best]
 
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
-        """(confidence, right) at positions in a row, of guesses found out in hindsight."""
-        return [found.guesses for found in self.hindsight]
+        """(confidence, right) at consecutive positions, of tokens compared in hindsight."""
+        return [each.guesses for each in self.hindsight]

@@ -1,6 +1,5 @@
-"""What the engine demands of a Submit, checked in its own process too: the front end and the engine
-must never disagree on a rule, since one bad id in the step is everybody's crash.
-"""
+"""The engine's own check of a Submit. The front end checks too, but a bad id inside a step would
+crash the engine for all requests, so the engine does not rely on it."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
 
 
 def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
-    """Why the request cannot have come to the tokens that it is said to have begun with."""
+    """Why a reply to this request cannot have begun with these tokens."""
     begun, most = submit.begun.tokens, submit.params.max_tokens
     room = min(most, facts.max_model_len - len(submit.prompt))
     if len(begun) > room:
@@ -92,15 +91,15 @@ def _range_refusal(p: SamplingParams) -> str | None:
 
 
 def _speculation_refusal(params: SamplingParams, facts: Ready) -> str | None:
-    said = params.speculation
-    if said is None:
+    own = params.speculation
+    if own is None:
         return None
-    if said.max_draft is not None and not 0 <= said.max_draft <= facts.k_max:
-        return f"speculation.max_draft is {said.max_draft}; allowed is 0 to {facts.k_max}"
-    for name in said.proposers or ():
+    if own.max_draft is not None and not 0 <= own.max_draft <= facts.k_max:
+        return f"speculation.max_draft is {own.max_draft}; allowed is 0 to {facts.k_max}"
+    for name in own.proposers or ():
         if name not in facts.proposers:
             known = ", ".join(facts.proposers) or "none"
             return f"speculation.proposers names {name[:64]!r}; this engine has: {known}"
-    if said.proposers is not None and not 0 < len(set(said.proposers)) == len(said.proposers):
+    if own.proposers is not None and not 0 < len(set(own.proposers)) == len(own.proposers):
         return "speculation.proposers must name at least one proposer, and each once"
     return None

@@ -1,1 +1,1 @@
-"""Who guesses, and how guesses are checked."""
+"""Proposers, and the verification of their proposals."""

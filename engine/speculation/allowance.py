@@ -1,8 +1,8 @@
-"""Allowance: how many guesses each proposer may make for each sequence of a step.
+"""Allowance: how many tokens each proposer may propose for each sequence of a step.
 
-It stands between the controller, which chooses one K for the main proposer and prices what free
-proposers offer, and the requests, which may bound or choose their proposers. Numbers only; who is
-asked, and in which order, is the cascade's.
+It combines the controller, which chooses one K for the main proposer and prices free proposals,
+with the requests' own bounds and lists of proposers. Numbers only; which proposers are asked, and
+in which order, is decided by the cascade.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
-_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens that go by after one look-up in vain; that always may
-_NEAR = 2 * MAX_K  # rows to catch up that are no more than what guesses at times leave
+_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens skipped after a useless look-up: first; least bound
+_NEAR = 2 * MAX_K  # rows of catch-up that normal operation leaves at times
 
 
 class Allowance:
-    """`begin` a step, then `want` once per sequence that samples; the rest as often as needed."""
+    """Call `begin` once per step, `want` once per sequence that samples, the rest at any time."""
 
     def __init__(
         self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
     ) -> None:
-        """`branches`: the most second-best guesses beside a chain."""
+        """`branches`: second-best tokens beside a chain, at most."""
         self._controller, self._branches = controller, branches
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
-        self.cut: dict[Sequence, Proposal] = {}  # of this step, proposals before `keep` cut them
+        self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
         self._k, self._leaves, self._num_sequences = 0, 0, 1
-        self._probed: set[Sequence] | None = None  # sequences that a probe asks
-        self._catch_up_rows: int | None = None  # of a step, while all have much to catch up with
-        self.held: set[Sequence] = set()  # whose turn to catch up has not come
+        self._probed: set[Sequence] | None = None  # sequences of a probe
+        self._catch_up_rows: int | None = None  # per step, while `take_turns` is in effect
+        self.held: set[Sequence] = set()  # sequences whose turn to catch up is later
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
-        """Choose for the step ahead. A probe asks those whom the drafter knows best already."""
+        """Have the controller choose K. A probe asks the sequences with the least to catch up."""
         self._num_sequences = load.num_sequences
         self._k = self._controller.choose(load)
         self._leaves = self._branches if self._k and self._controller.branches else 0
         self._probed = None
         if (most := self._controller.max_speculating) is not None:
-            asked = [seq for seq in running if self._may_ask(seq)]
-            asked.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
-            self._probed = set(asked[:most])
+            candidates = [seq for seq in running if self._may_ask(seq)]
+            candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
+            self._probed = set(candidates[:most])
         if self._catch_up_rows is not None:
             self._hold(running, self._catch_up_rows)
         self._limits.clear()
         self.cut.clear()
 
     def take_turns(self, rows: int) -> None:
-        """The main proposer is new to all that runs: until it knows all, it catches up with so many
-        rows in a step, or with one sequence."""
+        """The main proposer was replaced and knows no running sequence. Until it has caught up with
+        all, it catches up with `rows` rows per step, at least one sequence."""
         self._catch_up_rows = rows
 
     def _hold(self, running: Seq[Sequence], most: int) -> None:
@@ -69,7 +69,7 @@ class Allowance:
             self._catch_up_rows = None
 
     def want(self, seq: Sequence) -> int:
-        """How many guesses about `seq` may be verified: so many rows are to be kept for them."""
+        """How many draft tokens of `seq` may be verified: KV and rows are reserved for so many."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         if seq.sources is None and self._probed is None and not self.held:
@@ -87,20 +87,20 @@ class Allowance:
         return max(limits.values())
 
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
-        """After `want`, how many guesses each proposer may make, by name; None if the sequence is
-        left to the main one, unbounded by its request."""
-        found = self._limits.get(seq)
-        return {self._main: self._k} if found is None and self._leaves else found
+        """After `want`: how many tokens each proposer may propose, by name; None if only the main
+        one is asked, without a bound of the request."""
+        own = self._limits.get(seq)
+        return {self._main: self._k} if own is None and self._leaves else own
 
     def asked(self, chunk: Chunk) -> int:
-        """Guesses that the main proposer may make for it, where nobody before it had any."""
+        """Tokens that the main proposer may propose for it, if no proposer before it has any."""
         limits = self.limits(chunk.seq) if self._limits or self._leaves else None
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
-        """The proposals, the main proposer's without the guesses that are not worth their rows, and
-        with second-best ones that are.
-        Lawful since a proposal never influences a token (speculation.verify)."""
+        """The proposals, those of the main proposer without tokens that are not worth their rows
+        and with second-best tokens that are. Lawful since a proposal never influences a token
+        (speculation.verify)."""
         sure = [i for i, proposal in enumerate(proposals) if proposal.confidences]
         if not sure:
             return proposals
@@ -111,25 +111,25 @@ class Allowance:
         if self._leaves:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
-            made, room = proposals[i], min(chunks[i].k - length, self._leaves)
-            own = [at for at in places if made.second_best and made.second_best[at] >= 0][:room]
-            if own or length < len(made):
-                self.cut[chunks[i].seq] = made
-                kept[i] = made.branched(own, length) if length else EMPTY
+            whole, room = proposals[i], min(chunks[i].k - length, self._leaves)
+            own = [at for at in places if whole.second_best and whole.second_best[at] >= 0][:room]
+            if own or length < len(whole):
+                self.cut[chunks[i].seq] = whole
+                kept[i] = whole.branched(own, length) if length else EMPTY
         return kept
 
     def is_open(self, seq: Sequence) -> bool:
-        """Whether the main proposer may make as many guesses as it is asked for."""
+        """Whether the main proposer may propose all tokens that the controller chooses."""
         if seq in self.held:
             return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
 
     def _may_ask(self, seq: Sequence) -> bool:
-        """Whether the main proposer may guess for it."""
+        """Whether the main proposer may propose for it."""
         return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
     def _of_main(self, seq: Sequence) -> int:
-        """Guesses of the main proposer, if it is asked."""
+        """Tokens of the main proposer, should it be asked."""
         if (self._probed is not None and seq not in self._probed) or not self._may_ask(seq):
             return 0
         if seq in self.held:
@@ -137,10 +137,9 @@ class Allowance:
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 
     def _pause(self, seq: Sequence) -> None:
-        """The look-ups had nothing that pays: let some tokens go by before the next one, twice as
-        many as the last time, since a look-up takes time. At most four times the number of
-        sequences and of guesses (of tokens that cost less, a look-up costs more) and
-        `FreeProposer.pause`."""
+        """No look-up proposal paid: skip some tokens before the next look-up, which takes time,
+        twice as many as the last time. Bounded by four times (sequences + K), since look-ups cost
+        relatively more where tokens cost less, and by `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
             max(2 * seq.pause, _FIRST_PAUSE),
@@ -150,14 +149,14 @@ class Allowance:
         seq.asks_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:
-        """By name, how many guesses of each free proposer are worth their rows, where any are."""
+        """By name: how many tokens of each free proposer are worth their rows; only if above 0."""
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
-        found: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         if not most:
-            return found
+            return lengths
         for name in seq.sources or ():
             chances = self._free[name].forecast(seq, most) if name != self._main else []
             if chances and (length := self._controller.worth(chances, instead=self._may_ask(seq))):
-                found[name] = length
-        return found
+                lengths[name] = length
+        return lengths

@@ -1,6 +1,5 @@
-"""From the configuration to the proposer: one `case` per kind. A new one is a file, a member of the
-union in the configuration, a case here and a row in the lossless test.
-"""
+"""Builds the proposers from the configuration: one `case` per kind. A new kind needs a file, a
+member of the union in the configuration, a case here and a row in the lossless test."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ from engine.speculation.prediction import PredictionProposer
 from engine.speculation.proposal import FreeProposer, NoProposer, Proposer
 from engine.speculation.suffix import SuffixProposer
 
-_LONGEST = 16  # tokens of a match that `suffix` tells apart
+_LONGEST = 16  # tokens of a match; `suffix` ranks longer ones equally
 
 
 def build_free(config: SpeculationConfig) -> list[FreeProposer]:
-    """The proposers that need no model: without replies to remember they cost nothing until a
-    request has them asked."""
+    """The proposers without a model. Without remembered replies they cost nothing until a request
+    uses them."""
     suffix = _suffix(config.remembered_tokens)
     return [GrammarProposer(), PredictionProposer(), suffix, _ngram(NgramConfig())]
 
@@ -73,8 +72,8 @@ def build_proposer(
     cache: KVCache | None = None,
 ) -> Proposer:
     """`draft_runner` is needed by draft models only, `heads` by Medusa, `eagle` and the target's
-    `cache` by EAGLE; `remembered`: tokens of
-    earlier replies for `suffix`; `vocab_size` is the target's."""
+    `cache` by EAGLE; `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the
+    target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -99,11 +98,11 @@ def build_proposer(
                     "speculation.proposer.branches needs a draft that compiled code runs, on a CPU,"
                     " and whose vocabulary is the target's: set it to 0"
                 )
-            given: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
                 "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,
                 "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):
-                return ForeignDraftProposer(draft_runner, **given)
-            return DraftModelProposer(draft_runner, **given)
+                return ForeignDraftProposer(draft_runner, **options)
+            return DraftModelProposer(draft_runner, **options)

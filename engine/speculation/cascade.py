@@ -1,12 +1,9 @@
-"""Several proposers in a row: each sequence has its list, and the first that has something to say
-serves it.
+"""Cascade: for each sequence, the first proposer of its list that has a proposal.
 
-There is one main proposer, and there are free ones, which look things up; a sequence about which
-they have nothing to say that pays is left to the main one as if they were not there. A list is
-walked in its order; the main proposer is asked once per step, for all sequences that got as far as
-to it, so that a draft forward is never spent on a sequence that another served. One proposal has
-one source: a draft that went on behind a looked-up beginning would first have to run that
-beginning, which costs what guessing it costs.
+There is one main proposer and several free ones, which look tokens up. The main proposer is asked
+once per step, for all sequences without a free proposal that pays, so no draft forward is spent on
+other sequences. A proposal has one source: to continue a looked-up beginning, a draft would first
+have to run it, which costs as much as drafting it.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ Limits = Callable[[Sequence], Mapping[str, int] | None]
 
 
 class Cascade(Proposer):
-    """`limits` says how many guesses each proposer may make for a sequence, by the
-    names in `Sequence.sources`, which must all be known here; None: it is left to the main one."""
+    """`limits(seq)`: how many tokens each proposer may propose, by the names in `Sequence.sources`,
+    which must all be known here; None: only the main one is asked."""
 
     def __init__(self, main: Proposer, free: Seq[Proposer], *, limits: Limits) -> None:
         self.name = main.name
@@ -39,11 +36,11 @@ class Cascade(Proposer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everyone who may be asked, the main proposer last."""
+        """Names of all proposers, the main one last."""
         return (*self._free, self._main.name)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """As proposal.Proposer."""
+        """See proposal.Proposer."""
         self.forward_seconds, self.catch_up_rows, self.agreements = 0.0, 0, ()
         proposals, left = self.look_up(chunks)
         if not any(chunk.k for chunk in left):
@@ -69,7 +66,8 @@ class Cascade(Proposer):
                 proposer.forget(seq)
 
     def look_up(self, chunks: Seq[Chunk]) -> tuple[list[Proposal], list[Chunk]]:
-        """What the free ones guess, and what is left to the main one: k is 0 where they did."""
+        """Proposals of the free proposers, and the chunks for the main one, with k = 0 where a free
+        one had a proposal."""
         proposals: list[Proposal] = []
         left: list[Chunk] = []
         for chunk in chunks:
@@ -84,14 +82,14 @@ class Cascade(Proposer):
         return proposals, left
 
     def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
-        """What a free proposer says, or how many guesses are left to the main one."""
+        """The first free proposal, or how many tokens the main proposer may propose."""
         for name in chunk.seq.sources or (self._main.name,):
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
                 return EMPTY, k
             if k:
                 [proposal] = self._free[name].propose([_asking(chunk, k)])
-                if chunk.seq.constraint is not None:  # what it forbids is no reason not to ask on
+                if chunk.seq.constraint is not None:  # if nothing is left, ask the next one
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
@@ -99,5 +97,5 @@ class Cascade(Proposer):
 
 
 def _asking(chunk: Chunk, k: int) -> Chunk:
-    """For so many guesses."""
+    """The chunk with this k."""
     return chunk if k == chunk.k else Chunk(chunk.seq, chunk.start, chunk.length, k)

@@ -1,14 +1,14 @@
-"""A second, smaller causal language model that guesses the next tokens, on its own KV plane.
+"""A second, smaller causal language model that drafts the next tokens, on its own KV plane.
 
-It draws like the target: the same processing of its logits and the same keyed noise at the same
-positions, so both agree as often as coupling allows; at temperature 0 both take their argmax.
+It draws like the target: same logit processing and same keyed noise at the same positions, so both
+agree as often as this coupling allows; at temperature 0 both take their argmax.
 
-Owns nothing between steps. `Sequence.num_draft_computed` says below which position the drafter's
-plane is valid, i.e. was computed from the committed tokens. `propose` first runs what is missing
-("catch-up": a prompt, a fully accepted round, steps at K = 0 and a resumption are the same thing),
-then one position per further token, and leaves the count at the end of what it ran *along its own
-proposal*. Once tokens are committed, what it ran is valid up to the last accepted guess; that is
-where the committed tokens end but for the newest, hence
+Keeps nothing between steps. The drafter's plane is valid below `Sequence.num_draft_computed`, i.e.
+computed from the committed tokens. `propose` first runs what is missing ("catch-up": a prompt, a
+fully accepted proposal, steps at K = 0 and a resumption are the same case), then one position per
+further token, and sets the count to the end of what it ran *along its own proposal*. Once tokens
+are committed, that is valid up to the last accepted draft token, which is the last committed token
+but one, hence
 
     num_draft_computed = min(num_draft_computed, num_tokens - 1)
 
@@ -49,9 +49,9 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 
 class InFlight(NamedTuple):
-    """Proposals that the host has not seen yet. `sent`: float64 tensors on
-    the device, whose numbers say what was judged (if anything was), and then the proposals, which
-    begin with a row of `output` each."""
+    """Proposals that the host has not seen yet. `sent`: float64 tensors on the device: the
+    agreements (if anything was judged), then the proposals, which start from one row of `output`
+    each."""
 
     drafts: list[Draft]
     starts: list[Start]
@@ -61,10 +61,10 @@ class InFlight(NamedTuple):
 
 
 class DraftModelProposer(Proposer):
-    """`vocab_size` is the target's; ids that the draft lacks are never guessed, rows of the draft
-    beyond it are cut off. No forward takes more than `max_step_tokens` tokens. Between two draft
-    steps `goes_on` is asked, see controller.KController; not where all are one call.
-    `judges`: whether `agreements` of this step are wanted (None: always); else there are none."""
+    """`vocab_size`: the target's; ids that the draft lacks are never proposed, logits beyond it are
+    cut off. No forward runs more than `max_step_tokens` tokens. `goes_on` is called between draft
+    steps (see controller.KController), unless all are one call. `judges`: whether this step's
+    `agreements` are needed (None: always)."""
 
     follows_grammar = True
 
@@ -90,24 +90,24 @@ class DraftModelProposer(Proposer):
         self._goes_on, self._judges = goes_on, judges
 
     def use(self, runner: ModelRunner) -> None:
-        """Of another draft with the same tokenizer, from the next proposal on. What it has computed
-        of the sequences is for `num_draft_computed` to say."""
+        """Replace the draft by another with the same tokenizer, from the next proposal on. The
+        caller sets `num_draft_computed` to what that one has computed."""
         self._runner = runner
 
     def in_hindsight(self, seq: Sequence, count: int) -> list[bool]:
-        """Read the tokens of `seq` anew, whatever was computed of them; whether each of the last
-        `count` is what would have been guessed. Nothing where that depends on the text."""
+        """Run all of `seq` again; whether each of its last `count` tokens equals what would have
+        been proposed. Empty if that depends on the history."""
         if self._processor.plain(seq) is None:
             return []
         output = self._run([Segment(seq.tokens[:-1], 0, seq.blocks, count)])
         seq.num_draft_computed = len(seq.tokens) - 1
-        asked = [Rows(seq, 0, count, len(seq.tokens) - count)]
-        return [hit for found in self._judge(output, asked) for hit in found.hits]
+        rows = [Rows(seq, 0, count, len(seq.tokens) - count)]
+        return [hit for result in self._judge(output, rows) for hit in result.hits]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """One chain per sampling chunk with k > 0; shorter than k where it ends in a token that
-        would stop the sequence, where nothing could be drawn, and where `goes_on` says that more
-        do not pay. Blocks for `num_tokens + k` positions must be reserved."""
+        """One chain per sampling chunk with k > 0. Shorter than k if it ends in a token that would
+        stop the sequence, if nothing could be drawn, or if `goes_on` says that more do not pay.
+        Blocks for `num_tokens + k` positions must be reserved."""
         self.agreements, self.forward_seconds, self.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
@@ -115,9 +115,9 @@ class DraftModelProposer(Proposer):
         live = self._ready(list(drafts.values()))
         if live:
             output, counts = self._catch_up(live)
-            asked, last = judged_rows([draft.seq for draft in live], counts)
-            if asked:
-                self.agreements = self._judge(output, asked)
+            judged, last = judged_rows([draft.seq for draft in live], counts)
+            if judged:
+                self.agreements = self._judge(output, judged)
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
@@ -131,13 +131,13 @@ class DraftModelProposer(Proposer):
         ]
 
     def _ready(self, drafts: list[Draft]) -> list[Draft]:
-        """Whose next guess can be made."""
+        """Drafts whose next token can be drawn."""
         return [draft for draft in drafts if draft.wants_more]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """The first part of `propose` on the device alone; `guess` is the second, and `finish`
-        makes proposals once the host has the numbers. None, with nothing done, where one graph of
-        the drafter cannot do all of it."""
+        """The first part of `propose` without waiting for the device; then `guess`, then `finish`
+        once the host has the numbers. None, with nothing done, if one graph of the drafter cannot
+        do it all."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         starts = self._fit_for_one_call(drafts)
         if not starts or not isinstance(draws, DeviceDraws):
@@ -149,30 +149,30 @@ class DraftModelProposer(Proposer):
         return InFlight(drafts, starts, judged, sent, output.take(last))
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
-        """Send the chain of what has begun; `table` of the rows that its guesses are drawn from, as
-        row_facts.Plan's. The guesses, as chain_graphs.Guessed.ids."""
-        found = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
-        flight.sent.append(found.drawn)
-        return found.ids
+        """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as
+        row_facts.Plan's. Returns chain_graphs.Guessed.ids."""
+        chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
+        flight.sent.append(chains.drawn)
+        return chains.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
-        """Of each sequence that `begin` drafted for, in order. `numbers`: those of the tensors in
+        """Proposals of the sequences in `flight`, in order. `numbers`: the values of
         `flight.sent`."""
         if flight.judged:
             self.agreements = agreements(flight.judged, *numbers[0].tolist())
         self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
-    def _judge(self, output: ModelOutput, asked: list[Rows]) -> list[Agreement]:
+    def _judge(self, output: ModelOutput, judged: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            found = draws.guess(output.logits, asked)
+            drawn = draws.guess(output.logits, judged)
         else:
-            found = draws.guess(output.table, asked)
-        return agreements(asked, *found) if found is not None else []
+            drawn = draws.guess(output.table, judged)
+        return agreements(judged, *drawn) if drawn is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
-        """One more token for each; a row that nothing can be drawn from ends its chain."""
+        """One more token for each; a row from which nothing can be drawn ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
         drawn = self._draws.guess_adjusted(output.logits, contexts)
         for draft, token, lead in zip(drafts, *drawn, strict=True):
@@ -182,8 +182,8 @@ class DraftModelProposer(Proposer):
     def _draw_chains(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], ModelOutput]:
-        """All that is left of proposals in one call, where the requests' fields allow it and the
-        model can: what `_draw` and `extend` would draw in turn. Whose are left, and their rows."""
+        """Draw the rest of the proposals in one call, if the requests' fields and the model allow
+        it: the tokens that `_draw` would draw in turn. Returns the other drafts and their rows."""
         left, rows = drafts, last
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
@@ -198,9 +198,9 @@ class DraftModelProposer(Proposer):
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], list[int]]:
-        """On the host, of those that ask for nothing but penalties; the others are left."""
+        """On the host, for drafts that need nothing but penalties; returns the others."""
         mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
-        asked: list[tuple[Plain, Penalties | None]] = []
+        plains: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
             fields = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
             if fields is None:
@@ -209,18 +209,18 @@ class DraftModelProposer(Proposer):
             else:
                 mine.append(draft)
                 rows.append(row)
-                asked.append(fields)
+                plains.append(fields)
         if mine:
             steps = [draft.k for draft in mine]
-            found = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=asked)
-            self._take_chains(mine, found[:2])
-            for draft, second_best in zip(mine, found[2], strict=True):
+            chains = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=plains)
+            self._take_chains(mine, chains[:2])
+            for draft, second_best in zip(mine, chains[2], strict=True):
                 draft.second_best = second_best
         return left, after
 
     def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:
-        """Where they start, if a device that draws itself can guess for all: by the requests'
-        fields, what was guessed already, and what its graphs hold."""
+        """Their starts, if the device can draft for all in one call, by the requests' fields,
+        tokens already proposed, and its graphs; else empty."""
         draws, alike = self._draws, self._runner.vocab_size == self._vocab_size
         if not drafts or not alike or not isinstance(draws, DeviceDraws):
             return []
@@ -233,7 +233,7 @@ class DraftModelProposer(Proposer):
     def _unseen_chain(
         self, drafts: list[Draft], starts: list[Start], output: ModelOutput, table: Numbers
     ) -> Guessed:
-        """As ModelRunner's; `output` has the row of each one's last token."""
+        """See ModelRunner; `output` has the row of each one's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
             output,
@@ -243,18 +243,18 @@ class DraftModelProposer(Proposer):
             held=self._draws.held([draft.seq for draft in drafts]),
         )
 
-    def _take_chains(self, drafts: list[Draft], found: Found) -> None:
+    def _take_chains(self, drafts: list[Draft], chains: Found) -> None:
         self.forward_seconds += self._runner.seconds
         eos_ids = self._processor.eos_ids
-        for draft, tokens, leads in zip(drafts, *found, strict=True):
+        for draft, tokens, leads in zip(drafts, *chains, strict=True):
             draft.take_chain(tokens, leads, eos_ids)
 
     # -- forwards over the drafter's plane -------------------------------------------------------
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
-        """Run every committed position that the plane lacks, and the guesses there are; of each one
-        [rows to judge, and one more, vocab] logits, the last after its last token, and how many
-        are to be judged."""
+        """Run all committed positions that the plane lacks, and the proposed tokens. Returns per
+        sequence [rows to judge + 1, vocab] logits, the last row after its last token, and the
+        numbers of rows to judge."""
         segments: list[Segment] = []
         counts: list[int] = []
         judges, rows = self._judges is None or self._judges(), 0
@@ -275,7 +275,7 @@ class DraftModelProposer(Proposer):
         return self._run(segments), counts
 
     def _extend(self, drafts: list[Draft]) -> ModelOutput:
-        """Run the new guesses of each; [drafts, vocab] logits after the last of them."""
+        """Run the new tokens of each; [drafts, vocab] logits after the last of them."""
         segments = []
         for draft in drafts:
             seq, tokens = draft.seq, draft.tokens[draft.run :]
@@ -285,31 +285,31 @@ class DraftModelProposer(Proposer):
         return self._run(segments)
 
     def _run(self, segments: list[Segment]) -> ModelOutput:
-        """The rows they ask for, as wide as the target's vocabulary. Long ones go in several
+        """The requested logits, as wide as the target's vocabulary. Splits long inputs into several
         forwards."""
         rows, width = sum([len(s.tokens) for s in segments]), self._runner.vocab_size
         if rows <= self._max_step_tokens and width == self._vocab_size:
             return self._forward(segments)
-        found: list[ModelOutput] = []
+        outputs: list[ModelOutput] = []
         batch: list[Segment] = []
         room = self._max_step_tokens
         for tokens, start, blocks, num_logits, *_ in segments:
-            first, silent = 0, len(tokens) - num_logits  # rows before it are not asked for
+            first, silent = 0, len(tokens) - num_logits  # rows before it need no logits
             while first < len(tokens):
                 last = min(first + room, len(tokens))
-                asked = max(last - max(first, silent), 0)
-                batch.append(Segment(self._known(tokens[first:last]), start + first, blocks, asked))
+                count = max(last - max(first, silent), 0)
+                batch.append(Segment(self._known(tokens[first:last]), start + first, blocks, count))
                 room -= last - first
                 first = last
                 if room == 0:
-                    found.append(self._forward(batch).kept())
+                    outputs.append(self._forward(batch).kept())
                     batch, room = [], self._max_step_tokens
         if batch:
-            found.append(self._forward(batch))
+            outputs.append(self._forward(batch))
         missing = self._vocab_size - self._runner.vocab_size
-        if len(found) == 1 and not missing:
-            return found[0]
-        logits = torch.cat([output.logits for output in found])
+        if len(outputs) == 1 and not missing:
+            return outputs[0]
+        logits = torch.cat([output.logits for output in outputs])
         if missing > 0:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return ModelOutput(logits[:, : self._vocab_size])
@@ -320,8 +320,8 @@ class DraftModelProposer(Proposer):
         return output
 
     def _known(self, tokens: Seq[int]) -> Seq[int]:
-        """The draft's embedding ends before the target's where only the target's is padded; a
-        prompt given as ids may hold such an id all the same."""
+        """Replaces ids that the draft's embedding lacks. That is only the padding of the target's
+        vocabulary, but a prompt given as ids may contain it."""
         if self._runner.vocab_size >= self._vocab_size:
             return tokens
         return [token if token < self._runner.vocab_size else 0 for token in tokens]

@@ -1,11 +1,10 @@
-"""Proposals of a draft model in the making, and what the drafter would have guessed at positions
-that are committed by now.
+"""Unfinished proposals of a draft model, and its agreement with committed tokens in hindsight.
 
-Under sample-and-match a guess is right if it equals the committed token, verified or not. The
-drafter runs every committed position sooner or later (the one behind a fully accepted proposal,
-those of steps at K = 0): the rows of that catch-up, drawn from as a guess would be, say how often
-it agrees without anything being risked, and without the censoring of what a rejection hides. Only
-for requests whose logits are merely scaled; what depends on the history would have to be redone.
+Under sample-and-match a draft token is right if it equals the committed token, verified or not. The
+drafter runs every committed position at some time (after a fully accepted proposal, and those of
+steps at K = 0). Draws from the rows of that catch-up, made as a proposal's are, show how often it
+agrees, without verification and without the censoring that a rejection causes. Only for requests
+whose logits are merely scaled, since history-dependent processing would have to be redone.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal
 
-MOST_ROWS, MOST_OF_ALL = 32, 96  # of a sequence, and of all; so many tell enough
+MOST_ROWS, MOST_OF_ALL = 32, 96  # rows judged: of a sequence, of all
 
 
 class Draft(msgspec.Struct):
-    """One sequence's proposal in the making."""
+    """One sequence's unfinished proposal."""
 
     seq: Sequence
     k: int
-    plain: Plain | None = None  # how its tokens are drawn, if that is all that there is to it
+    plain: Plain | None = None  # how its tokens are drawn, if no history is needed
     tokens: list[int] = []
     confidences: list[float] = []  # one for each of `tokens`
-    second_best: list[int] = []  # the second-best of each, where they are known
-    forced: set[int] = set()  # places in `tokens` that its grammar filled
-    run: int = 0  # of `tokens`, how many the drafter has run
+    second_best: list[int] = []  # the second-best token at each place, if known
+    forced: set[int] = set()  # places in `tokens` filled by the grammar
+    run: int = 0  # how many of `tokens` the drafter has run
     ended: bool = False
 
     @property
@@ -43,7 +42,7 @@ class Draft(msgspec.Struct):
         return not self.ended and len(self.tokens) < self.k
 
     def follow_grammar(self) -> None:
-        """Add what the grammar forces next, where it may guess: nobody needs to be asked for it."""
+        """Append what the grammar forces next, if it may propose for this sequence."""
         constraint = self.seq.constraint
         if constraint is None or not self.wants_more:
             return
@@ -62,7 +61,7 @@ class Draft(msgspec.Struct):
         return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
 
     def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
-        """One more guess, or the end: nothing could be drawn, or it would stop the sequence."""
+        """Append one draft token, or end: nothing could be drawn, or the sequence would stop."""
         if token == NOT_FINITE:
             self.ended = True
             return
@@ -73,7 +72,7 @@ class Draft(msgspec.Struct):
         self.ended = is_eos or token in params.stop_token_ids
 
     def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
-        """All that a drafter guessed in one call, up to the end; it has run all but the last."""
+        """Append the tokens of one call up to the end; the drafter has run all but the last."""
         params = self.seq.params
         goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
         whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
@@ -88,7 +87,7 @@ class Draft(msgspec.Struct):
 
 
 def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> dict[int, Draft]:
-    """A draft for each chunk that samples and may guess, by its index."""
+    """By index: a Draft for each chunk that samples and has k > 0."""
     return {
         index: Draft(chunk.seq, chunk.k, plain(chunk.seq))
         for index, chunk in enumerate(chunks)
@@ -101,15 +100,15 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
 
 
 def chain_rows(drafts: list[Draft]) -> list[Rows]:
-    """Those that each guess is drawn from, one after the other."""
+    """The rows that the chains are drawn from, chain after chain."""
     return [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
 
 
 def rows_to_judge(
     seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
 ) -> int:
-    """Of the positions from `start` to the last but one, how many predict a generated token: the
-    latest of them, and of many `sequences` at once fewer each."""
+    """How many of the positions from `start` to the last but one predict a generated token: the
+    latest ones, and the fewer the more `sequences` there are."""
     if plain is None or plain.is_filtered(vocab_size):
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
@@ -117,26 +116,26 @@ def rows_to_judge(
 
 
 def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
-    """Of `[sum(counts) + sequences]` rows: those to judge, and the one behind each one's last
-    token."""
-    asked: list[Rows] = []
+    """Of `[sum(counts) + sequences]` logit rows: the Rows to judge, and the index of each
+    sequence's last row."""
+    judged: list[Rows] = []
     last: list[int] = []
     row = 0
     for seq, count in zip(seqs, counts, strict=True):
         if count:
-            asked.append(Rows(seq, row, count, seq.num_tokens - count))
+            judged.append(Rows(seq, row, count, seq.num_tokens - count))
         row += count + 1
         last.append(row - 1)
-    return asked, last
+    return judged, last
 
 
-def agreements(asked: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
-    """What was drawn in these rows against what is committed."""
-    found, at = [], 0
-    for seq, _, count, first, *_ in asked:
+def agreements(judged: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
+    """Compares the tokens drawn from these rows with the committed ones."""
+    results, at = [], 0
+    for seq, _, count, first, *_ in judged:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
         guesses = list(zip(leads[at : at + count], hits, strict=True))
-        found.append(Agreement(seq.number, first - seq.num_prompt, guesses))
+        results.append(Agreement(seq.number, first - seq.num_prompt, guesses))
         at += count
-    return found
+    return results

@@ -1,14 +1,14 @@
-"""EAGLE-3: a head of one layer over the target's hidden states guesses a tree, level by level.
+"""EAGLE-3: a head of one layer over the target's hidden states drafts a tree, level by level.
 
-A level's likeliest paths go on: of the nodes so far only those among the best k can have children
-that are (a path is no likelier than its beginning), so what is kept is the best tree of k nodes
-that these levels and ranks allow, the likeliest first (EAGLE-2, arXiv:2406.16858). With a
-temperature, scores have the noise that the target's draws will have at their positions.
+The likeliest paths of a level are extended. Of the nodes so far only those among the best k can
+have children among the best k (a path is no likelier than its prefix), so the result is the best
+tree of k nodes with these levels and ranks, the likeliest first (EAGLE-2, arXiv:2406.16858). With a
+temperature, scores include the noise of the target's draws at the same positions.
 
-Keys and values of committed entries lie in a plane of the cache, under the blocks of the text, so
-that a prefix found there brings them along; the last entry of a block was made with the token that
-followed then. Those of guesses live for one proposal. Hidden states wait until they are needed, or
-until they are many: up to `WAITING` and one step's rows of a sequence.
+The KV of committed entries lies in a plane of the cache, in the blocks of the text, so a prefix hit
+includes it; the last entry of a block was made with the token that followed at that time. The KV of
+draft tokens lasts for one proposal. Hidden states are stored until they are needed or are too many:
+up to `WAITING` and one step's rows per sequence.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
 
-Guesses = list[tuple[int, float]]  # the likeliest tokens, and the logarithms of their chances
+Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
-_RANKS = 8  # tokens behind a path that are looked at
-_BREADTH = 8  # paths of a level that go on
+_RANKS = 8  # candidate tokens after a path
+_BREADTH = 8  # paths of a level that are extended
 _PLANE = "eagle"
 
 
 @dataclass(slots=True)
 class _State:
-    """Of a running sequence: hidden states from position `first` on, whose entries are not made
-    yet; before it they are, or never will be. `out` `[width]`: of the last entry."""
+    """Of a running sequence: hidden states from position `first` on that have no entries yet;
+    earlier positions have them, or never will. `out` `[width]`: output for the last entry."""
 
     first: int
     rows: list[Tensor] = field(default_factory=list)
@@ -54,10 +54,10 @@ class _State:
 
 @dataclass(slots=True)
 class _Tree:
-    """A proposal in the making. `keys` and `values` `[kv_heads, length, dim]`: of the `before`
-    committed entries, then of nodes. By node: its token, parent, level, and the sum of the
-    logarithms of its path's chances; of those that go on, which entries are their path's, and what
-    the layer makes of them (`outs`; -1: of the last committed entry)."""
+    """An unfinished proposal. `keys` and `values` `[kv_heads, length, dim]`: of `before` committed
+    entries, then of nodes. By node: token, parent, level, and the sum of the log-chances of its
+    path. Of extended nodes: the entries of their path, and the layer's output (`outs`; -1: of the
+    last committed entry)."""
 
     seq: Sequence
     k: int
@@ -70,14 +70,14 @@ class _Tree:
     levels: list[int] = field(default_factory=list)
     sums: list[float] = field(default_factory=list)
     entries: dict[int, list[int]] = field(default_factory=dict)
-    grows: list[int] = field(default_factory=lambda: [-1])  # whose children are guessed next
+    grows: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
 
     def best(self) -> list[int]:
-        """At most k nodes, the likeliest first, each behind its parent."""
+        """At most k nodes, the likeliest first, each after its parent."""
         return nsmallest(self.k, range(len(self.tokens)), key=lambda n: (-self.sums[n], n))
 
     def add(self, guesses: Seq[Guesses], level: int, *, last: bool) -> None:
-        """Children of all that `grows`; unless they are the `last`, the likely ones grow next."""
+        """Add children to all in `grows`; unless they are the `last`, the likely ones grow next."""
         for parent, each in zip(self.grows, guesses, strict=True):
             so_far = self.sums[parent] if parent >= 0 else 0.0
             for token, chance in each:
@@ -92,7 +92,7 @@ class _Tree:
             self.entries[node] = [*self.entries.get(self.parents[node], ()), len(self.entries)]
 
     def visible(self) -> Tensor:
-        """Bool `[grows, length]`, of the entries with those that are being made."""
+        """Bool `[grows, length]`: the entries that each growing node attends to."""
         seen = torch.zeros(len(self.grows), self.before + len(self.entries), dtype=torch.bool)
         seen[:, : self.before] = True
         for row, node in enumerate(self.grows):
@@ -111,7 +111,7 @@ class _Tree:
 
 
 class EagleProposer(Proposer):
-    """`depth`: levels of a tree, at most. A plane of its own is added to `cache`."""
+    """`depth`: levels of a tree, at most. Adds a KV plane of its own to `cache`."""
 
     name = "eagle"
     learns = True
@@ -140,20 +140,20 @@ class EagleProposer(Proposer):
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """A tree of k nodes, or fewer where the levels do not hold as many, for each sampling chunk
-        whose hidden states are known up to its last token but one."""
+        """A tree of k nodes, or fewer if the levels have no more, for each sampling chunk whose
+        hidden states are known up to its last token but one."""
         self.forward_seconds, self.catch_up_rows = 0.0, 0
-        asked = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
-        if not asked:
+        ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
+        if not ready:
             return [EMPTY] * len(chunks)
         began = self._clock()
-        found = self._grow(asked)
+        proposals = self._grow(ready)
         self.forward_seconds = self._clock() - began
-        return [found.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
+        return [proposals.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
 
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
-        """Keep hidden states; where many wait, make their entries."""
+        """Store hidden states; where too many are stored, make their entries."""
         many = []
         for item in verified:
             assert item.hidden is not None
@@ -200,7 +200,7 @@ class EagleProposer(Proposer):
         return _Tree(seq, chunk.k, *self._entries(seq, before), before, {-1: out})
 
     def _guess(self, trees: Seq[_Tree], rows: Tensor, level: int) -> list[Guesses]:
-        """Behind each row."""
+        """Candidate tokens after each row of `[rows, width]`."""
         scores, ids = self._head.logits(rows), self._head.target_ids
         seqs = [tree.seq for tree in trees for _ in tree.grows]
         scales = [self._processor.fields(seq).scale for seq in seqs]
@@ -220,7 +220,7 @@ class EagleProposer(Proposer):
     # -- the layer ---------------------------------------------------------------------------------
 
     def _enter(self, seqs: Seq[Sequence]) -> None:
-        """Make the entries of all that wait and whose next token is committed."""
+        """Make the entries of all stored states whose next token is committed."""
         tokens, positions, rows, ends = list[int](), list[int](), list[Tensor](), list[int]()
         for seq in seqs:
             state = self._states[seq]
@@ -228,9 +228,9 @@ class EagleProposer(Proposer):
             ends.append(end)
             tokens += seq.tokens[state.first + 1 : end + 1]
             positions += range(state.first, end)
-            given, ready = torch.cat(state.rows), end - state.first
-            rows.append(given[:ready])
-            state.rows, state.first, state.count = [given[ready:]], end, state.count - ready
+            states, ready = torch.cat(state.rows), end - state.first
+            rows.append(states[:ready])
+            state.rows, state.first, state.count = [states[ready:]], end, state.count - ready
         there = torch.tensor(positions).to(self._head.device)
         sizes = [len(own) for own in rows]
         slots = torch.cat([
@@ -241,20 +241,20 @@ class EagleProposer(Proposer):
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             for kept, new in zip(self._plane.stacks[0], (keys, values), strict=True):
                 kept[0].index_copy_(1, slots, new.transpose(0, 1))
-            found = list[Tensor]()
+            outputs = list[Tensor]()
             parts = (torch.split(each, sizes) for each in (queries, there))
             for seq, end, own, at in zip(seqs, ends, *parts, strict=True):
                 visible = torch.arange(end, device=at.device) <= at[:, None]
-                found.append(_attend(own, *self._entries(seq, end), visible))
-            return torch.cat(found)
+                outputs.append(_attend(own, *self._entries(seq, end), visible))
+            return torch.cat(outputs)
 
         mixed = self._head.mix(torch.cat(rows))
-        made = self._head(torch.tensor(tokens).to(there.device), mixed, there, attend)
-        for seq, own in zip(seqs, torch.split(made, sizes), strict=True):
+        outs = self._head(torch.tensor(tokens).to(there.device), mixed, there, attend)
+        for seq, own in zip(seqs, torch.split(outs, sizes), strict=True):
             self._states[seq].out = own[-1].clone()
 
     def _extend(self, trees: Seq[_Tree]) -> None:
-        """Make the entries of the nodes that grow."""
+        """Make the entries of the growing nodes."""
         nodes = [(tree, node) for tree in trees for node in tree.grows]
         places = [(tree.tokens[node], tree.before + tree.levels[node]) for tree, node in nodes]
         rows = torch.stack([tree.outs[tree.parents[node]] for tree, node in nodes])
@@ -262,16 +262,16 @@ class EagleProposer(Proposer):
         sizes = [len(tree.grows) for tree in trees]
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            found = list[Tensor]()
+            outputs = list[Tensor]()
             news = (torch.split(each, sizes) for each in (queries, keys, values))
             for tree, own, key, value in zip(trees, *news, strict=True):
                 tree.keys = torch.cat([tree.keys, key.transpose(0, 1)], dim=1)
                 tree.values = torch.cat([tree.values, value.transpose(0, 1)], dim=1)
-                found.append(_attend(own, tree.keys, tree.values, tree.visible().to(own.device)))
-            return torch.cat(found)
+                outputs.append(_attend(own, tree.keys, tree.values, tree.visible().to(own.device)))
+            return torch.cat(outputs)
 
-        made = self._head(tokens, rows, positions, attend)
-        for (tree, node), own in zip(nodes, made, strict=True):
+        outs = self._head(tokens, rows, positions, attend)
+        for (tree, node), own in zip(nodes, outs, strict=True):
             tree.outs[node] = own
 
     def _entries(self, seq: Sequence, end: int) -> tuple[Tensor, Tensor]:
@@ -290,7 +290,7 @@ class EagleProposer(Proposer):
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
     """`[rows, heads, dim]` over `[kv_heads, length, dim]`, bool `[rows, length]` -> `[rows, heads *
     dim]`."""
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         queries.transpose(0, 1)[None], keys[None], values[None], visible, enable_gqa=True
     )
-    return found[0].transpose(0, 1).flatten(1)
+    return output[0].transpose(0, 1).flatten(1)

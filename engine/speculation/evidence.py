@@ -1,25 +1,25 @@
-"""How often a look-up is right, by the evidence it has: how many tokens in a row agreed before its
-guess (a "run", in one of seven grades).
+"""Evidence: how often a look-up is right, by the number of tokens that matched before its token
+(the "run", in one of seven grades).
 
-Every committed token tells whether a look-up had it right, whoever guessed it and whether or not
-the look-up was asked, so nothing has to be tried out. Counts of one sequence, with those of all
-sequences as a prior. Plain arithmetic.
+Every committed token shows whether a look-up had it right, even if the look-up was not asked, so no
+exploration is needed. Counts of one sequence, with those of all sequences as prior. Plain
+arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-START, SUPPOSED = -1, 0  # runs without a match: at the begin of a text; on a mere supposition
+START, SUPPOSED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
 _PRIOR_TRIALS = 4.0
-_MEMORY = 256.0  # trials of a grade; beyond them all of its past is halved
-_FIRST_ODDS = 3.0  # that a text is what it is given for, before anything came
-_ODDS = (1 / 16, 4.0)  # their bounds: what comes may turn away from the text, or back to it
+_MEMORY = 256.0  # trials of a grade; above, its counts are halved
+_FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply
+_ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the prediction and return
 
 
 class Record:
-    """Guesses by grade of evidence: how many there were, and how many were right."""
+    """By grade: looked-up tokens, and how many of them were right."""
 
     def __init__(self, rates: Seq[float], trials: float = _PRIOR_TRIALS) -> None:
         self.right = [rate * trials for rate in rates]
@@ -34,21 +34,21 @@ class Record:
 
 
 class Evidence:
-    """Of one sequence; `everyone` is shared by all. A run is a number of tokens that agreed, or
-    START or SUPPOSED."""
+    """Of one sequence; `everyone` is shared by all. A run is a number of matching tokens, START or
+    SUPPOSED."""
 
     def __init__(self, everyone: Record) -> None:
         self._everyone = everyone
         self._own = Record([0.0] * len(everyone.right), 0.0)
 
     def learn(self, run: int, *, hit: bool) -> None:
-        """What became of a guess that stood on this run."""
+        """Record whether a token that was looked up with this run was right."""
         for record in (self._own, self._everyone):
             record.add(_grade(run), right=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
-        """For each of k guesses in a row, that it and all before it are right; `before`: the chance
-        that those ahead of the first are."""
+        """For each of k tokens in a row, the chance that it and all before it are right; `before`:
+        the chance that those ahead of the first one are."""
         chances: list[float] = []
         survival, grade, rate = before, -1, 0.0
         for _ in range(k):
@@ -67,10 +67,10 @@ class Evidence:
 
 
 class Doubted(Evidence):
-    """For a prediction that may be unrelated to the reply, so that a guess on a weak run is right
-    by accident: at `by_accident`, by grade (1: no less often than in the right text). Each guess on
-    a weak run tells for the one or the other by Bayes' rule, so several that were wrong in a row
-    make the next ones unlikely before their own grades were tried."""
+    """For a prediction that may be unrelated to the reply; then a token with a short run is right
+    only by accident, with chance `by_accident`, by grade (1: as often as in a related text). Each
+    such token updates the odds of the two cases by Bayes' rule, so several wrong ones in a row
+    lower the chances of the next before their own grades were tried."""
 
     def __init__(self, everyone: Record, by_accident: Seq[float]) -> None:
         super().__init__(everyone)
@@ -78,7 +78,7 @@ class Doubted(Evidence):
         self._odds = _FIRST_ODDS
 
     def learn(self, run: int, *, hit: bool) -> None:
-        """As Evidence."""
+        """See Evidence."""
         grade = _grade(run)
         accident = self._by_accident[grade]
         if accident < 1.0 and accident < (right := self._rate(grade)):
@@ -88,7 +88,7 @@ class Doubted(Evidence):
         super().learn(run, hit=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
-        """As Evidence; which of the two texts it is matters up to the first strong run."""
+        """See Evidence. The two cases differ up to the first long run."""
         chances = list[float]()
         meant = before * self._odds / (1 + self._odds)
         other = before - meant
@@ -104,7 +104,7 @@ GRADES = 7
 
 
 def grown(run: int) -> int:
-    """The evidence after one more token agreed."""
+    """The run after one more matching token."""
     return max(run, 1) + 1
 
 

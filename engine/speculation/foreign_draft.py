@@ -1,9 +1,9 @@
 """A draft model with a tokenizer of its own (token-level intersection, arXiv:2502.05202).
 
-What is committed is read by the draft in its own tokens, so its keys and values have positions of
-their own, in blocks of their own: nothing of them is shared with the target's prefix cache. Its
-guesses are draws among the tokens that both have, by the target's ids and with their noise, so they
-agree with the target's draws as those of any draft do.
+The draft reads committed text in its own tokens, so its KV has positions and blocks of its own and
+shares nothing with the target's prefix cache. It draws among the tokens that both vocabularies
+have, by the target's ids and with their noise, so it is coupled to the target's draws like any
+other draft.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from engine.speculation.drafts import Draft
 
 @dataclass(slots=True)
 class Reading:
-    """A sequence as the draft reads it. The keys of the first `valid` of `ids` are there, and of
-    `guessed` behind all of them, if those are all valid."""
+    """A sequence in the draft's tokens. KV is computed for the first `valid` of `ids` and, if all
+    are valid, for `guessed` after them."""
 
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # draft tokens up to each target position
@@ -34,7 +34,7 @@ class Reading:
     blocks: array[int] = field(default_factory=lambda: array("i"))
 
     def follow(self, tokens: Seq[int], pieces: Callable[[int], list[int]]) -> None:
-        """Read what was committed since; guesses that it bears out stay computed."""
+        """Append newly committed tokens; draft tokens that turned out right stay computed."""
         first = len(self.ids)
         for token in tokens[len(self.ends) :]:
             self.ids += pieces(token)
@@ -48,11 +48,11 @@ class Reading:
 
 
 class ForeignDraftProposer(DraftModelProposer):
-    """Gives out the blocks of the draft's plane. A sequence that finds none, or is too long for the
-    draft, is not guessed for. Nothing is found out in hindsight."""
+    """Assigns the blocks of the draft's plane. Proposes nothing for a sequence that gets no blocks
+    or is too long for the draft. Computes no agreements."""
 
-    def __init__(self, runner: ForeignRunner, **given: Any) -> None:
-        super().__init__(runner, **given)
+    def __init__(self, runner: ForeignRunner, **options: Any) -> None:
+        super().__init__(runner, **options)
         self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
         self._free, self._block_size = list(runner.blocks), runner.block_size
         self._readings: dict[int, Reading] = {}
@@ -66,7 +66,7 @@ class ForeignDraftProposer(DraftModelProposer):
         return [draft for draft in super()._ready(drafts) if self._fits(draft)]
 
     def _fits(self, draft: Draft) -> bool:
-        """Whether there are positions for what it reads next; they are its own from now on."""
+        """Whether there are positions for what it reads next; if so, allocates their blocks."""
         reading = self._readings.setdefault(id(draft.seq), Reading())
         if not draft.run:
             reading.follow(draft.seq.tokens, self._pieces)
@@ -81,7 +81,7 @@ class ForeignDraftProposer(DraftModelProposer):
         return True
 
     def _new(self, draft: Draft) -> list[int]:
-        """Its guesses that the draft has not run, as it reads them."""
+        """Its draft tokens that the draft model has not run, in the draft's tokens."""
         return [piece for token in draft.tokens[draft.run :] for piece in self._pieces(token)]
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
@@ -103,7 +103,7 @@ class ForeignDraftProposer(DraftModelProposer):
             reading, new = self._readings[id(draft.seq)], self._new(draft)
             start = len(reading.ids) + len(reading.guessed)
             reading.guessed += new
-            if not new:  # what the draft has no word for: its last row again
+            if not new:  # a token without draft tokens: run the last one again
                 new, start = [*reading.ids, *reading.guessed][-1:], start - 1
             segments.append(Segment(new, start, reading.blocks, 1))
             draft.run = len(draft.tokens)

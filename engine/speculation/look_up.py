@@ -1,6 +1,5 @@
-"""A look-up: a free proposer that follows each sequence through a text, and guesses what comes next
-there. What the text is, and where in it a sequence is, is the followers' affair. No torch.
-"""
+"""LookUp: a free proposer that follows each sequence through a text and proposes what comes next
+there. Followers know the text and the place in it. No torch."""
 
 from __future__ import annotations
 
@@ -15,34 +14,34 @@ from engine.speculation.proposal import EMPTY, FreeProposer, Proposal, chain
 
 
 class Follower(ABC):
-    """One sequence's place in a text: `at` is the index expected next, None while lost; `run` the
-    evidence for it. Asked only after `extend`."""
+    """One sequence's place in a text: `at`: index of the next expected token, None while lost;
+    `run`: matching tokens before it. Call `extend` before the others."""
 
     def __init__(self, evidence: Evidence, at: int | None, run: int) -> None:
         self._evidence = evidence
         self._at, self._run = at, run
-        self._seen = 0  # tokens that were looked at
+        self._seen = 0  # tokens processed
 
     @abstractmethod
     def extend(self, seq: Sequence) -> None:
-        """Look at what was committed since the last time."""
+        """Process the tokens committed since the last call."""
 
     @abstractmethod
     def next(self, seq: Sequence, k: int) -> list[int]:
-        """The guesses, at most `k`; none while the place is lost."""
+        """At most `k` proposed tokens; none while the place is lost."""
 
     @abstractmethod
     def most(self, k: int) -> int:
-        """How many guesses `next` would make of `k`, unless the place is lost."""
+        """How many tokens `next` would return for `k`, unless the place is lost."""
 
     def chances(self, k: int) -> list[float]:
-        """For each of the guesses that `next` would make, the chance that it and all before it are
+        """For each token that `next` would return, the chance that it and all before it are
         right."""
         return [] if self._at is None else self._evidence.chances(self._run, self.most(k))
 
 
 class LookUp(FreeProposer):
-    """`begin` makes the follower of a sequence when it is first asked about."""
+    """`begin` creates the follower of a sequence at its first call."""
 
     def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:
         self.name, self.pause = name, pause
@@ -50,13 +49,13 @@ class LookUp(FreeProposer):
         self._followers: dict[Sequence, Follower] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        found = []
+        proposals = []
         for chunk in chunks:
             guesses: list[int] = []
             if chunk.k > 0 and chunk.samples:
                 guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k)
-            found.append(chain(guesses, self.name) if guesses else EMPTY)
-        return found
+            proposals.append(chain(guesses, self.name) if guesses else EMPTY)
+        return proposals
 
     def forget(self, seq: Sequence) -> None:
         self._followers.pop(seq, None)

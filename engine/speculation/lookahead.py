@@ -1,14 +1,14 @@
-"""Lookahead decoding: the target guesses for itself (Fu et al., 2024, arXiv:2402.02057).
+"""Lookahead decoding: the target drafts for itself (Fu et al., 2024, arXiv:2402.02057).
 
-A window of guesses is carried along. In each forward the target says what it would say behind them,
-which is one more Jacobi iteration, and what it said in a row there is an n-gram of its own. N-grams
-go into a pool; those that begin with the last token of the text are verified.
+A window of tokens is kept. In each forward the target computes its next token after each column,
+which is one more Jacobi iteration; consecutive results are n-grams of the target. They go into a
+pool; those that begin with the last token of the text are verified.
 
-The window's level 0 is a chain behind the root. Column i of the other levels stands behind the
-first i tokens of that chain, each level below the one before it. So window and n-grams are branches
-of one tree whose shared beginnings are shared nodes: the paper's mask is a tree's, its positions
-are depths. A window's branch is kept like any other if it is right, which the paper leaves out. At
-T > 0 the target says what it would draw at that position, noise and all. No torch, no model.
+Level 0 of the window is a chain after the root. Column i of the other levels follows the first i
+tokens of that chain, each level after the one before it. So window and n-grams are branches of one
+tree that share their common prefixes: the paper's mask is a tree mask, its positions are depths. A
+branch of the window is accepted like any other if it is right, which the paper does not do. At T >
+0 the target's token is its draw with the noise of that position. No torch, no model.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Gram = tuple[int, ...]
 
 
 class Pool:
-    """N-grams by their first token: at most `each` of one, and `most` of all; the one that was not
-    seen for longest goes."""
+    """N-grams by their first token: at most `each` per token and `most` in total; the least
+    recently seen one is removed."""
 
     def __init__(self, each: int, most: int) -> None:
         self._each, self._most = each, most
-        self._grams: dict[Gram, None] = {}  # in the order in which they were last seen
+        self._grams: dict[Gram, None] = {}  # ordered by when they were last seen
         self._behind: dict[int, dict[Gram, None]] = {}
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Pool:
             self._drop(next(iter(self._grams)))
 
     def behind(self, token: int) -> list[Gram]:
-        """What followed it, the latest first."""
+        """Continuations of `token`, the latest first."""
         return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
 
     def _drop(self, gram: Gram) -> None:
@@ -58,8 +58,9 @@ class Pool:
 
 
 class Window:
-    """`levels` of guesses: `ngram - 1`, one more each step until then. Level 0 has a token less
-    than there are columns, since column 0 begins at the root. `filler` stands in for guesses."""
+    """`levels` of tokens: `ngram - 1`, one more each step until then. Level 0 has one token less
+    than there are columns, since column 0 begins at the root. `filler` gives tokens where there are
+    none yet."""
 
     def __init__(self, width: int, ngram: int, filler: Iterator[int]) -> None:
         self._full, self._filler = ngram - 1, filler
@@ -78,17 +79,17 @@ class Window:
         first, *others = self.levels
         return [*first[:column], *(level[column] for level in others)]
 
-    def move(self, root: int, said: Seq[int | None]) -> list[Gram]:
-        """By one position, and up by one level if all are there. `said`: by column, what the target
-        would say behind its path; None: nothing. The n-grams that came of it."""
+    def move(self, root: int, drawn: Seq[int | None]) -> list[Gram]:
+        """Move by one position, and by one level if the window is full. `drawn`: by column, the
+        target's token after it; None: not known. Returns the new n-grams."""
         first, *others = self.levels
         full, keys = self.is_full, [root, *first]
         grams = [
             (keys[column], *(level[column] for level in others), token)
-            for column, token in enumerate(said)
+            for column, token in enumerate(drawn)
             if full and token is not None
         ]
-        new = [next(self._filler) if token is None else token for token in said]
+        new = [next(self._filler) if token is None else token for token in drawn]
         if full:
             self.levels = [*self.levels[1:], new]
             del self.levels[0][0]
@@ -98,13 +99,13 @@ class Window:
 
 
 class Tree:
-    """A proposal in the making: paths that begin alike share nodes."""
+    """An unfinished proposal: paths share their common prefixes."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
 
     def add(self, path: Iterable[int], most: int) -> None:
-        """As much of it as there is room for in so many nodes."""
+        """Add as much of `path` as fits into `most` nodes."""
         node = -1
         for token in path:
             below = self._nodes.get((node, token))
@@ -119,8 +120,8 @@ class Tree:
 
 
 class _State:
-    """Of one sequence. The pool begins with the n-grams of the text; `most` nodes of a proposal
-    bound the window's width."""
+    """Of one sequence. The pool starts with n-grams of the text; `most` nodes of a proposal bound
+    the width of the window."""
 
     def __init__(self, tokens: list[int], config: LookaheadConfig, most: int) -> None:
         self._ngram = config.ngram
@@ -128,17 +129,17 @@ class _State:
         self.window = Window(width, self._ngram, _again(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
         first = max(len(tokens) - config.pool - self._ngram, 0)
-        self._end = first + self._ngram - 1  # of the last n-gram that was read
+        self._end = first + self._ngram - 1  # of the last n-gram added to the pool
 
     def read(self, tokens: list[int]) -> None:
-        """What came since the last time."""
+        """Add the n-grams of tokens committed since the last call."""
         for end in range(self._end + 1, len(tokens) + 1):
             self.pool.add(tuple(tokens[end - self._ngram : end]))
             self._end = end
 
 
 def _again(tokens: list[int], last: int) -> Iterator[int]:
-    """The `last` tokens of the text, then those from its begin on, again and again."""
+    """The `last` tokens of the text, then the text from its start, repeatedly."""
     at = max(len(tokens) - last, 0)
     while True:
         yield tokens[at % len(tokens)]
@@ -146,8 +147,8 @@ def _again(tokens: list[int], last: int) -> Iterator[int]:
 
 
 class LookaheadProposer(Proposer):
-    """A K that is too small for all leaves out n-grams but one, then the window, which stands still
-    meanwhile."""
+    """If K is too small for all, n-grams but one are left out first, then the window, which then
+    does not move."""
 
     name, learns, every_node = "lookahead", True, True
 
@@ -163,9 +164,9 @@ class LookaheadProposer(Proposer):
             if own.proposal.source != self.name:
                 continue
             state = self._states[own.seq]
-            said = _said(state.window, own)
-            if any(token is not None for token in said):
-                for gram in state.window.move(own.seq.tokens[-1], said):
+            drawn = _drawn_by_column(state.window, own)
+            if any(token is not None for token in drawn):
+                for gram in state.window.move(own.seq.tokens[-1], drawn):
                     state.pool.add(gram)
 
     def forget(self, seq: Sequence) -> None:
@@ -176,29 +177,29 @@ class LookaheadProposer(Proposer):
         if state is None:
             state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)
         state.read(chunk.seq.tokens)
-        window, found = state.window, state.pool.behind(chunk.seq.tokens[-1])
+        window, grams = state.window, state.pool.behind(chunk.seq.tokens[-1])
         levels, tree = len(window.levels), Tree()
-        least = self._config.ngram - 1 if found else 0  # nodes for n-grams
+        least = self._config.ngram - 1 if grams else 0  # nodes for n-grams
         columns = min(max(chunk.k + 1 - least, 0) // levels, window.columns)
         if window.is_full and columns < window.columns:
             columns = 0
-        for gram in found:
+        for gram in grams:
             tree.add(gram, chunk.k - max(columns * levels - 1, 0))
         for column in range(columns):
             tree.add(window.path(column), chunk.k)
         return tree.proposal(self.name)
 
 
-def _said(window: Window, own: Verified) -> list[int | None]:
-    """By column of the window, what the target said behind it; None where that was left out of the
+def _drawn_by_column(window: Window, own: Verified) -> list[int | None]:
+    """By column of the window, the target's token after it; None if the column was not in the
     forward, or nothing could be drawn."""
     places = zip(own.proposal.parents, own.proposal.tokens, strict=True)
     nodes = {place: node for node, place in enumerate(places)}
-    said = list[int | None]()
+    drawn = list[int | None]()
     for column in range(window.columns):
         node: int | None = -1
         for token in window.path(column):
             node = None if node is None else nodes.get((node, token))
         token = -1 if node is None else own.drawn[1 + node]
-        said.append(token if token >= 0 else None)
-    return said
+        drawn.append(token if token >= 0 else None)
+    return drawn

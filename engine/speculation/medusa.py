@@ -1,13 +1,13 @@
-"""Medusa: heads on the target's last hidden state guess a tree of tokens, without a second model.
+"""Medusa: heads on the target's last hidden state draft a tree of tokens, without a second model.
 
-The state behind a sequence's last token but one is what the step before left in the row from which
-that last token was drawn; head i then guesses the token i + 1 further on, blind to the others'
-guesses. Each head's likeliest tokens become branches, the likeliest paths first by the product of
-their heads' chances, so that the first n nodes are the best tree of n nodes. With a temperature a
-head's scores have the noise of their positions that the target's draws will have.
+The previous step stores the hidden state of the row from which a sequence's last token was drawn;
+head i predicts the token i + 1 positions further, independently of the other heads. Each head's
+likeliest tokens become branches, ordered by the product of their heads' chances, so that the first
+n nodes are the best tree of n nodes. With a temperature, a head's scores include the noise of the
+target's draws at its position.
 
-Owns one state of each sequence that runs, and the length of the text that it is the last of. A
-sequence without (its prompt is not done, it was preempted, or K was 0) is not guessed for.
+Stores one state per running sequence, and the length of the text it belongs to. A sequence without
+one (within its prompt, preempted, or after K = 0) gets no proposal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
 
-Path = tuple[int, ...]  # of each head in turn, how many of its tokens are likelier
+Path = tuple[int, ...]  # rank of the token at each head in turn
 
-_RANKS = 8  # of a head's tokens, at most, where no choices are given
-_NEAR = 128  # tokens with the largest scores, of which one is guessed whatever the noise
+_RANKS = 8  # tokens of a head, at most, without `choices`
+_NEAR = 128  # noise is added to this many tokens with the largest scores
 
 
 class MedusaProposer(Proposer):
-    """`choices`: the only paths that a tree may have; with each, the one before it."""
+    """`choices`: the only paths that a tree may have; all prefixes of a path must be included."""
 
     name = "medusa"
     learns = True
@@ -55,23 +55,22 @@ class MedusaProposer(Proposer):
         self._ranks = 1 + max(map(max, choices)) if choices else _RANKS
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """A tree of k nodes or all that the choices allow, for each sampling chunk whose state is
-        known."""
+        """A tree of k nodes, or all that `choices` allow, for each sampling chunk with a state."""
         self.forward_seconds = 0.0
-        asked = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
-        if not asked:
+        ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
+        if not ready:
             return [EMPTY] * len(chunks)
         began = self._clock()
-        tokens, logs = self._guess([chunk.seq for chunk in asked])
+        tokens, logs = self._guess([chunk.seq for chunk in ready])
         self.forward_seconds = self._clock() - began
-        found = {
+        trees = {
             chunk.seq: self._tree(each, chances, chunk.k)
-            for chunk, each, chances in zip(asked, tokens, logs, strict=True)
+            for chunk, each, chances in zip(ready, tokens, logs, strict=True)
         }
-        return [found.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
+        return [trees.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
-        """Keep the state of the row from which each one's newest token was drawn."""
+        """Store the state of the row from which each sequence's newest token was drawn."""
         for seq, hidden, tokens in [(item.seq, item.hidden, item.tokens) for item in verified]:
             assert hidden is not None
             self._states[seq] = seq.num_tokens + len(tokens), hidden[-1]
@@ -84,7 +83,7 @@ class MedusaProposer(Proposer):
 
     @torch.inference_mode()
     def _guess(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """By sequence and head: the likeliest tokens, and the logarithms of their chances."""
+        """By sequence and head: the likeliest tokens, and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
         every = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
@@ -116,35 +115,34 @@ class MedusaProposer(Proposer):
 
 
 def below_of(choices: Seq[Path]) -> dict[Path, list[int]]:
-    """Behind each path, the ranks that go on, rising."""
-    found: dict[Path, list[int]] = {}
+    """By path: the ranks that may follow it, ascending."""
+    ranks: dict[Path, list[int]] = {}
     for path in sorted(choices):
-        found.setdefault(tuple(path[:-1]), []).append(path[-1])
-    return found
+        ranks.setdefault(tuple(path[:-1]), []).append(path[-1])
+    return ranks
 
 
 def likeliest(
     logs: Seq[Seq[float]], k: int, below: Mapping[Path, Seq[int]] | None = None
 ) -> dict[Path, float]:
-    """The `k` paths with the largest sums of `logs` (by head and rank, falling), and these sums,
-    largest first, each behind its beginning. `below`: the ranks that may follow a path, if not
-    all."""
-    found: dict[Path, float] = {}
-    waiting: list[tuple[float, Path, int]] = []  # minus the sum, what comes before, which of ranks
+    """The `k` paths with the largest sums of `logs` (by head and rank, descending) and these sums,
+    largest first, each after its prefix. `below`: the ranks that may follow a path; None: all."""
+    best: dict[Path, float] = {}
+    waiting: list[tuple[float, Path, int]] = []  # minus the sum, path, index of its rank
 
     def offer(before: Path, at: int) -> None:
         ranks = _all(logs, before) if below is None else below.get(before, ())
         if at < len(ranks):
-            chance = found.get(before, 0.0) + logs[len(before)][ranks[at]]
+            chance = best.get(before, 0.0) + logs[len(before)][ranks[at]]
             heappush(waiting, (-chance, (*before, ranks[at]), at))
 
     offer((), 0)
-    while waiting and len(found) < k:
+    while waiting and len(best) < k:
         minus, path, at = heappop(waiting)
-        found[path] = -minus
+        best[path] = -minus
         offer(path[:-1], at + 1)
         offer(path, 0)
-    return found
+    return best
 
 
 def _all(logs: Seq[Seq[float]], before: Path) -> range:

@@ -1,6 +1,5 @@
-"""Occurrences: where each n-gram of a growing text stands, in a hash chain, as compressors have it.
-A token costs a dictionary entry, whatever the length of the text. No torch.
-"""
+"""Occurrences: the places of each n-gram of a growing text, in a hash chain as in compressors. One
+dictionary entry per token, whatever the length of the text. No torch."""
 
 from __future__ import annotations
 
@@ -8,18 +7,17 @@ from collections.abc import Iterator
 
 
 class Occurrences:
-    """Of `n` tokens in a row in `tokens`, which others append to."""
+    """Of n-grams in `tokens`, to which others append."""
 
     def __init__(self, tokens: list[int], n: int) -> None:
         self.tokens, self._n = tokens, n
-        # Of n tokens that something followed: the index behind their last occurrence, and by such
-        # an index that of the one before.
+        # n-gram -> index after its last occurrence, and by such an index, that of the previous one
+        # (0: none). Only n-grams that a token follows.
         self._latest: dict[tuple[int, ...], int] = {}
         self._before = [0] * n
 
     def note(self, last: int) -> None:
-        """What stands before each of the indices up to before `last`, from the first on that was
-        not noted."""
+        """Index the n-grams that end before `last` and are not indexed yet."""
         n, tokens, latest, before = self._n, self.tokens, self._latest, self._before
         first = len(before)
         if first >= last:
@@ -30,7 +28,7 @@ class Occurrences:
             latest[gram] = end
 
     def behind(self, suffix: list[int]) -> Iterator[int]:
-        """The indices behind the noted occurrences of the last `n` tokens of `suffix`, the latest
+        """The indices after the indexed occurrences of the last `n` tokens of `suffix`, the latest
         first."""
         end = self._latest.get(tuple(suffix[-self._n :]), 0)
         while end:

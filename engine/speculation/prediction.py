@@ -1,14 +1,13 @@
-"""The caller's own guess at the whole reply (OpenAI's "prediction"), followed and found again.
+"""The caller's prediction of the whole reply (OpenAI's "prediction") as a proposer.
 
-Per sequence it owns a place in the prediction. Each committed token, whoever guessed it, moves the
-place on or is a miss; after a miss it looks for the end of the committed text in the prediction:
-the longest match wins, the nearest among equals, and a match of a single token counts only near
-the place that was lost. So insertions, deletions and replacements cost a few tokens each. Until
-anything is found it supposes once that one token was replaced by another.
+Keeps a place in the prediction per sequence. Each committed token, whichever proposed it, advances
+the place or is a miss. After a miss, the end of the committed text is searched in the prediction:
+the longest match wins, the nearest among equals, and a match of one token counts only near the lost
+place. So insertions, deletions and replacements cost a few tokens each. If nothing is found, it is
+assumed once that one token was replaced by another.
 
-What is guessed next is as likely as guesses on the same evidence were before, and the less likely
-the more this request's prediction looks like another text than the reply (`evidence`). No torch, no
-model.
+Chances come from earlier results with the same evidence, and are the lower the more this request's
+prediction looks unrelated to the reply (`evidence`). No torch, no model.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from engine.speculation.look_up import Follower, LookUp
 NAME = "prediction"
 
 _LONGEST = 16  # tokens of a suffix that are compared
-_CANDIDATES = 24  # places looked at on either side of the one that was lost
-_NEAR = 8  # a single token must be found within so many (and those since the miss)
-_TRUSTED = 4  # a miss after so many matches is where the texts part; before, the place was wrong
+_CANDIDATES = 24  # places compared on either side of the lost one
+_NEAR = 8  # a match of one token must be within so many (plus those since the miss)
+_TRUSTED = 4  # a miss after so many matches is a difference; else the place was wrong
 
 _PRIORS = (0.95, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
-_BY_ACCIDENT = (0.1, 0.1, 0.05, 0.25, 1.0, 1.0, 1.0)  # by grade, where the reply is another text
+_BY_ACCIDENT = (0.1, 0.1, 0.05, 0.25, 1.0, 1.0, 1.0)  # by grade, if the prediction is unrelated
 
 
 class PredictionProposer(LookUp):
-    """Serves sequences whose parameters hold a prediction."""
+    """For sequences whose parameters have a prediction."""
 
     def __init__(self) -> None:
         everyone = Record(_PRIORS)
@@ -45,8 +44,8 @@ class _Follower(Follower):
     def __init__(self, prediction: Seq[int], everyone: Record) -> None:
         super().__init__(Doubted(everyone, _BY_ACCIDENT), 0, START)
         self._tokens = prediction
-        self._places: dict[int, list[int]] = {}  # token -> indexes behind it; made when needed
-        self._lost_at = 0  # the index that was expected where the texts parted
+        self._places: dict[int, list[int]] = {}  # token -> indices after it; built when needed
+        self._lost_at = 0  # the expected index where the texts diverged
         self._since = 0  # tokens since then
 
     def next(self, seq: Sequence, k: int) -> list[int]:
@@ -62,7 +61,7 @@ class _Follower(Follower):
         self._seen = len(tokens) - start
 
     def _step(self, tokens: list[int], start: int, end: int) -> None:
-        """One token: `tokens[end - 1]`, of an output that begins at `start`."""
+        """Process one token, `tokens[end - 1]`, of an output that begins at `start`."""
         at, token = self._at, tokens[end - 1]
         self._since += 1
         if at is not None and at < len(self._tokens):
@@ -82,23 +81,23 @@ class _Follower(Follower):
             self._at = None
 
     def _find(self, tokens: list[int], start: int, end: int) -> tuple[int, int]:
-        """(size, index behind it) of the longest suffix of the output that the prediction has,
+        """(size, index after it) of the longest suffix of the output that the prediction contains,
         the nearest of several; (0, 0) if there is none."""
         if not self._places:
             for index, token in enumerate(self._tokens):
                 self._places.setdefault(token, []).append(index + 1)
         places = self._places.get(tokens[end - 1], [])
         middle = bisect_left(places, self._lost_at + 1)
-        found = (0, 0, 0)
+        best = (0, 0, 0)
         for place in places[max(0, middle - _CANDIDATES) : middle + _CANDIDATES]:
             size = self._common(tokens, start, end, place)
             ahead = place - 1 - self._lost_at
             if size == 1 and not 0 <= ahead <= _NEAR + self._since:
                 continue
-            # Behind counts as farther: text that was passed over rarely comes back.
+            # Backwards counts double: skipped text rarely comes back.
             distance = ahead if ahead >= 0 else -2 * ahead
-            found = max(found, (size, -distance, place))
-        return found[0], found[2]
+            best = max(best, (size, -distance, place))
+        return best[0], best[2]
 
     def _common(self, tokens: list[int], start: int, end: int, place: int) -> int:
         """How many tokens before `place` equal those before `end`."""

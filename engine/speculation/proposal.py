@@ -1,9 +1,9 @@
-"""Proposal: guessed tokens as a tree in two lists, and what whoever makes them must offer. A chain,
-whose parents are `[-1, 0, 1, ...]`, needs no second one.
+"""Proposal: draft tokens as a tree in two lists, and the protocol of proposers. A chain, whose
+parents are `[-1, 0, 1, ...]`, needs only one list.
 
 Positions and the attention mask follow from `parents` alone (depth, ancestors), so two lists
-describe every drafter. Anything may propose: under sample-and-match the proposal never enters the
-output, only the number of steps it takes. Pure Python; no torch.
+describe every proposal. Any proposer is allowed: under sample-and-match a proposal never changes
+the output, only the number of steps. Pure Python; no torch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.scheduling.step_record import Agreement
 if TYPE_CHECKING:
     from torch import Tensor
 
-GRAMMAR = "grammar"  # who guesses what a grammar forces
-_FAR = 1e-6  # chances are taken to be between this and what lacks it to 1
+GRAMMAR = "grammar"  # the proposer of forced tokens
+_FAR = 1e-6  # chances are bounded by this and 1 minus this
 
 
 class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
-    committed token. `branches` are the parents, and None once it is seen that they make a chain.
-    `source` names who guessed; the nodes in `forced` were put in by the grammar. `confidences`, one
-    per node or none at all: larger is surer, on a scale of the proposer's own. `second_best`: of a
-    chain, the second-best guess at each node, -1 for none, if known."""
+    committed token. `branches`: the parents, None for a chain. `source`: the proposer's name; the
+    nodes in `forced` were put in by the grammar. `confidences`: one per node or empty; larger is
+    surer, on the proposer's own scale. `second_best`: of a chain, the second-best token at each
+    node, -1 for none, if known."""
 
     tokens: list[int] = []
     branches: list[int] | None = None
@@ -84,13 +84,13 @@ class Proposal(msgspec.Struct, frozen=True):
         )
 
     def branched(self, places: Seq[int], size: int) -> Proposal:
-        """The first `size` of its chain, and the second-best guesses at these nodes."""
-        made = self.trim(size)
+        """The first `size` nodes of its chain, and the second-best tokens at these `places`."""
+        trimmed = self.trim(size)
         if not places:
-            return made
-        tokens = [*made.tokens, *(self.second_best[place] for place in places)]
-        parents = [*made.parents, *(place - 1 for place in places)]
-        return Proposal(tokens, parents, self.source, made.forced)
+            return trimmed
+        tokens = [*trimmed.tokens, *(self.second_best[place] for place in places)]
+        parents = [*trimmed.parents, *(place - 1 for place in places)]
+        return Proposal(tokens, parents, self.source, trimmed.forced)
 
 
 def chain(
@@ -102,29 +102,28 @@ def chain(
     second_best: Seq[int] = (),
 ) -> Proposal:
     """A proposal without branches."""
-    more = [*confidences], [*second_best]
-    return Proposal([*tokens], None, source, frozenset(forced), *more)
+    optional = [*confidences], [*second_best]
+    return Proposal([*tokens], None, source, frozenset(forced), *optional)
 
 
 EMPTY = Proposal()
 
 
 def log_odds(chance: float) -> float:
-    """The logarithm of the odds, from that of the chance."""
+    """Log-odds of a log-chance."""
     bounded = min(max(chance, log(_FAR)), -_FAR)
     return bounded - log(-expm1(bounded))
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What became of a proposal about `seq`, before it is committed. `drawn`: the target's token
-    behind the root, then behind each node as if the path to it were the text (negative: none could
-    be drawn; behind nodes that are not in `path` it means nothing, but for proposers that ask for
-    `every_node`); `path`: the nodes that were right, in order; `tokens`: what is kept, of their
-    tokens and one new.
+    """The result of verifying a proposal for `seq`, before it is committed. `drawn`: the target's
+    token after the root, then after each node as if its path were the text (negative: none could be
+    drawn; for nodes not in `path` valid only for proposers with `every_node`); `path`: accepted
+    nodes in order; `tokens`: those kept of the accepted tokens and one new token.
 
-    `hidden` `[rows, layers * width]`, where the main proposer asks for it, is of the positions from
-    `first` on: of one, or with `every` row of all that were computed, to the one behind which the
-    newest of `tokens` was drawn. On a device it may still be computed."""
+    `hidden` `[rows, layers * width]`, if the main proposer asks for it: for the positions from
+    `first` on. One row, or with `every` all computed rows up to the one from which the newest of
+    `tokens` was drawn. On a device its computation may not have finished."""
 
     seq: Sequence
     proposal: Proposal
@@ -136,13 +135,12 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Proposer(Protocol):
-    """`propose` answers one Proposal per chunk, in order, of at most `chunk.k` nodes (empty where
-    k is 0 or the chunk does not sample). `follows_grammar`: it puts in by itself what a grammar
-    forces; `learns`: it gets the outcomes of proposals, of `every_node` or of those that were
-    right, and with them the `hidden` states of the target that it asks for. Of the last `propose`:
-    `forward_seconds` is the time spent in model forwards, `catch_up_rows` what was run first of
-    committed tokens, beyond one of each sequence, and `agreements` what it found out on the
-    way."""
+    """`propose` returns one Proposal per chunk, in order, with at most `chunk.k` nodes (empty if k
+    is 0 or the chunk does not sample). `follows_grammar`: it puts in what a grammar forces;
+    `learns`: it gets the outcomes, of `every_node` or of accepted ones only, and with them the
+    `hidden` states that it asks for. Of the last `propose`: `forward_seconds` in model forwards,
+    `catch_up_rows` of committed tokens that were run first, beyond one per sequence, and
+    `agreements` with committed tokens that this showed."""
 
     name: str
     follows_grammar: bool = False
@@ -156,20 +154,20 @@ class Proposer(Protocol):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]: ...
 
     def learn(self, verified: Seq[Verified]) -> None:
-        """Once a step in which anybody might guess, of all that sampled in it, whoever guessed;
-        empty proposals are among them. With hidden states of every row after each step, also of
-        prompts' parts, which have no `tokens`."""
+        """Called once per step in which any proposer may propose, with all sequences that sampled,
+        whichever proposer served them; proposals may be empty. If it asks for hidden states of
+        every row: after each step, also with prompt chunks, which have no `tokens`."""
         return None
 
     def forget(self, seq: Sequence) -> None:
-        """`seq` has ended or gives way: what is kept for it can go."""
+        """`seq` has ended or is preempted: drop its state."""
         return None
 
 
 class FreeProposer(Proposer, Protocol):
-    """A look-up: its guesses cost nothing to make. `forecast` tells the chances of the next ones to
-    be kept, each with all before it; at most `k` of them, none when it has nothing to say. For up
-    to `pause` tokens it may be left alone then."""
+    """A look-up: its proposals cost nothing to make. `forecast`: for each of the next tokens, at
+    most `k`, the chance that it and all before it are accepted; empty if it has none. It may then
+    be skipped for up to `pause` tokens."""
 
     pause: int = 0
 
@@ -177,7 +175,7 @@ class FreeProposer(Proposer, Protocol):
 
 
 class NoProposer(Proposer):
-    """Speculation off: plain decoding through the same step."""
+    """No speculation: plain decoding through the same step."""
 
     name = "none"
 

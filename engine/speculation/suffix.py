@@ -1,14 +1,15 @@
-"""Suffix decoding: propose what most often followed the present suffix, in the text of the sequence
-and in the replies to earlier requests (SuffixDecoding, arXiv:2411.04975).
+"""Suffix decoding: proposes what most often followed the current suffix, in the sequence's text and
+in replies to earlier requests (SuffixDecoding, arXiv:2411.04975).
 
-The paper walks down suffix trees with counts. Here the occurrences of the suffix themselves are
-walked on together: those that had the token that came are the subtree, and how many had a token is
-its count. They are found by the last tokens (`occurrences`), the longest match wins, and they are
-looked for again when none is left. So a token costs a dictionary entry, not a path of nodes.
+The paper walks down suffix trees with counts. Here the occurrences of the suffix are advanced
+together: those followed by the committed token are the subtree, and the number of those followed by
+a token is its count. They are found by their last tokens (`occurrences`), the longest match wins,
+and they are searched again when none is left. So a token costs a dictionary entry, not a path of
+nodes.
 
-A guess is as likely as guesses on as long a match were before (`evidence`), times the shares of the
-occurrences that had it and those before it. Without replies it is prompt lookup (Saxena, "Prompt
-Lookup Decoding", 2023), the proposer `ngram`. No torch, no model.
+A token's chance is that of earlier tokens with an equally long match (`evidence`), times the shares
+of the occurrences that had it and those before it. Without replies it is prompt lookup (Saxena,
+"Prompt Lookup Decoding", 2023), the proposer `ngram`. No torch, no model.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from engine.speculation.evidence import Evidence, Record
 from engine.speculation.look_up import Follower, LookUp
 from engine.speculation.occurrences import Occurrences
 
-_MOST = 16  # occurrences in a text that are looked at, the latest
-_PAUSE = 64  # tokens for which it may be left alone
-_CONTEXT = 16  # tokens of the prompt by which the begin of a reply is found
-_END = -1  # behind a reply, where nothing is guessed
+_MOST = 16  # occurrences per text, the latest
+_PAUSE = 64  # see FreeProposer
+_CONTEXT = 16  # prompt tokens stored before a reply, so that its start is found
+_END = -1  # after a reply, where nothing is proposed
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
-_Place = tuple[list[int], int]  # a text, and the index that comes next in it
+_Place = tuple[list[int], int]  # a text, and the index of the next token in it
 
 
 class Replies:
-    """Replies to requests that ended, by cache salt: no request finds those of another salt. At
-    most `most` tokens, in two halves: when the newer is full, it becomes the older."""
+    """Finished replies by cache salt; requests with another salt never see them. At most `most`
+    tokens, in two halves: when the newer one is full, it replaces the older."""
 
     def __init__(self, most: int, shortest: int) -> None:
         self._most, self._shortest = most, shortest
@@ -56,8 +57,8 @@ class Replies:
 
 
 class SuffixProposer(LookUp):
-    """`remembered`: tokens of replies to earlier requests that are kept; 0: none. A match has at
-    least `shortest` tokens; one of `longest` is as good as a longer one."""
+    """`remembered`: tokens kept of replies to earlier requests; 0: none. A match has at least
+    `shortest` tokens; above `longest` its length does not matter."""
 
     def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest
@@ -75,7 +76,7 @@ class SuffixProposer(LookUp):
 
 
 class _Follower(Follower):
-    """A sequence's places: `run` tokens before each agree with its last ones."""
+    """A sequence's places: the `run` tokens before each equal the sequence's last ones."""
 
     def __init__(
         self, seq: Sequence, replies: Replies, sizes: tuple[int, int], everyone: Record
@@ -85,7 +86,7 @@ class _Follower(Follower):
         self._own, self._replies = Occurrences(seq.tokens, shortest), replies
         self._salt = seq.params.cache_salt
         self._places: list[_Place] = []
-        self._plan: tuple[list[int], list[float]] | None = None  # guesses, and their shares
+        self._plan: tuple[list[int], list[float]] | None = None  # tokens, and their shares
 
     def extend(self, seq: Sequence) -> None:
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
@@ -113,21 +114,21 @@ class _Follower(Follower):
         return [*map(mul, by_run, accumulate(shares, mul))]
 
     def _go_on(self, token: int) -> None:
-        """To the places that had this token."""
-        there = [place for place in self._places if place[0][place[1]] == token]
-        if len(there) in (0, len(self._places)):
-            self._evidence.learn(self._run, hit=bool(there))
-        self._places = [(text, at + 1) for text, at in there]
-        self._run = self._run + 1 if there else 0
+        """Keep the places that had this token, and advance them."""
+        kept = [place for place in self._places if place[0][place[1]] == token]
+        if len(kept) in (0, len(self._places)):
+            self._evidence.learn(self._run, hit=bool(kept))
+        self._places = [(text, at + 1) for text, at in kept]
+        self._run = self._run + 1 if kept else 0
 
     def _find(self, tokens: list[int]) -> None:
-        """The places behind the longest matches of the present suffix."""
-        found = list[tuple[int, _Place]]()
+        """Find the places after the longest matches of the current suffix."""
+        matches = list[tuple[int, _Place]]()
         for text in (self._own, *self._replies.of(self._salt)):
             for end in islice(text.behind(tokens), _MOST):
-                found.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
-        self._run = max((run for run, _ in found), default=0)
-        self._places = [place for run, place in found if run == self._run]
+                matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
+        self._run = max((run for run, _ in matches), default=0)
+        self._places = [place for run, place in matches if run == self._run]
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
         k = self.most(k)
@@ -136,8 +137,8 @@ class _Follower(Follower):
         return self._plan[0][:k], self._plan[1][:k]
 
     def _walk(self, k: int) -> tuple[list[int], list[float]]:
-        """The most frequent token of the places, of those that had it again, and so on. Behind the
-        end of the sequence stand the guesses: it repeats with that period."""
+        """The most frequent next token, then among the places that had it the next one, and so on.
+        Past the end of the sequence come the proposed tokens: it repeats with that period."""
         guesses, shares, places, size = list[int](), list[float](), self._places, self._seen
         while places and len(guesses) < k:
             heads = [text[at] if at < len(text) else guesses[at - size] for text, at in places]

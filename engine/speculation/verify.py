@@ -1,12 +1,13 @@
-"""How guesses are checked. One rule so far, exact for every proposer: sample and match.
+"""Verification. One rule so far, exact for every proposer: sample and match.
 
 The target's token is drawn at every row of a proposal at once, with noise keyed by (seed, absolute
 position, token id); the walk then follows the proposal while some child equals the token drawn at
-its parent. So the draw never sees the proposal: each emitted token has the target's law, and it is
-the token that plain decoding would have emitted (Daliri, Musco and Suresh, arXiv:2408.07978).
+its parent. So the draw never depends on the proposal: each emitted token has the target's
+distribution, and is the token that plain decoding would have emitted (Daliri, Musco and Suresh,
+arXiv:2408.07978).
 
 The trimming law: since a proposal never influences a token here, anything may shorten it before the
-forward (a budget, a grammar, low confidence), even looking at the guessed token.
+forward (a budget, a grammar, low confidence), even depending on the draft token.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from engine.speculation.proposal import Proposal
 
 
 class VerifyResult(msgspec.Struct):
-    """One sampling chunk. `drawn`: what was walked along; `path`: accepted node indices in order;
-    `tokens`: theirs, then exactly one new token. If the root's logits are not finite numbers there
-    are none; if only deeper ones are not, the walk ends before them."""
+    """Of one sampling chunk. `drawn`: the tokens walked along; `path`: accepted node indices in
+    order; `tokens`: theirs, then exactly one new token. Empty if the root's logits are not finite
+    numbers; if only deeper ones are not, the walk ends before them."""
 
     drawn: list[int]
     path: list[int] = []
@@ -29,7 +30,7 @@ class VerifyResult(msgspec.Struct):
 
 def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
-    A negative one stands for a row from which nothing could be drawn."""
+    A negative value marks a row from which nothing could be drawn."""
     if proposal.branches is None and min(drawn) >= 0:
         guesses = proposal.tokens
         kept, count = 0, len(guesses)
@@ -51,5 +52,5 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
             return result
         result.path.append(child)
         node = child
-    del result.path[-1:]  # the token before the unusable row stands as the new one
+    del result.path[-1:]  # the token before the unusable row becomes the new one
     return result

@@ -1,7 +1,7 @@
-"""From a plan and its proposals to one packed forward, and from its logits to the tokens kept.
+"""Builds one packed forward from a plan and its proposals, and turns its logits into kept tokens.
 
-Owns the correspondence between chunks and rows, and the cut at a stop token, `max_tokens` or the
-end of the context. Moves no state: what it returns is committed by the scheduler.
+Owns the mapping between chunks and logit rows, and the cut at a stop token, `max_tokens` or the end
+of the context. Changes no scheduler state: the scheduler commits what it returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOTHING_LEFT = (
 
 
 class Sampled(msgspec.Struct):
-    """One sampling chunk on its way through a step. `row` is its root row in the logits."""
+    """The state of one sampling chunk within a step. `row`: its root's row in the logits."""
 
     chunk: Chunk
     proposal: Proposal
@@ -42,7 +42,7 @@ class Sampled(msgspec.Struct):
     tokens: list[int] = []  # kept: accepted drafts, then the new token
     drawn: list[int] = []  # the target's token at the root, then at each node
     path: list[int] = []  # accepted nodes, in order
-    num_accepted: int = 0  # kept tokens that were guessed
+    num_accepted: int = 0  # kept tokens that are draft tokens
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
@@ -51,13 +51,13 @@ class Sampled(msgspec.Struct):
 
     @property
     def rows(self) -> list[int]:
-        """Where among its rows the kept tokens were drawn: at the root, then at nodes."""
+        """Row of each kept token, counted from `row`: 0 for the root, then 1 + node."""
         return [0, *(1 + node for node in self.path)][: len(self.tokens)]
 
 
 def prompt_rows(chunk: Chunk) -> int:
-    """Committed rows of the chunk whose logits are wanted for prompt log-probabilities: all of
-    them, on the way through the prompt for the first time."""
+    """How many of the chunk's committed rows need logits for prompt log-probabilities: all of them
+    while the prompt is computed for the first time, else 0."""
     seq = chunk.seq
     if seq.params.prompt_logprobs is None or seq.num_output:
         return 0
@@ -65,7 +65,7 @@ def prompt_rows(chunk: Chunk) -> int:
 
 
 def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
-    """What the target computes in this step: each chunk's tokens, then its proposal's nodes."""
+    """What the target computes in this step: the tokens of each chunk, then its proposal's."""
     packed = []
     for chunk, proposal in zip(plan.chunks, proposals, strict=True):
         seq, start, length, _ = chunk
@@ -84,8 +84,8 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 
 class Acceptor:
-    """`eos_ids` stop a sequence unless it asked to ignore them; `room` says how many tokens it may
-    still grow; where `draws` are unsure, `exact` are not."""
+    """`eos_ids` end a sequence unless it ignores them; `room(seq)`: tokens it may still generate;
+    `exact` redraws the rows for which `draws` returned UNSURE."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class Acceptor:
     def accept(
         self, plan: StepPlan, proposals: list[Proposal], output: ModelOutput, *, every: bool = False
     ) -> list[Sampled]:
-        """Draw the target's token at each row, then walk each proposal along those draws. Behind a
-        wrong guess there may be none, unless `every` one is wanted."""
+        """Draw the target's token at each row, then walk each proposal along those draws. Rows
+        after a rejected token may stay undrawn, unless `every` row is needed."""
         sampled: list[Sampled] = []
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
@@ -120,11 +120,11 @@ class Acceptor:
         return sampled
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
-        """Along what was `drawn` at each one's rows; where nothing was, it is the long way."""
-        left = [item for item, own in zip(sampled, drawn, strict=True) if own.tokens is None]
-        found = iter(self._slow(left, output) if left else ())
+        """Verify each proposal with its `drawn` tokens; where there are none, by the slow path."""
+        slow = [item for item, own in zip(sampled, drawn, strict=True) if own.tokens is None]
+        results = iter(self._slow(slow, output) if slow else ())
         for item, own in zip(sampled, drawn, strict=True):
-            result = next(found) if own.tokens is None else walk(item.proposal, own.tokens)
+            result = next(results) if own.tokens is None else walk(item.proposal, own.tokens)
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
@@ -138,16 +138,16 @@ class Acceptor:
         _record_logprobs(sampled, output)
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
-        """By item, what is drawn at its rows, if that is no matter of the long way."""
-        asked = [_rows(item) for item in sampled]
+        """By item, the tokens drawn at its rows; without tokens if it needs the slow path."""
+        wanted = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
-            return self._draws.draw(output.logits, asked)
+            return self._draws.draw(output.logits, wanted)
         if every:
-            asked = [rows._replace(guesses=()) for rows in asked]
-        return [Drawn(tokens) for tokens in self._draws.draw(output.table, asked)]
+            wanted = [rows._replace(guesses=()) for rows in wanted]
+        return [Drawn(tokens) for tokens in self._draws.draw(output.table, wanted)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
-        """Each proposal along the tokens drawn at its rows."""
+        """Draw with penalties, grammars and other host work, then verify each proposal."""
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
         contexts = [context for item in sampled for context in _contexts(item)]
         drawn = self._draws.draw_adjusted(output.take(rows).logits, contexts)
@@ -156,12 +156,12 @@ class Acceptor:
             exact = self._exact.draw_adjusted(logits, [contexts[i] for i in unsure])
             for i, token in zip(unsure, exact, strict=True):
                 drawn[i] = token
-        left = iter(drawn)
-        return [walk(item.proposal, list(islice(left, 1 + len(item.proposal)))) for item in sampled]
+        rest = iter(drawn)
+        return [walk(item.proposal, list(islice(rest, 1 + len(item.proposal)))) for item in sampled]
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
-        """Cut at the first stop token, where the grammar is complete or cannot go on, and where the
-        sequence may grow no further."""
+        """Cut at the first stop token, where the grammar is complete or has no next token, and at
+        the sequence's room."""
         seq = item.chunk.seq
         room = self._room(seq)
         item.drawn, item.path = result.drawn, result.path
@@ -173,8 +173,8 @@ class Acceptor:
             item.finish = "length"
 
     def cut(self, seq: Sequence, tokens: list[int]) -> tuple[int, FinishReason | None, int | None]:
-        """How many of the tokens that come next belong to the text, what ended it with them, and
-        the stop token, if that was one. The grammar is led through them."""
+        """How many of the next tokens belong to the text, why it ends with them (or None), and the
+        stop token, if one ended it. Advances the grammar through them."""
         params, constraint = seq.params, seq.constraint
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         if constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
@@ -183,13 +183,13 @@ class Acceptor:
             if token in eos_ids or token in params.stop_token_ids:
                 return i, "stop", token
             if constraint is not None and _ends(constraint, token):
-                # Of an error the next step tells, as it would without guesses.
+                # The next step reports an error, as it does without speculation.
                 return i, None if constraint.error else "stop", None
         return len(tokens), None, None
 
 
 def _ends(constraint: Constraint, token: int) -> bool:
-    """Whether the text that goes on with `token` is complete, or can have no next token."""
+    """Advance the grammar; whether the text is now complete or can have no next token."""
     constraint.extend(token)
     return constraint.is_complete(()) or constraint.error is not None
 
@@ -212,20 +212,20 @@ def _contexts(item: Sampled) -> list[RowContext]:
 
 
 def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
-    """Raw log-probabilities of every kept token that asked for them and has none yet, in one
+    """Raw log-probabilities for the kept tokens of requests that asked and have none yet, in one
     call."""
-    asked = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
-    asked = [item for item in asked if item.logprobs is None]
-    if not asked:
+    wanted = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
+    wanted = [item for item in wanted if item.logprobs is None]
+    if not wanted:
         return
     rows, tokens, counts = [], [], []
-    for item in asked:
+    for item in wanted:
         rows += [item.row + row for row in item.rows]
         tokens += item.tokens
         counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
-    found = iter(token_logprobs(output.logits, rows, tokens, counts))
-    for item in asked:
-        item.logprobs = [next(found) for _ in item.tokens]
+    scores = iter(token_logprobs(output.logits, rows, tokens, counts))
+    for item in wanted:
+        item.logprobs = [next(scores) for _ in item.tokens]
 
 
 def _record_prompt_logprobs(chunk: Chunk, output: ModelOutput, row: int) -> None:

@@ -1,4 +1,4 @@
-"""The clock of a step: a stopwatch for its verbs, and the overhead that no verb shows."""
+"""Step timing: a stopwatch for the phases, and the overhead outside all phases."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from engine.messages import Reason
 
-_MEMORY = 64  # steps: what is usual is their mean, about
+_MEMORY = 64  # steps that the usual value is averaged over, about
 
 
 class Stopwatch:
-    """Seconds since the last call. `last`: the clock at it."""
+    """Each call returns the seconds since the previous one. `last`: the clock's value then."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,21 +23,21 @@ class Stopwatch:
 
 
 class Overhead:
-    """Seconds of the host that are part of what a step costs though no verb shows them: those
-    between steps that follow each other at once, and those after the verbs (sums, the controller's
-    update). The controller's own time counts as it usually is in a step of this kind, not as it
-    was: else a baseline would look dearer than K = 0 is, and a trial dearer than K > 0."""
+    """Host seconds that belong to a step's cost but lie outside its phases: between two consecutive
+    steps, and after the phases (metrics, the controller's update). The controller's own time counts
+    at its usual value for steps of this kind, not at the measured one: else a baseline would look
+    more expensive than K = 0 is, and a trial more expensive than K > 0."""
 
     def __init__(self) -> None:
-        self._ended: float | None = None  # the step before, if this one followed at once
-        self._between = self._choosing = self._after = 0.0  # of this step, or of the last
-        # What choosing and updating usually take, and in how many steps it was seen, by whether
-        # there are guesses and by batch size (its bit length).
+        self._ended: float | None = None  # end of the previous step, if the next follows directly
+        self._between = self._choosing = self._after = 0.0  # of this step, or of the previous
+        # Usual seconds of choosing and updating, and how many steps they were averaged over, by
+        # whether the step speculates and by batch size (its bit length).
         self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
     def begin(self, lap: Stopwatch) -> float:
-        """Seconds since the verbs of the step before, if this one follows it at once."""
+        """Seconds since the previous step's phases; 0 if this step does not follow directly."""
         if self._ended is None:
             self._between = 0.0
             return 0.0
@@ -45,26 +45,26 @@ class Overhead:
         return self._after + self._between
 
     def pause(self) -> None:
-        """What happened since the step before is no part of the next."""
+        """Exclude the time since the previous step from the next one."""
         self._ended = None
 
     def chose(self, seconds: float) -> float:
-        """Choosing took so long, which is part of a verb. The same seconds."""
+        """Record that choosing K took so long (part of the schedule phase). Returns `seconds`."""
         self._choosing = seconds
         return seconds
 
     def seconds(self, sequences: int, *, speculates: bool) -> float:
-        """Of this step, to be added to those of its verbs."""
+        """Overhead of this step, to be added to the seconds of its phases."""
         self._kind = speculates, sequences.bit_length()
         return self._between + self._usual.get(self._kind, (0.0, 0))[0] - self._choosing
 
     def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
-        """After everything. `reason`: of the choice (messages.Estimates); `more`: there is work
-        left. Usual are neither experiments nor, where guesses pay, steps without any."""
+        """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
+        Experiments, and steps without proposals while K > 0 pays, are not usual."""
         self._after = lap()
         if reason in ("pays" if self._kind[0] else "off", "fixed"):
             took = self._choosing + self._after
-            known, count = self._usual.get(self._kind, (0.0, 0))
+            mean, count = self._usual.get(self._kind, (0.0, 0))
             count = min(count + 1, _MEMORY)
-            self._usual[self._kind] = known + (took - known) / count, count
+            self._usual[self._kind] = mean + (took - mean) / count, count
         self._ended = lap.last if more else None

@@ -1,12 +1,12 @@
-"""DraftSwap: another draft model takes the place of the running one while requests run.
+"""DraftSwap: replaces the running draft model by another one while requests run.
 
-A thread reads, proves and compiles it, with keys and values in the same blocks beside those of the
-running one, or over them where both are of one shape: at a swap nobody's are of use any more. What
-needs the device, or the time of steps, is done between steps, piece by piece: its graphs, its
-profile, the switch. Nobody guesses meanwhile. The one before stays at hand until `control.trial`
-has judged.
+A thread reads, checks and compiles the new draft. Its KV uses the same block ids as the running
+draft's, in a plane of its own, or in the running draft's plane if both have the same shape: a swap
+makes all draft KV useless anyway. What needs the device, or time between steps, is done piece by
+piece between steps: graphs, profile, the switch. Nothing is proposed meanwhile. The old draft is
+kept until `control.trial` has judged the new one.
 
-Whatever is wrong with the new one, the running one goes on. Texts depend on neither.
+If anything is wrong with the new draft, the running one stays. Texts depend on neither.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from engine.step.profiling import profile_another
 
 logger = logging.getLogger(__name__)
 
-# What steps wait for the interpreter at most, while the thread has it. By Python's default of 5 ms
-# each call of a step that lets go of it would cost as much.
+# The most that a step waits for the interpreter while the thread holds it. With Python's default of
+# 5 ms, each call of a step that releases the interpreter would cost as much.
 SWITCH_SECONDS = 0.0005
 OWN_TOKENIZER = "has a tokenizer of its own: such a draft is configured, not swapped"
 ROOM = "a draft is loaded beside the running one; leave room for it with cache.num_blocks"
 
-# While a draft is on trial: the part of the time for it, the least seconds from one look to the
-# next, what is too little to look at and all that is looked at (tokens), and the forwards of a
-# whole step that the longest text may take.
+# During a trial: the share of time that it may take, the least seconds between two looks, the least
+# and the most new tokens to look at, and the longest text to read (in full steps of
+# `max_step_tokens`).
 _SHARE, _LEAST_SECONDS, _LEAST_NEWS, _MOST_NEWS, _LONGEST = 0.05, 0.05, 16, 128, 4
 
 Place = Callable[[], tuple[ModelRunner, KVCache]]
@@ -64,7 +64,7 @@ Place = Callable[[], tuple[ModelRunner, KVCache]]
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft model that can guess, over its plane of `cache`."""
+    """A draft model that is ready to propose, over its plane of `cache`."""
 
     path: str
     runner: ModelRunner
@@ -73,8 +73,8 @@ class _Draft:
 
 
 class DraftSwap:
-    """`begin` at any time; `advance` between steps while it `is_due`. `news` tells once what became
-    of a draft. `runner`: of the configured one, if any."""
+    """Call `begin` at any time, and `advance` between steps while it `is_due`. `news` returns each
+    outcome once. `runner`: of the configured draft model, if any."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class DraftSwap:
         self._cache, self._measured, self._modes = cache, measured, modes
         self._scheduler, self._allowance, self._clock = scheduler, allowance, clock
         self._running: _Draft | None = None
-        said = config.speculation.proposer
-        if runner is not None and isinstance(said, DraftModelConfig):
-            self._running = _Draft(said.path, runner, cache, modes.configured)
+        proposer = config.speculation.proposer
+        if runner is not None and isinstance(proposer, DraftModelConfig):
+            self._running = _Draft(proposer.path, runner, cache, modes.configured)
         self._before: _Draft | None = None  # while the running one is on trial
-        self._path = ""  # of what is under way
+        self._path = ""  # of the draft that is being loaded
         self._loading: Future[Place] | None = None
-        self._pieces: Iterator[None] | None = None  # of the work between steps
-        self._stood_still = 0.0  # seconds of the longest
+        self._pieces: Iterator[None] | None = None  # of `_put_in_place`
+        self._stood_still = 0.0  # seconds of the longest piece so far
         self._trial = Trial(modes.configured, modes.configured)
-        self._look_at = inf  # when the trial goes on
-        self._seen: dict[int, int] = {}  # by number of a sequence, its tokens at the last look
+        self._look_at = inf  # clock time of the trial's next look
+        self._seen: dict[int, int] = {}  # by sequence number: its length at the last look
         self._news: list[Swap] = []
 
     @property
@@ -117,7 +117,7 @@ class DraftSwap:
         return self._news.pop(0) if self._news else None
 
     def begin(self, path: str) -> None:
-        """Start to load it. Raises ConfigError while another one is under way."""
+        """Start to load it. Raises ConfigError while another one is being loaded."""
         if self._loading is not None or self._pieces is not None:
             raise ConfigError(f"the draft model {self._path!r} is being loaded")
         self._path, self._stood_still = path, 0.0
@@ -129,7 +129,7 @@ class DraftSwap:
         def run() -> None:
             try:
                 future.set_result(self._read(path))
-            except BaseException as error:  # Rust's are of no class of their own
+            except BaseException as error:  # a panic in Rust is no Exception
                 known = isinstance(error, Exception)
                 future.set_exception(error if known else ModelError(failure(error)))
 
@@ -137,7 +137,7 @@ class DraftSwap:
         threading.Thread(target=run, name=LOADING, daemon=True).start()
 
     def advance(self) -> None:
-        """Do a piece of what is due."""
+        """Do one piece of the pending work."""
         began = self._clock()
         loading = self._loading
         if self._pieces is None and (loading is None or not loading.done()):
@@ -161,58 +161,58 @@ class DraftSwap:
     # -- a new one -------------------------------------------------------------------------------
 
     def _obstacle(self) -> str | None:
-        """Why no draft can be swapped here."""
-        said, running = self._config.speculation, self._running
+        """Why no draft can be swapped here; None if one can."""
+        config, running = self._config.speculation, self._running
         if running is None or not isinstance(self._main, DraftModelProposer):
-            return f"the proposer is {said.proposer.kind!r}: only a draft model can be swapped"
+            return f"the proposer is {config.proposer.kind!r}: only a draft model can be swapped"
         if isinstance(running.runner, ForeignRunner):
             return f"the running draft model {running.path!r} {OWN_TOKENIZER}"
-        if said.trace is not None:
+        if config.trace is not None:
             return "speculation.trace is of one draft model: none is swapped while it is recorded"
         return None
 
     def _read(self, path: str) -> Place:
-        """In the thread. Raises EngineError."""
-        config, said = self._config, self._config.speculation.proposer
-        assert isinstance(said, DraftModelConfig)
-        if path != said.path:  # what was allowed for that one alone
-            more = {"path": path, "revision": None, "trust_remote_code": False}
-            said = said.model_copy(update=more)
+        """Runs in the thread. Raises EngineError."""
+        config, wanted = self._config, self._config.speculation.proposer
+        assert isinstance(wanted, DraftModelConfig)
+        if path != wanted.path:  # these settings are for the configured draft only
+            changes = {"path": path, "revision": None, "trust_remote_code": False}
+            wanted = wanted.model_copy(update=changes)
         use_device(self._target.device)
-        for file in Path(path).glob("*"):  # to open a pipe, libraries stop the whole process
+        for file in Path(path).glob("*"):  # opening a pipe would block the whole process
             if not (file.is_file() or file.is_dir()):
                 raise ModelError(f"{file} is no regular file")
         try:
-            refuse_weights(config, {"draft": said})
+            refuse_weights(config, {"draft": wanted})
         except MemoryPlanError as error:
             raise MemoryPlanError(f"{error}; {ROOM}") from error
-        draft = load_draft(config, said)
+        draft = load_draft(config, wanted)
         if check_pair(self._target, draft) is not None:
             raise ModelError(f"the draft model {path!r} {OWN_TOKENIZER}")
-        if draft.device.type == "cuda":  # which captures nothing beside the steps
+        if draft.device.type == "cuda":  # graphs cannot be captured while steps run
             return partial(self._place, draft)
         placed = self._place(draft)
         return lambda: placed
 
     def _place(self, draft: LoadedModel) -> tuple[ModelRunner, KVCache]:
-        """Over a plane of its own, or that of the running one. Raises MemoryPlanError."""
+        """A runner over a new plane, or over the running draft's. Raises MemoryPlanError."""
         assert self._running is not None
         cache, running, role = self._cache.beside(), self._running.runner.model, draft.role
         dtype = self._cache.dtype or draft.dtype
         if (draft.layers, dtype) == (running.layers, self._cache.dtype or running.dtype):
             cache.planes[role] = self._running.cache.planes[role]
         else:
-            needed = cache.num_blocks * cache.block_size * bytes_per_token(draft.layers, dtype)
+            size = cache.num_blocks * cache.block_size * bytes_per_token(draft.layers, dtype)
             limit, device = device_limit(self._config.cache, str(draft.device))
-            if needed > limit:
+            if size > limit:
                 raise MemoryPlanError(
-                    f"keys and values of the draft model {draft.path!r} take {gib(needed)}, but"
+                    f"keys and values of the draft model {draft.path!r} take {gib(size)}, but"
                     f" {gib(limit)} may be used on {device}; {ROOM}"
                 )
         return runner_of(self._config, draft, cache, ready=False), cache
 
     def _put_in_place(self, place: Place) -> Iterator[None]:
-        """Between steps, a piece each. Raises EngineError."""
+        """Runs between steps, one piece per `next`. Raises EngineError."""
         runner, cache = place()
         yield
         yield from readied(self._config, runner, cache)
@@ -220,7 +220,7 @@ class DraftSwap:
         assert running is not None
         alike = cache.planes[runner.model.role] is running.cache.planes[runner.model.role]
         alike = alike and _size(runner) == _size(running.runner)
-        if measured.draft and not alike:  # else its steps take what the running one's do
+        if measured.draft and not alike:  # else its step costs are known
             measured = yield from profile_another(self._config, runner, cache, measured)
         controller = running.controller.successor(
             None if alike else measured, stops=not runner.chains
@@ -245,7 +245,7 @@ class DraftSwap:
         self._running = draft
 
     def _refuse(self, sentence: str) -> None:
-        self._scheduler.forget_drafts()  # in its plane another may have written
+        self._scheduler.forget_drafts()  # the new draft may have written into its plane
         self._end()
         self._tell("refused", sentence)
 
@@ -255,8 +255,8 @@ class DraftSwap:
     # -- its trial -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Have both read the sequence that has the most news, the running one last, whose keys and
-        values stay; and judge."""
+        """Have both drafts read the sequence with the most new tokens, the running one last, since
+        its KV is the one that stays; then judge."""
         new, before, main = self._running, self._before, self._main
         assert new is not None
         assert before is not None
@@ -266,13 +266,13 @@ class DraftSwap:
         if seq is None or news < _LEAST_NEWS:
             return
         self._seen[seq.number] = seq.num_tokens
-        found = []
+        results = []
         for draft in (before, new):
             main.use(draft.runner)
-            found.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
-        if len(found[0]) != len(found[1]):  # one was too close to call
+            results.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
+        if len(results[0]) != len(results[1]):  # for one of them a token was too close to call
             return
-        self._trial.add(*found)
+        self._trial.add(*results)
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
         if verdict is None:
             return
@@ -281,18 +281,18 @@ class DraftSwap:
             self._tell("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
             return
         self._switch(before)
-        said = f"the draft model {new.path!r} was taken back for {before.path!r}"
-        self._tell("taken_back", f"{said}: {verdict.words}", new.path)
+        message = f"the draft model {new.path!r} was taken back for {before.path!r}"
+        self._tell("taken_back", f"{message}: {verdict.words}", new.path)
 
     def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
-        """Tokens of its own since the last look; none of one that is too long to be read between
+        """Generated tokens since the last look; 0 if the sequence is too long to be read between
         two steps."""
         if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
             return 0, seq
         return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
 
     def _tell(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
-        """`path`: of another one than what is under way."""
+        """Log and report an outcome. `path`: the draft, if not the one being loaded."""
         level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
         logger.log(level, message)
         running = self._running.path if self._running is not None else ""
@@ -300,6 +300,6 @@ class DraftSwap:
 
 
 def _size(runner: ModelRunner) -> tuple[int, bool]:
-    """What tells drafts of one shape of keys and values apart in what their steps take."""
+    """Of drafts with equal KV shapes, those that also agree in this have equal step costs."""
     model = runner.model
     return sum(weight.nbytes for weight in model.model.parameters()), model.compiled is not None

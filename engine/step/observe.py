@@ -1,4 +1,4 @@
-"""What a step did, as one record, and the sums that the front end gets."""
+"""Makes one StepRecord of a step, and the sums that the front end gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def observe(
     overhead: Overhead,
     trees: bool = False,
 ) -> StepRecord:
-    """The record of a step, after its commit. `trees`: the main proposer guesses trees."""
+    """The record of a step, after its commit. `trees`: the main proposer proposes trees."""
     main, items = proposer.name, iter([*sampled, None])  # in the order of the plan
     item, parts = next(items), list[Part]()
     for chunk in plan.chunks:
@@ -60,7 +60,7 @@ def _prompt_part(chunk: Chunk) -> Part:
 
 
 def _of_prompt(chunk: Chunk) -> int:
-    """Its rows that are the prompt's."""
+    """How many of its rows are prompt positions."""
     left = chunk.seq.num_prompt - chunk.start
     return 0 if left <= 0 else min(chunk.length, left)
 
@@ -69,35 +69,35 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Par
     chunk, proposal = item.chunk, item.proposal
     num_tokens, accepted = len(item.tokens), item.num_accepted
     seq, start, length, _ = chunk
-    made = allowance.cut.get(seq, proposal) if allowance.cut else proposal
-    source = "" if made.source in (main, EMPTY.source) else made.source
+    draft = allowance.cut.get(seq, proposal) if allowance.cut else proposal
+    source = "" if draft.source in (main, EMPTY.source) else draft.source
     k, bounded = 0 if source else allowance.asked(chunk), seq in allowance.held
     if seq.sources is not None:
         bounded = not allowance.is_open(seq)
-    # By place: names would take most of a step's time in here.
+    # Positional arguments: keywords would take most of this function's time.
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
     prompt, finish = 0 if start >= seq.num_prompt else _of_prompt(chunk), item.finish or ""
-    if not made.tokens:
+    if not draft.tokens:
         return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
             source, bounded)  # fmt: skip
-    tried, right = _compare(made, item)
-    tried = len(made) if trees and right < tried and made.branches is None else tried
+    tried, right = _compare(draft, item)
+    tried = len(draft) if trees and right < tried and draft.branches is None else tried
     forced = _forced(item) if proposal.forced else (0, 0)
     depths = [] if proposal.branches is None else proposal.depths()
-    path = [] if made.branches is None else item.path[:accepted]
+    path = [] if draft.branches is None else item.path[:accepted]
     second_best = 0
-    if tried > right and made.second_best:
-        second_best = 1 if made.second_best[right] == item.tokens[right] else -1
-    return Part(seq.number, begin, start, length, prompt, k, len(made.tokens), len(proposal.tokens),
-        accepted, num_tokens, tried, right, finish, source, bounded,
-        made.confidences[:tried], forced, depths, path, second_best)  # fmt: skip
+    if tried > right and draft.second_best:
+        second_best = 1 if draft.second_best[right] == item.tokens[right] else -1
+    return Part(seq.number, begin, start, length, prompt, k, len(draft.tokens),
+        len(proposal.tokens), accepted, num_tokens, tried, right, finish, source, bounded,
+        draft.confidences[:tried], forced, depths, path, second_best)  # fmt: skip
 
 
-def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
-    """Guesses whose fate became known, and those of them that were right: what was left out of the
-    forward is compared with the tokens that came."""
-    guesses, tokens, right = made.tokens, item.tokens, 0
-    if made.branches is not None:
+def _compare(draft: Proposal, item: Sampled) -> tuple[int, int]:
+    """(tried, right): draft tokens known to be right or wrong, and how many were right. Tokens that
+    were left out of the forward are compared with the committed tokens."""
+    guesses, tokens, right = draft.tokens, item.tokens, 0
+    if draft.branches is not None:
         return len(item.proposal), item.num_accepted
     most = len(guesses) if len(guesses) < len(tokens) else len(tokens)
     while right < most and guesses[right] == tokens[right]:
@@ -106,7 +106,7 @@ def _compare(made: Proposal, item: Sampled) -> tuple[int, int]:
 
 
 def _forced(item: Sampled) -> tuple[int, int]:
-    """Guesses that the grammar put in, and those of them that were accepted."""
+    """Tokens that the grammar put into the proposal, and how many of them were accepted."""
     forced = item.proposal.forced
     return len(forced), sum(node in forced for node in item.path[: item.num_accepted])
 
@@ -124,7 +124,7 @@ def measure(
     sampling = [part for part in record.parts if part.tokens or part.finish]
     gauges.num_generated_tokens = tokens = record.tokens
     gauges.num_sampling = size = len(sampling)
-    if sum([part.rows for part in record.parts]) == size:  # a row of each: no prompts
+    if sum([part.rows for part in record.parts]) == size:  # one row each: no prompts
         gauges.plain_seconds = tokens / size * plain_seconds(size, record.context)
     gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
     _count_guesses(gauges, sampling, main)
@@ -136,8 +136,8 @@ def measure(
 
 
 def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None:
-    """Every sequence that sampled is counted at the number of its guesses that were verified: what
-    was planned is only the most there could be."""
+    """Counts each sampling sequence at the number of draft tokens that were verified; the planned
+    number is only an upper bound."""
     most = max([part.proposed for part in sampling], default=0)
     if not most:
         gauges.k_counts = [len(sampling)]

@@ -1,10 +1,10 @@
-"""What steps cost on this machine: a few timed forwards at start, so that the first K is informed.
+"""Step costs on this machine: a few timed forwards at start, so that the first K is informed.
 
-They are timed as steps run them, since what ran before tells what the caches hold: the target
-behind the forwards that draft its guesses, a row of each sequence behind another such forward, and
-sequences far apart. Every row is another token, so that mixtures of experts read as many as in
-service: equal tokens go to equal experts. Runs on blocks that nobody holds yet; what it writes
-there is overwritten before it is read.
+Forwards are timed as steps run them, since CPU caches hold what ran before: a verifying forward
+follows the draft forwards of its proposal, a forward without speculation follows others like it,
+and sequences lie far apart. All rows have different tokens, so that mixtures of experts read as
+many experts as in service. Uses blocks that no sequence holds yet; what it writes there is
+overwritten before it is read.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from engine.sampling.row_facts import fields_of, plan_of, shape_of
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 
-TURNS, LEAST_TURNS = 4, 2  # of which the lower median tells: slow moments only take time
-SWEEPS_SECONDS = 0.02  # of a forward: what it reads is far more than caches hold
-TURNS_SECONDS = 0.12  # after which the least are enough
-_SETTLED = 0.97  # of the seconds before: what the last size left in the caches is gone
-# Forwards of a row each before one that is timed: a step without guesses follows others like it,
-# and some ten pass until the caches hold what it reads. Seconds after which there are no more.
+TURNS, LEAST_TURNS = 4, 2  # lower median: disturbances only add time
+SWEEPS_SECONDS = 0.02  # of a forward that reads far more than the caches hold
+TURNS_SECONDS = 0.12  # after which LEAST_TURNS are enough
+_SETTLED = 0.97  # of the previous time: caches have settled
+# Forwards before a timed one with one row per sequence: a step without speculation follows others
+# like it, and it takes some ten to fill the caches. After `_ALIKE_SECONDS` no more.
 ALIKE, _ALIKE_SECONDS = 10, 0.01
-CHAINED = 5  # draft steps in a chain that is timed
-_SOME = 16  # sequences, at most, that tell what context costs
-_TOKENS = 1 << 12  # different ones, at most
-BUDGET_SECONDS = 1.5  # for the larger batches; on a slow machine some are left out
+CHAINED = 5  # draft steps in a timed chain
+_SOME = 16  # sequences, at most, when the cost of context is measured
+_TOKENS = 1 << 12  # different token ids, at most
+BUDGET_SECONDS = 1.5  # for the batches; slow machines skip some
 
 _Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
 
@@ -61,8 +61,8 @@ def profile_at_start(
     cache: KVCache,
     longest: int,
 ) -> Profile:
-    """For the sizes that the schedule can reach; nothing where nobody would use it. `longest`:
-    tokens of a sequence."""
+    """For the sizes that the schedule can reach; empty where nobody would use it. `longest`: tokens
+    of a sequence, at most."""
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile()
@@ -72,10 +72,10 @@ def profile_at_start(
     single = targets.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
-    left = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
-    larger = {n: [(n, seconds)] for n, seconds in left}
+    rest = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
+    larger = {n: [(n, seconds)] for n, seconds in rest}
     return Profile(
-        target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *left],
+        target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *rest],
         draft=profile_draft(drafts, k_max, in_fours(1, most)) if drafts else (),
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
@@ -85,15 +85,15 @@ def profile_at_start(
 
 
 def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
-    """(sequences, seconds) of forwards with a row of each."""
+    """(sequences, seconds) of forwards with one row per sequence."""
     return rehearsal.points((n, 1) for n in numbers)
 
 
 def profile_another(
     config: EngineConfig, draft: ModelRunner, cache: KVCache, known: Profile
 ) -> Generator[None, None, Profile]:
-    """What is `known`, of another draft, with what this one's steps take: measured piece by piece,
-    up to some sequences, since requests wait. Writes over what this draft's plane holds."""
+    """`known` with the step costs of another draft. Measured piece by piece, for up to `_SOME`
+    sequences, since requests wait meanwhile. Overwrites the draft's KV plane."""
     rehearsal, schedule = Rehearsal(draft, cache), config.schedule
     points: list[tuple[int, float]] = []
     contexts = dict(known.token_seconds)
@@ -108,20 +108,20 @@ def profile_another(
 
 
 def profile_draft(rehearsal: Rehearsal, k_max: int, sequences: Iterable[int]) -> Points:
-    """(sequences, seconds) of one draft step. Where a proposal is one call, of each step in it
-    after the first: the host has no part in those, and what they need is in the caches."""
+    """(sequences, seconds) of one draft step. Where a whole proposal is one call: of each step in
+    it after the first, which has no host overhead and reads from warm caches."""
     steps, numbers = min(k_max, CHAINED), list(sequences)
     chained = [n for n in numbers if steps > 1 and rehearsal.chains(n, steps)]
-    found = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
-    return [*found, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
+    points = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
+    return [*points, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
 
 
 def profile_batches(
     rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig
 ) -> dict[int, Points]:
-    """By number of sequences, (rows, seconds) with growing proposals. Attention's share is paid by
-    sequence and the products' by row, so one curve does not do for all."""
-    found: dict[int, Points] = {}
+    """By number of sequences: (rows, seconds) with growing proposals. The cost of attention depends
+    on sequences, that of matrix products on rows, so one curve is not enough."""
+    batches: dict[int, Points] = {}
     began = time.perf_counter()
     for sequences, lengths in BATCHES:
         if sequences > schedule.max_sequences:
@@ -130,19 +130,19 @@ def profile_batches(
         sizes = [(sequences, rows) for rows in telling(lengths, k_max) if rows <= most]
         points = rehearsal.points(sizes, budget=BUDGET_SECONDS - (time.perf_counter() - began))
         if len(points) > 1:
-            found[sequences] = points
-    return found
+            batches[sequences] = points
+    return batches
 
 
 def profile_contexts(
     targets: Rehearsal, drafts: Rehearsal | None, most: int, longest: int
 ) -> dict[int, tuple[float, float]]:
-    """By number of sequences, seconds more for each token of context, of target and draft; nothing
-    where that is not known."""
+    """By number of sequences: additional seconds per token of context, of target and draft; empty
+    if not known."""
     if longest <= LONG_CONTEXT:
         return {}
-    some = [n for n in in_fours(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
-    return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in some}
+    sizes = [n for n in in_fours(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
+    return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in sizes}
 
 
 def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
@@ -153,8 +153,8 @@ def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
 
 
 class Rehearsal:
-    """Forwards of `runner`, each behind what runs before it in a step: those of `draft`, if there
-    is one, that make its guesses."""
+    """Times forwards of `runner`, each after the forwards that precede it in a step: those of
+    `draft`, if there is one, that draft its proposal."""
 
     def __init__(
         self, runner: ModelRunner, cache: KVCache, draft: ModelRunner | None = None
@@ -163,7 +163,7 @@ class Rehearsal:
         vocab = min(each.model.vocab_size for each in (runner, draft) if each is not None)
         self._tokens = cycle(Random(0).sample(range(vocab), min(vocab, _TOKENS)))
         self.window = inf if runner.window is None else float(runner.window.tokens)
-        self._sweeps = False  # whether a forward reads so much that nothing before it matters
+        self._sweeps = False  # whether a forward evicts whatever the caches held
 
     def chains(self, sequences: int, steps: int) -> bool:
         """Whether a proposal of so many steps is one call."""
@@ -176,7 +176,7 @@ class Rehearsal:
         return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
 
     def points(self, sizes: Iterable[tuple[int, int]], *, budget: float = inf) -> Points:
-        """(rows of all, seconds) of each (sequences, rows) that the cache holds, as `seconds`."""
+        """(rows of all, seconds) of each (sequences, rows) that fits the cache; see `seconds`."""
         sizes = [size for size in sizes if self.fits(*size)]
         seconds = self.seconds(sizes, budget=budget)
         return [(n * rows, each) for (n, rows), each in zip(sizes, seconds, strict=False)]
@@ -188,39 +188,39 @@ class Rehearsal:
         contexts: Iterable[int] = repeat(CONTEXT),
         budget: float = inf,
     ) -> list[float]:
-        """Of each (sequences, rows), as many as the budget allows. In turns, there and back: of
-        sizes measured one after the other a slow moment of the machine made some look dear for
-        good, and the smallest is not to be measured behind the largest."""
-        began, found = time.perf_counter(), list[list[float]]()
+        """Lower median for each (sequences, rows), as many as the budget allows. Sizes are timed in
+        turns, forth and back: with all turns of a size in a row, a slow moment of the machine made
+        some look expensive for good, and the smallest must not always follow the largest."""
+        began, times_of = time.perf_counter(), list[list[float]]()
         planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]
         if planned and budget > 0.0:
             self._settle(planned[0])
         for size in counted("timing forwards", planned):
             if LEAST_TURNS * (time.perf_counter() - began) > budget:
                 break
-            found.append([self._once(size)])
+            times_of.append([self._once(size)])
         for turn in range(1, TURNS):
             if turn >= LEAST_TURNS and time.perf_counter() - began > TURNS_SECONDS:
                 break
-            there = range(len(found))
-            for i in reversed(there) if turn % 2 else there:
-                found[i].append(self._once(planned[i]))
-        return [median_low(times) for times in found]
+            order = range(len(times_of))
+            for i in reversed(order) if turn % 2 else order:
+                times_of[i].append(self._once(planned[i]))
+        return [median_low(times) for times in times_of]
 
     def chained(self, sequences: int, steps: int) -> float:
-        """Seconds of a step of chains of so many."""
+        """Seconds of one step in chains of so many."""
         runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
         output, starts = runner.forward(batch), self._starts(batch)
         params = SamplingParams(seed=0, max_tokens=2)
-        asked = [(plain_of(params), None)] * sequences
+        plains = [(plain_of(params), None)] * sequences
         seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
-        _read(runner)  # that was no chain
+        _read(runner)  # discard: that was no chain
 
         def timed(count: int) -> float:
             if on_host:
                 steps = [count] * sequences
-                runner.chain(output, range(sequences), starts, steps=steps, asked=asked)
+                runner.chain(output, range(sequences), starts, steps=steps, asked=plains)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)
@@ -237,7 +237,7 @@ class Rehearsal:
         return [Start(segment.blocks, CONTEXT + 1) for segment in batch]
 
     def _settle(self, size: _Size) -> None:
-        """What ran before leaves the caches slowly."""
+        """Warm up: earlier data leaves the CPU caches slowly."""
         before = inf
         for _ in range(TURNS):
             seconds = self._timed(self._batch(size))
@@ -271,9 +271,9 @@ class Rehearsal:
         return -(-(context + rows) // self._cache.block_size)
 
     def _batch(self, size: _Size, *, blocks_for: int = 0) -> list[Segment]:
-        """Each in a row of blocks, the rows as far apart as can be: a pool leaves room for each to
-        grow, and side by side they would be in fewer pages. `blocks_for`: so many rows, if more
-        than these."""
+        """Each sequence in consecutive blocks, the sequences as far apart as possible: the pool
+        leaves room for each to grow, and side by side they would share memory pages. Each gets
+        blocks for `blocks_for` rows, if that is more."""
         sequences, rows, context = size
         own, each = self._cache.own, self._blocks_each(max(rows, blocks_for), context)
         apart = len(own) // sequences
@@ -293,6 +293,6 @@ def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
 
 
 def _read(runner: ModelRunner) -> float:
-    """At once: where a device is timed, what was not read yet would be added to the next."""
+    """Called at once: on a device, seconds that were not read are added to the next reading."""
     runner.wait()
     return runner.seconds

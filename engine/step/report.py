@@ -1,5 +1,5 @@
-"""What the front end gets: first the engine's Ready, then of each sequence the Output of a step and
-of an early end."""
+"""Messages for the front end: the engine's Ready, the Output of a sequence in a step, and the
+Output of one that ends between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def introduction(
     proposers: tuple[str, ...],
     profile: Profile,
 ) -> Ready:
-    """`proposers`: all of them, the main one last."""
+    """`proposers`: the names of all, the main one last."""
     *_, main = proposers
     draft = config.speculation.proposer
     return Ready(
@@ -41,7 +41,7 @@ def introduction(
         memory=memory.sizes(),
         block_size=config.cache.block_size,
         dtype=target.dtype_name,
-        exact=target.exact and config.cache.dtype == "auto",  # a last bit may become a rounding
+        exact=target.exact and config.cache.dtype == "auto",  # fp8 rounds last bits
         device=target.device_name,
         attention=attention,
         proposer=main,
@@ -55,17 +55,17 @@ def introduction(
 
 
 def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
-    """Who guesses for a request that does not say. What a look-up says depends on where its round
-    began, so with one there would be no replay: a trace is about the main proposer."""
-    said = config.speculation
-    recorded = {"suffix", "ngram"} if said.trace is not None else set[str]()
-    return (*(name for name in said.companions if name not in recorded | {main}), main)
+    """For a request that names none. While a trace is recorded, without suffix and n-gram: what
+    they propose depends on where a round begins, so a trace with them could not be replayed."""
+    speculation = config.speculation
+    excluded = {"suffix", "ngram"} if speculation.trace is not None else set[str]()
+    return (*(name for name in speculation.companions if name not in excluded | {main}), main)
 
 
 def report(item: Sampled) -> Output:
-    """Prompt facts ride on the first Output of a sequence."""
+    """The first Output of a sequence also has the facts about its prompt."""
     seq, proposal = item.chunk.seq, item.proposal
-    traced = seq.params.provenance or seq.params.prediction or proposal.forced
+    with_sources = seq.params.provenance or seq.params.prediction or proposal.forced
     first = seq.num_output == len(item.tokens)
     return Output(
         id=seq.id,
@@ -84,12 +84,12 @@ def report(item: Sampled) -> Output:
         predicted=seq.predicted,
         source=proposal.source if proposal.tokens else "",
         forced=len(proposal.forced),
-        sources=_sources(item) if traced else None,
+        sources=_sources(item) if with_sources else None,
     )
 
 
 def _sources(item: Sampled) -> list[tuple[str, int]]:
-    """Accepted guesses come first, then the target's own token, unless the end cut it off."""
+    """Accepted draft tokens come first, then the target's own token, unless the end cut it off."""
     kept = item.path[: item.num_accepted]
     names = [item.proposal.source_of(node) for node in kept]
     names += [TARGET] * (len(item.tokens) - len(kept))
@@ -109,12 +109,12 @@ def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -
 
 
 def begun_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
-    """The end of a sequence that came with tokens of its reply, where no other follows them."""
+    """The final Output of a resumed sequence that is already complete; None if it continues."""
     begun = seq.tokens[seq.num_prompt :]
     size, finish, stop_token = acceptor.cut(seq, begun)
     if size < len(begun):
-        said = f"the reply ends with its token {size}, but {len(begun)} were given of it"
-        return Output(id=seq.id, finish="error", error=said, bad_request=True)
+        message = f"the reply ends with its token {size}, but {len(begun)} were given of it"
+        return Output(id=seq.id, finish="error", error=message, bad_request=True)
     if finish is None and room > 0:
         return None
     return ending(seq, finish or "length", stop_token)

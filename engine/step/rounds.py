@@ -1,16 +1,16 @@
-"""Propose, verify and accept: the part of a step that computes, in one of its two ways.
+"""Propose, verify and accept: the part of a step that computes, in one of two ways.
 
-Step by step, the host knows every guess before it is verified. Where a draft model guesses on a
-device, the host waits for that once: the draft's catch-up, its whole proposal, the target's forward
-over it and the target's draws are sent to the device one after the other, guesses are put into the
-target's rows there, and one copy brings what the draft would have guessed before, its guesses with
-their confidences, and the tokens drawn. The host walks the proposals afterwards.
+Step by step: the host knows every draft token before it is verified. With one wait, if a draft
+model runs on a device: the draft's catch-up, its whole proposal, the target's forward over it and
+the target's draws are enqueued one after the other, draft tokens are put into the target's rows on
+the device, and one copy returns the draft's agreements, its tokens with their confidences, and the
+drawn tokens. The host verifies afterwards.
 
-So nothing can be left out of that forward by looking at a guess: all K are verified, whatever their
-confidence, and where a draft ended the rows behind its end are of no use. By the trimming law
+So no token can be left out of that forward depending on its value: all K are verified, whatever
+their confidence, and rows after the end of a draft are unused. By the trimming law
 (speculation.verify) the text is the same. Requests whose draws need the host in between (grammars),
-that bound their guesses or score their prompt make a step go step by step. What a look-up guesses
-goes into the same forward.
+bound their draft tokens or score their prompt make a step run step by step. Look-up proposals are
+part of the same forward.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
 
 class Rounds:
-    """`runner` is the target's, `main` the main proposer of `proposer`."""
+    """`runner`: the target's; `main`: the main proposer of `proposer`."""
 
     def __init__(
         self,
@@ -59,8 +59,7 @@ class Rounds:
             self._one_wait = self._with_one_wait
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
-        """One Sampled for each sampling chunk; fills in the `seconds` of propose, verify and
-        accept."""
+        """One Sampled for each sampling chunk; sets the `seconds` of propose, verify and accept."""
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
@@ -88,29 +87,29 @@ class Rounds:
     def _with_one_wait(
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
     ) -> list[Sampled] | None:
-        """None, with nothing done, if the step is not for this way."""
+        """None, with nothing done, if the step cannot run this way."""
         if not all(map(self._is_usual, plan.chunks)):
             return None
-        found, chunks = self._proposer.look_up(plan.chunks)
+        looked_up, chunks = self._proposer.look_up(plan.chunks)
         flight = self._draft.begin(chunks)
         if flight is None:
             return None
-        packed, rows, places, guessed = _packed(chunks, found)
+        packed, rows, places, guessed = _packed(chunks, looked_up)
         drawing = self._draws.plan(rows)
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
         question = self._draws.ask(rows, drawing, len(places))
         output = self._runner.forward(packed, unseen, question)
         seconds.verify = lap()
-        given = unseen.ids, output.along, output.drawn
-        drawn = self._draws.answer(output.logits, question, *given)
+        known = unseen.ids, output.along, output.drawn
+        drawn = self._draws.answer(output.logits, question, *known)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
             next(left) if chunk.k and chunk.samples else own
-            for chunk, own in zip(chunks, found, strict=True)
+            for chunk, own in zip(chunks, looked_up, strict=True)
         ]
-        self._allowance.keep(plan.chunks, proposals)  # too late to cut, not to learn from
+        self._allowance.keep(plan.chunks, proposals)  # too late to cut, but the controller learns
         sampling = [*zip(plan.chunks, proposals, strict=True)]
         if len(rows) < len(chunks):
             sampling = [pair for pair in sampling if pair[0].samples]
@@ -123,9 +122,8 @@ class Rounds:
         return sampled
 
     def _is_learnt_from(self, plan: StepPlan) -> bool:
-        """Whether proposers learn of this step. While nobody guesses only hidden states of every
-        row are of use: where those of the last row are asked for, the first step in which somebody
-        may guess has none yet."""
+        """Whether proposers learn from this step. While K is 0, only if they need hidden states of
+        every row; if they need the last row's only, the first step with K > 0 has none yet."""
         if not self._proposer.learns:
             return False
         hidden = self._proposer.hidden
@@ -134,7 +132,7 @@ class Rounds:
     def _teach(
         self, plan: StepPlan, sampled: list[Sampled], output: ModelOutput, packed: list[Segment]
     ) -> None:
-        """Hand outcomes, and hidden states if asked for, to the proposers that learn."""
+        """Pass outcomes, and hidden states if needed, to the proposers that learn."""
         every = self._proposer.hidden is not None and self._proposer.hidden.every
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
@@ -148,33 +146,33 @@ class Rounds:
 
 
 def _packed(
-    chunks: list[Chunk], found: list[Proposal]
+    chunks: list[Chunk], looked_up: list[Proposal]
 ) -> tuple[list[Segment], list[Rows], list[int], list[int]]:
-    """What the target computes, and the rows of logits to draw from, for each chunk that samples;
-    of guesses that the host has not seen, their places among the former, and among the latter the
-    rows that they are drawn from. `found` by look-ups."""
+    """For each chunk, the target's Segment, and for each that samples, the Rows to draw from. Then,
+    for draft tokens that the host has not seen: their places in the packed tokens, and the rows
+    that they are drawn from. `looked_up`: look-up proposals."""
     packed, rows = list[Segment](), list[Rows]()
     places, guessed, at, row = list[int](), list[int](), 0, 0
-    for (seq, start, length, k), own in zip(chunks, found, strict=True):
+    for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):
         end, total, guesses = start + length, len(seq.tokens), own.tokens
-        asked = 1 + (len(guesses) or k) if end == total else 0
-        if asked > 1 and not guesses:
+        wanted = 1 + (len(guesses) or k) if end == total else 0
+        if wanted > 1 and not guesses:
             places += range(at + length, at + length + k)
             guessed += range(row, row + k)
-            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, asked))
+            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, wanted))
         else:
             tokens = seq.tokens[start:end] + guesses
-            packed.append(Segment(tokens, start, seq.blocks, asked, own.branches))
-        at += length + max(asked - 1, 0)
-        if asked:
-            rows.append(Rows(seq, row, asked, total, guesses, own.branches))
-            row += asked
+            packed.append(Segment(tokens, start, seq.blocks, wanted, own.branches))
+        at += length + max(wanted - 1, 0)
+        if wanted:
+            rows.append(Rows(seq, row, wanted, total, guesses, own.branches))
+            row += wanted
     return packed, rows, places, guessed
 
 
 def settle(seconds: StepSeconds) -> None:
-    """What a device still computed of the forwards, while the host had gone on to accept, is
-    counted as drafting and verification. On a CPU nothing moves."""
+    """Count the time in which a device still computed forwards, while the host was in accept, as
+    propose and verify. On a CPU nothing changes."""
     late = min(max(seconds.propose_forward - seconds.propose, 0.0), seconds.accept)
     seconds.propose += late
     seconds.accept -= late

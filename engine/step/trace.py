@@ -1,9 +1,9 @@
-"""A trace: the StepRecord of each step, as the engine writes it where the operator asked for one.
-JSON lines: a header, then a line for each step.
+"""The trace of an engine: one StepRecord per step, if the operator asked for it. JSON lines: a
+header, then one line per step.
 
-No token, no text, no name: sizes, seconds, and for each generated position whether a guess was
-right and how sure it was. Every line is complete once written; a reader takes this version and no
-other.
+No token, no text, no name: sizes, seconds, and for each generated position whether a draft token
+was right and how confident the draft was. Every line is complete once written. A reader accepts
+this version only.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # rows or sequences
 Times = list[tuple[Size, Seconds]]
 
 FORMAT, VERSION = "foredraft trace", 2
-_LONGEST = 1e6  # seconds of the host
+_LONGEST = 1e6  # host seconds of a step, at most
 _FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that figures depend on. Profiles: (size, seconds) as measured at start; the
-    target's for some numbers of sequences, too. `stops`: each draft step was a forward of its own,
-    so that drafting could stop in between."""
+    """The facts that the numbers depend on. Profiles: (size, seconds) as measured at start; for
+    some numbers of sequences also the target's own. `stops`: each draft step was a forward of its
+    own, so that drafting could stop in between."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def profile(self) -> Profile:
-        """As the engine's controller got it, but for the host and the contexts."""
+        """As the engine's controller got it, without host and context costs."""
         return Profile(
             target=self.target_profile,
             draft=self.draft_profile,
@@ -74,20 +74,20 @@ class Trace:
 
 
 class Writer:
-    """Appends to a new file; an existing one is left alone, the next free number is taken. Ends by
-    itself at `max_bytes` or when the file cannot be written, with one line in the log. Raises
-    TraceError when opened."""
+    """Appends to a new file; if the name is taken, to the next free numbered one. Stops for good at
+    `max_bytes` or when the file cannot be written, with one warning in the log. The constructor
+    raises TraceError."""
 
     def __init__(self, path: str, header: Header, *, max_bytes: int) -> None:
         self.path = _create(Path(path))
         self._left = max_bytes
         self._pending = bytearray()
-        self.ended = ""  # why nothing is written any more
+        self.ended = ""  # why it stopped writing
         self._add(_line(header))
         self.flush()
 
     def write(self, record: StepRecord) -> None:
-        """One more step; on disk at the latest when no sequence is left."""
+        """Add one step. Written to disk at the latest when no sequence is left."""
         if self.ended:
             return
         line = _line(record)
@@ -102,7 +102,7 @@ class Writer:
             logger.warning("no more steps are recorded in %s: %s", self.path, self.ended)
 
     def flush(self) -> None:
-        """Hand what is pending to the system."""
+        """Write out what is pending."""
         try:
             with self.path.open("ab") as file:
                 file.write(self._pending)
@@ -111,7 +111,7 @@ class Writer:
         self._pending.clear()
 
     def close(self, why: str = "it was closed") -> None:
-        """Nothing is written from now on."""
+        """Write nothing from now on."""
         if not self.ended:
             self.flush()
             self.ended = self.ended or why
@@ -125,10 +125,10 @@ class Writer:
 def open_trace(
     config: EngineConfig, ready: Ready, measured: Profile, *, stops: bool
 ) -> Writer | None:
-    """The writer, if `speculation.trace` names a file. `measured`: at start; `stops`: as in Header.
-    Raises TraceError."""
-    said = config.speculation
-    if said.trace is None:
+    """The writer, if `speculation.trace` names a file. `measured`: the profile at start; `stops`:
+    see Header. Raises TraceError."""
+    speculation = config.speculation
+    if speculation.trace is None:
         return None
     header = Header(
         k_max=ready.k_max,
@@ -143,7 +143,7 @@ def open_trace(
         batch_profiles={n: list(points) for n, points in measured.batches.items()},
         padded=tuple(measured.padded),
     )
-    writer = Writer(said.trace, header, max_bytes=int(said.trace_mib * (1 << 20)))
+    writer = Writer(speculation.trace, header, max_bytes=int(speculation.trace_mib * (1 << 20)))
     logger.info("recording steps in %s", writer.path)
     return writer
 
@@ -153,7 +153,7 @@ def _line(value: msgspec.Struct) -> bytes:
 
 
 def _short(value: Any) -> Any:
-    """With four significant digits of every number that has a point."""
+    """With floats rounded to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -162,7 +162,7 @@ def _short(value: Any) -> Any:
 
 
 def _create(path: Path) -> Path:
-    """An empty file of that name, or of the next one that is free."""
+    """Create an empty file of that name, or of the next free numbered one."""
     number = 1
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
@@ -178,7 +178,7 @@ def _create(path: Path) -> Path:
 
 
 def read_trace(path: Path) -> Trace:
-    """All of a trace. Raises TraceError for what is not one, or not whole."""
+    """Raises TraceError if the file is not a complete trace."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -196,10 +196,10 @@ def read_trace(path: Path) -> Trace:
 
 def _header(name: str, line: bytes) -> Header:
     try:
-        said = msgspec.json.decode(line)
-        if said["format"] != FORMAT:
+        fields = msgspec.json.decode(line)
+        if fields["format"] != FORMAT:
             raise TraceError(_not(name))
-        version = said["version"]
+        version = fields["version"]
     except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError, RecursionError):
         raise TraceError(_not(name)) from None
     if version != VERSION:
@@ -207,7 +207,7 @@ def _header(name: str, line: bytes) -> Header:
             f"trace {name!r} is of version {version!r:.20}; this program reads version {VERSION}"
         )
     try:
-        header = msgspec.convert(said, Header, str_keys=True)
+        header = msgspec.convert(fields, Header, str_keys=True)
     except msgspec.MsgspecError as error:
         raise TraceError(f"the first line of trace {name!r} is no header: {error}") from None
     profiles = [header.target_profile, header.draft_profile, *header.batch_profiles.values()]
@@ -230,8 +230,8 @@ def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[StepRecord
 
 
 def _consistent(step: StepRecord, most: int) -> bool:
-    """Whether counts fit each other, as those of a recorded step do; `most` rows were allowed,
-    besides one for each sequence."""
+    """Whether the counts can be those of a recorded step; `most`: rows allowed, besides one for
+    each sequence."""
     return (
         max(abs(step.host_seconds), abs(step.overhead_seconds)) <= _LONGEST
         and step.rows <= most + len(step.parts)

@@ -21,26 +21,26 @@ def verified_of(
     *,
     every: bool,
 ) -> list[Verified]:
-    """`hidden` are the target's, of `every` row of `packed` or of those that met the LM head."""
-    items, row, found = iter(sampled), 0, list[Sampled]()
+    """`hidden`: the target's, of `every` row of `packed` or only of the rows with logits."""
+    items, row, kept_items = iter(sampled), 0, list[Sampled]()
     rows = list[list[int]]()
     for chunk, segment in zip(plan.chunks, packed, strict=True):
         item = next(items) if chunk.samples else Sampled(chunk, EMPTY, 0)
-        last = row + chunk.length - 1  # of what was committed before
+        last = row + chunk.length - 1  # of the committed tokens
         nodes = item.rows[1:] if item.tokens else []
         if every and (item.tokens or not chunk.samples):
-            found.append(item)
+            kept_items.append(item)
             rows.append([*range(row, last + 1), *(last + node for node in nodes)])
         elif item.tokens:
-            found.append(item)
+            kept_items.append(item)
             rows.append([item.row + item.rows[-1]])
         row += len(segment.tokens)
     parts = _parts(hidden, rows)
-    return [_verified(*each) for each in zip(found, rows, parts, strict=True)]
+    return [_verified(*each) for each in zip(kept_items, rows, parts, strict=True)]
 
 
 def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
-    """In one copy."""
+    """Split `hidden` by item, in one device copy."""
     if hidden is None or not rows:
         return [None] * len(rows)
     there = torch.tensor([row for own in rows for row in own]).to(hidden.device, non_blocking=True)

@@ -1,1 +1,1 @@
-"""The engine process as the front end sees it: the client, its mailboxes and the states."""
+"""The engine as the front end sees it: client, mailboxes, open requests, admission, states."""

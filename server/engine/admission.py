@@ -1,4 +1,4 @@
-"""Admission: what is in flight, what may come in beside it, and when to ask again."""
+"""Admission: bounds on sequences in flight and waiting prompt tokens, and when to retry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from server.engine.client import EngineClient
 from server.errors import QueueFull
 from server.keys import Tenant
 
-WINDOW_SECONDS = 10.0  # of the engine's work, by which its pace is measured
+WINDOW_SECONDS = 10.0  # seconds of engine work over which the rate is measured
 LONGEST_WAIT = 120.0
 Pace = tuple[float, float, float]  # tokens computed, requests ended, seconds that the engine worked
 
 
 @dataclass
 class Admission:
-    """The bounds on sequences in flight, counting those whose prompts are still being tokenised,
-    and on prompt tokens that wait for their first token. `pace` is of the server's whole life."""
+    """Bounds the sequences in flight, also while their prompts are being tokenised, and the prompt
+    tokens that wait for a first token. `pace()`: totals since the server started."""
 
     client: EngineClient
     max_inflight: int
@@ -30,7 +30,7 @@ class Admission:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Room for `count` sequences until they are submitted. Raises QueueFull."""
+        """Reserve room for `count` sequences until they are submitted. Raises QueueFull."""
         inflight = self.client.inflight + self.reserved
         if inflight + count > self.max_inflight:
             excess = inflight + count - self.max_inflight
@@ -46,7 +46,7 @@ class Admission:
             self.reserved -= count
 
     def check_tokens(self, count: int) -> None:
-        """Raises QueueFull where `count` more prompt tokens would exceed the bound."""
+        """Raises QueueFull if `count` more prompt tokens would exceed the bound."""
         most, waiting = self.max_waiting_tokens, self.waiting_tokens
         if most is not None and waiting and waiting + count > most:
             raise QueueFull(
@@ -66,7 +66,7 @@ class Admission:
 
 @dataclass
 class Charge:
-    """One request's tokens, to its tenant and in the queue."""
+    """Charges one request's tokens to its tenant, and its prompt to the queue."""
 
     admission: Admission
     tenant: Tenant
@@ -78,7 +78,7 @@ class Charge:
         self._waits = True
 
     def tokens(self, count: int) -> None:
-        """`count` were generated: its prompts wait no longer."""
+        """`count` tokens were generated, so the prompt no longer waits."""
         self.tenant.spend(count)
         self.end()
 

@@ -1,9 +1,9 @@
-"""EngineClient: the front end's only door to the engine. Owns the sockets and the open requests.
+"""EngineClient: the front end's only access to the engine. Owns the sockets and the open requests.
 
 Promises: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
 an Output with `finish` or by EngineLost; a slow reader costs one merged Output, never a queue.
-What `hold` was called for, the next incarnation goes on with (open_requests).
-Leaves to others: which incarnation to talk to, and what its state means (supervise.supervisor).
+After `hold`, the next engine process continues the open requests (open_requests). Which engine
+process to talk to, and what its state means, is decided by supervise.supervisor.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from server.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
-POLLIN = int(zmq.POLLIN)  # an enumeration takes longer to compare than all of that
-EVENTS_AT_ONCE = 32  # then whatever else the loop has to do
+POLLIN = int(zmq.POLLIN)  # comparing an enum member would take longer than reading
+EVENTS_AT_ONCE = 32  # then other callbacks of the event loop run
 
 
 class EngineClient:
-    """Speaks to one engine incarnation after the other; the supervisor says which, and sets
-    `state`, `expected` (when the next one may be ready, by the monotonic clock) and `ending` (there
-    will be no next one). `on_metrics` is called with every step's metrics, heartbeats included. For
-    `resume_seconds` and `on_held` see OpenRequests."""
+    """Talks to one engine process ("incarnation") at a time. The supervisor connects it and sets
+    `state`, `expected` (monotonic time at which the next one may be ready) and `ending` (there will
+    be no next one). `on_metrics` gets the metrics of every step and heartbeat. `resume_seconds` and
+    `on_held`: see OpenRequests."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class EngineClient:
         on_held: Callable[[Held, float], None] = lambda outcome, seconds: None,
     ) -> None:
         self.state: EngineState = "starting"
-        self.ready: Ready | None = None  # of the present incarnation, or the last one's
+        self.ready: Ready | None = None  # of the current incarnation, else of the last one
         self.expected: float | None = None
         self.ending = False
         self.on_metrics = on_metrics
         self.speculation = SetSpeculation("auto")  # as last set
         self.estimates: Estimates | None = None  # as the engine last sent
-        self.swap: Swap | None = None  # the last that the present incarnation told of
-        self.loading = ""  # the draft that is to take the running one's place
+        self.swap: Swap | None = None  # the last outcome from the current incarnation
+        self.loading = ""  # path of the draft that is being loaded
         self._swapped: asyncio.Future[Swap] | None = None
         self._requests = OpenRequests(self.send, seconds=resume_seconds, on_held=on_held)
         self._link: _Link | None = None
@@ -78,81 +78,81 @@ class EngineClient:
         return len(self._requests)
 
     def require_open(self) -> Ready:
-        """The facts of the engine that a request may be for: of the present one or, where requests
-        outlive engines, of the one before the next. Raises NotReady."""
+        """The Ready of the current engine or, if requests may wait for the next one, of the last
+        one. Raises NotReady."""
         coming = self.state in ("starting", "lost") and self._requests.hold_seconds > 0
         if self.ready is None or not (self.state == "ready" or (coming and not self.ending)):
             raise self.not_ready()
         return self.ready
 
     def not_ready(self) -> NotReady:
-        """Why no request is taken, and when one may be."""
+        """Why no request is accepted, and when to retry."""
         if self.ending:
             return NotReady(NOT_READY["stopped"])
         if self.ready is None or self.state not in ("starting", "lost"):
             return NotReady(NOT_READY[self.state])
         left = max(2, ceil((self.expected or 0) - time.monotonic()))
-        said = f"{NOT_READY['lost']}; try again in {left} s"
-        return NotReady(said, retry_seconds=left)
+        message = f"{NOT_READY['lost']}; try again in {left} s"
+        return NotReady(message, retry_seconds=left)
 
     def submit(self, submit: Submit) -> Stream:
-        """Hand a request to the engine, or to the next one. Never blocks. Raises NotReady."""
+        """Send a request to this engine, or hold it for the next. Never blocks. Raises NotReady."""
         if waits := self.state != "ready":
             self.require_open()
         return self._requests.add(submit, waits=waits)
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these requests at once on this side, and abort them in the engine. Never blocks; ids
-        that have ended are passed over. What the engine still sends of them is dropped."""
+        """End these requests here at once, and abort them in the engine. Never blocks. Ids that
+        have ended are ignored; later Outputs of these requests are dropped."""
         self._requests.abort(ids)
 
-    def set_speculation(self, said: SetSpeculation) -> None:
-        """For this incarnation and all later ones. What is submitted after this call is served in
-        that mode. The K must be one that the engine allows (messages.mode_refusal)."""
-        self.speculation = said
-        self.send(said)
+    def set_speculation(self, command: SetSpeculation) -> None:
+        """For this incarnation and all later ones; requests submitted after this call run in that
+        mode. K must be allowed (messages.mode_refusal)."""
+        self.speculation = command
+        self.send(command)
 
     async def swap_draft(self, path: str) -> Swap:
-        """Have this incarnation load another draft model, one at a time: whether it is refused or
-        on trial. Raises EngineLost, which may be NotReady."""
+        """Have this incarnation load another draft model, one at a time. Returns when it is refused
+        or on trial. Raises EngineLost, including NotReady."""
         assert not self.loading
         if self.state != "ready":
             raise self.not_ready()
         self.loading, self._swapped = path, asyncio.get_running_loop().create_future()
         self.send(SwapDraft(path))
-        return await asyncio.shield(self._swapped)  # whoever waits for it
+        return await asyncio.shield(self._swapped)  # survives a cancelled caller
 
     # -- for the supervisor --
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
-        """Bind fresh endpoints for a new incarnation and start to pump its events. A message of
-        an earlier incarnation cannot arrive: its endpoints are closed. Raises OSError."""
+        """Bind new endpoints for a new incarnation and start to read its events. No message of an
+        earlier incarnation can arrive, since its endpoints are closed. Raises OSError."""
         assert self._link is None, "the previous incarnation is still connected"
         self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
 
     def disconnect(self) -> None:
-        """Close this incarnation's endpoints; what was still on the way is lost."""
+        """Close this incarnation's endpoints; messages in transit are lost."""
         if self._link is not None:
             link, self._link = self._link, None
             link.close()
         self._end_swap(EngineLost(NOT_READY["lost"]))
 
     def send(self, command: Command) -> None:
-        """What concerns the incarnation, not a request."""
+        """Send a command; dropped if no incarnation is connected."""
         if self._link is not None:
             self._link.send(command)
 
     def drain(self) -> None:
-        """Have this incarnation finish what there is, and exit."""
+        """Have this incarnation finish all requests and exit."""
         self._requests.hurry()
         self.send(Drain())
 
     def hold(self, sentence: str, *, planned: bool = False) -> int:
-        """This incarnation is gone, and there will be another; see OpenRequests."""
+        """The incarnation is gone and another will follow; see OpenRequests."""
         return self._requests.hold(sentence, planned=planned)
 
     def fail_all(self, sentence: str) -> None:
-        """Every open stream raises EngineLost(sentence), after what had already arrived."""
+        """Every open stream raises EngineLost(sentence), after the Outputs that have arrived."""
         self._requests.fail(sentence)
         self._end_swap(EngineLost(sentence))
 
@@ -163,7 +163,7 @@ class EngineClient:
                 if mode_refusal(self.speculation, event.k_max) is not None:
                     logger.warning("this engine cannot be held at K = %d", self.speculation.k)
                     self.speculation = SetSpeculation("auto")
-                if self.speculation.mode != "auto":  # ahead of all requests to this incarnation
+                if self.speculation.mode != "auto":  # before any request to this incarnation
                     self.send(self.speculation)
                 self._requests.come_back(event)
             case Outputs():
@@ -171,7 +171,7 @@ class EngineClient:
                 if event.metrics.swap is not None:
                     self._end_swap(event.metrics.swap)
                 self.on_metrics(event.metrics)
-                # First tokens first: they count for the time to first token.
+                # Outputs with a first token go first, for TTFT.
                 items = sorted(event.items, key=lambda output: output.cached_tokens is None)
                 self._requests.deliver(items)
         on_event(event)
@@ -181,19 +181,19 @@ class EngineClient:
         if isinstance(end, Swap):
             self.swap = end
             if end.outcome not in ("refused", "trial"):
-                return  # of one that was answered before
+                return  # `swap_draft` has returned before
             if waiting is not None:
                 waiting.set_result(end)
         elif waiting is not None:
             waiting.set_exception(end)
-            waiting.exception()  # nobody may wait for it any more
+            waiting.exception()  # mark it as retrieved: the caller may be gone
         self.loading, self._swapped = "", None
 
 
 class _Link:
-    """The two sockets of one incarnation. Commands go through zmq's asyncio, which queues them
-    until the engine has connected. Events are read where the loop learns of them, since a task and
-    a future for each step would cost more than all else that is done with it."""
+    """The two sockets of one incarnation. Commands are sent through zmq's asyncio socket, which
+    queues them until the engine has connected. Events are read in a callback of the event loop,
+    since a task and a future per step would cost more than all other work on it."""
 
     def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -206,19 +206,19 @@ class _Link:
         self._bind(self._commands, commands)
         self._bind(self._events, events)
         self._loop.add_reader(self._events.FD, self._read)
-        self._read()  # the descriptor signals changes, not a state
+        self._read()  # the descriptor is edge-triggered
 
     def send(self, command: Command) -> None:
-        # Done at once, or queued inside until the engine has connected: nothing to await.
+        # Sent at once, or queued by zmq until the engine has connected: nothing to await.
         self._commands.send(self._encode(command))
 
     def close(self) -> None:
         self._stop_reading()
-        self._events.close(linger=0)  # the context knows only the sockets of its own kind
+        self._events.close(linger=0)  # the context does not close a plain zmq.Socket
         self._context.destroy(linger=0)
 
     def _bind(self, socket: zmq.Socket[Any], endpoint: str) -> None:
-        socket.set_hwm(0)  # the bound is admission; neither side may ever block
+        socket.set_hwm(0)  # unbounded: admission is the bound; neither side may block
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -226,16 +226,16 @@ class _Link:
             raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
 
     def _read(self) -> None:
-        """Everything that is there, but not more than the loop may wait for. Until there is
-        nothing, since the descriptor is not signalled again for what is left."""
+        """Read events until there are none, since the descriptor is not signalled again for the
+        rest; after EVENTS_AT_ONCE, let the event loop run first."""
         try:
             for _ in range(EVENTS_AT_ONCE):
-                # To ask is cheaper than a refusal.
+                # Polling is cheaper than an exception by recv.
                 if self._events.closed or not int(self._events.get(zmq.EVENTS)) & POLLIN:
                     return
                 self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
             self._loop.call_soon(self._read)
-        except Exception as error:  # a message or a callback of ours is wrong: say so, do not hang
+        except Exception as error:  # a bug here or in a callback: report it, do not hang
             logger.exception("the engine's events are no longer read")
             self._stop_reading()
             self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))

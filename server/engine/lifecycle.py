@@ -1,12 +1,12 @@
-"""Lifecycle: the states of the engine as a small pure machine. Owned by the supervisor.
+"""Lifecycle: the engine's states as a state machine without I/O. Owned by the supervisor.
 
     starting -> ready -> draining -> stopped
     starting, ready -> lost -> starting again after a back-off, or failed for good
-    ready -> starting when it is replaced as the operator wants
+    ready -> starting when the operator replaces the engine
     starting -> failed when the engine reports that its configuration cannot run
 
-Promises: no clocks, no processes, no sleeping (time is passed in, waiting is returned); one log
-line per change of state; an impossible change is a bug and asserts.
+Promises: no clocks, no processes, no sleeping (time is passed in, waits are returned); one log line
+per change of state; an invalid change is a bug and asserts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_SECONDS = 1.0  # before the second restart in a row; each wait is twice the one before
+BACKOFF_SECONDS = 1.0  # before the second restart in a row; doubles each time
 LONGEST_BACKOFF_SECONDS = 30.0
 
 EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stopped"]
@@ -44,10 +44,10 @@ ALLOWED: dict[EngineState, frozenset[EngineState]] = {
 
 @dataclass(frozen=True)
 class Loss:
-    """How an incarnation ended when it should not have."""
+    """The unexpected end of an incarnation."""
 
     sentence: str
-    useless_to_retry: bool = False  # by the engine, of this configuration
+    useless_to_retry: bool = False  # reported by the engine for this configuration
 
 
 class Lifecycle:
@@ -55,7 +55,7 @@ class Lifecycle:
 
     def __init__(self, config: ServerConfig, observe: Callable[[EngineState], None]) -> None:
         self.state: EngineState = "starting"
-        self.failure: str | None = None  # why it failed for good
+        self.failure: str | None = None  # the sentence, if `failed`
         self._max_restarts = config.max_restarts
         self._window = config.restart_window_seconds
         self._observe = observe
@@ -75,9 +75,9 @@ class Lifecycle:
         self._go("stopped", "in order")
 
     def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
-        """The engine is gone. Returns the seconds to wait before `restart`, or None: failed.
-        `explained`: losses before this one that were one and the same request's doing."""
-        # Once it has served, the configuration is good: what does not fit now may fit later.
+        """The engine is gone. Returns the seconds to wait before `restart`, or None if the state is
+        now `failed`. `explained`: earlier losses that were caused by one single request."""
+        # If it has ever served, the configuration is good: memory that lacks now may be free later.
         if loss.useless_to_retry and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
             return None
@@ -96,7 +96,7 @@ class Lifecycle:
 
     @property
     def has_last_try(self) -> bool:
-        """Whether the next loss, unless there is none for long, will be the end."""
+        """Whether the next loss, unless it comes late, is the last one."""
         return self._losses >= self._max_restarts
 
     def restart(self) -> None:
@@ -107,7 +107,7 @@ class Lifecycle:
         self._go("starting", "replaced")
 
     def fail(self, sentence: str, *, why: str) -> None:
-        """Give up for good. `sentence` is for the operator, `why` for the log's line."""
+        """Give up for good. `sentence` is for the operator, `why` for the log."""
         self.failure = sentence
         self._go("failed", why)
 

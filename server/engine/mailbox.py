@@ -1,4 +1,4 @@
-"""Stream: one request's mailbox between the engine's events and its reader."""
+"""Stream: the mailbox of one request, between the engine's events and the reader."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.messages import Output
 
 
 class Stream:
-    """One request's mailbox. Outputs that arrive while nobody reads are merged into one: tokens,
-    logprobs and sources are appended, counters replaced, `finish` kept. One reader at a time.
-    `wake` is set when something arrives; a reader of several streams gives them one event, before
-    anything can have arrived, and clears it before it looks. `steps`: what the last reading merged,
-    for counters of single steps."""
+    """Outputs that arrive while nobody reads are merged into one: tokens, logprobs and sources are
+    concatenated, counters replaced, `finish` kept. One reader at a time. `wake` is set when
+    something arrives; a reader of several streams sets one shared event in all, before anything can
+    arrive, and clears it before it looks. `steps`: the Outputs merged by the last `take`, for
+    per-step counters."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -24,7 +24,7 @@ class Stream:
         self.steps: list[Output] = []
         self._arrived: list[Output] = []
         self._failure: str | None = None
-        self._ended = False  # the last thing that will ever arrive has arrived
+        self._ended = False  # a `finish` or a failure has arrived
 
     @property
     def has_news(self) -> bool:
@@ -32,10 +32,10 @@ class Stream:
         return bool(self._arrived) or self._failure is not None
 
     def take(self) -> Output:
-        """The merged Output of everything since the last one; there must be something.
+        """The merged Output of everything since the last call; there must be something.
 
-        Raises EngineLost if the engine died; tokens that arrived before are handed out first.
-        Must not be called again after an Output with `finish` or an EngineLost.
+        Raises EngineLost if the engine was lost, after the tokens that arrived before. Must not be
+        called again after an Output with `finish` or an EngineLost.
         """
         if not self._arrived:
             assert self._failure is not None, f"stream {self.id} has nothing to be read"
@@ -43,11 +43,11 @@ class Stream:
         self.steps, self._arrived = self._arrived, []
         output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
         if self._failure is not None:
-            self.wake.set()  # the failure is still to come
+            self.wake.set()  # the next `take` raises the failure
         return output
 
     def put(self, output: Output) -> None:
-        """Take one Output in. Refuses anything after the terminal event."""
+        """Add one Output. Asserts that the stream has not ended."""
         assert not self._ended, f"stream {self.id} got an output after its end"
         self._arrived.append(output)
         self._ended = output.finish is not None
@@ -62,7 +62,7 @@ class Stream:
 
 
 def _merged(steps: list[Output]) -> Output:
-    """Several steps of one sequence as one; what only a first Output has is the first one's."""
+    """Several Outputs of one sequence as one; fields of a first Output come from the first."""
     first = steps[0]
     logprobs = [step.logprobs for step in steps if step.logprobs is not None]
     sources = [step.sources for step in steps if step.sources is not None]

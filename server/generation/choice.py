@@ -1,4 +1,4 @@
-"""Choice: one engine request seen as text. Owns its detokenizer, stop strings, usage,
+"""Choice: the text of one engine request. Owns its detokenizer, stop strings, usage,
 log-probabilities and provenance.
 
 Text rule: the token that ended the sequence (EOS or one of stop_token_ids) has no text and no
@@ -26,21 +26,21 @@ from server.text.tokenizer import Tokenizer
 Finish = Literal["stop", "length"]
 
 
-@dataclass(slots=True)  # making a frozen one takes thrice as long, and this is one per token
+@dataclass(slots=True)  # not frozen: creation would take three times as long, once per token
 class Delta:
-    """What became certain of one choice. The last one of a choice has `finish`."""
+    """New final output of one choice. The last one of a choice has `finish`."""
 
     index: int
     text: str
     logprobs: list[TextLogprobs] | None
     finish: Finish | None
-    tokens: Sequence[int] = ()  # counted since the last one, whether or not their text is out
+    tokens: Sequence[int] = ()  # counted since the last Delta, even if their text is held back
     provenance: list[Origin] | None = None
-    known: bool = False  # the client has everything but the finish
+    known: bool = False  # the client already has everything but the finish
 
 
 class Choice:
-    """`params` are those that its request went to the engine with."""
+    """`params`: those of its engine request."""
 
     def __init__(
         self,
@@ -68,20 +68,20 @@ class Choice:
         self._logprob = 0.0  # sum over the counted tokens
         self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
         self._provenance = Provenance() if params.provenance else None
-        self._logprobs: list[TextLogprobs] = []  # whose text is not out yet
+        self._logprobs: list[TextLogprobs] = []  # whose text is not emitted yet
         self._skipped = False
         self._position = 0  # characters decoded so far
-        self._emitted = 0  # characters handed out so far
+        self._emitted = 0  # characters emitted so far
 
     def skip(self, tokens: Sequence[int]) -> str:
-        """Take in what the client has of the reply already; the text of it, which it has, too."""
+        """Process tokens of the reply that the client already has. Returns their text."""
         text = self._take(Output(id=self.stream.id, tokens=list(tokens)))
         self._position = self._emitted = len(text)
         self._skipped = bool(tokens)
         return text
 
     def feed(self, output: Output) -> Delta | None:
-        """Take one Output in; None if nothing became certain.
+        """Process one Output. Returns None if nothing new became final.
 
         Raises GenerationFailed for an error of this sequence, EngineLost if the engine ended it.
         """
@@ -98,7 +98,7 @@ class Choice:
         self.usage.take(self.stream.steps or (output,), len(tokens), stopped=self._hit)
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
-        known = self._skipped and not tokens  # it was complete, and whoever has the ids has it all
+        known = self._skipped and not tokens  # the reply was complete already
         self._skipped = False
         if output.finish is not None and not (self._hit or known):
             text += self._tail()
@@ -116,8 +116,8 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Per counted token, under the model itself, if the engine was asked for log-probabilities.
-        Without a token it is 0."""
+        """Per counted token, under the model itself, if the engine sent log-probabilities. 0
+        without tokens."""
         return self._logprob / max(self.usage.completion_tokens, 1)
 
     @property
@@ -130,7 +130,7 @@ class Choice:
         return self.stopped_by is not None
 
     def _begin(self, output: Output) -> str:
-        """The echoed prompt, once, with its logprobs when the first Output brings them."""
+        """The echoed prompt, once, with its logprobs if they were requested."""
         if self._echo is None:
             return ""
         echo, self._echo = self._echo, None
@@ -139,13 +139,13 @@ class Choice:
         if entries is not None:
             offsets = echo.places or echo.positions(self._tokenizer)
             for token, entry, offset in zip(echo.tokens, entries, offsets, strict=True):
-                one = TextLogprobs(self._tokenizer, token, entry, offset, echo.alternatives)
-                self._logprobs.append(one)
+                new = TextLogprobs(self._tokenizer, token, entry, offset, echo.alternatives)
+                self._logprobs.append(new)
         return echo.text
 
     def _take(self, output: Output) -> str:
-        """Text of the generated tokens that became certain. One by one where the count of tokens
-        or their places matter."""
+        """The new final text of generated tokens. Token by token if their count or places
+        matter."""
         if self._hit:
             return ""
         tokens = output.tokens
@@ -214,12 +214,12 @@ class Choice:
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
     def _release(self) -> list[TextLogprobs]:
-        """Entries whose text is out; without stop strings, and at the end unless one cut the rest
-        off, those without text too."""
+        """Logprob entries whose text was emitted; without stop strings, and at the end unless a
+        stop string cut the rest off, also those without text."""
         held = self._logprobs
         size = len(held)
         if self._stops is not None and (self.finish is None or self._hit):
-            size = next((i for i, one in enumerate(held) if one.offset >= self._emitted), size)
+            size = next((i for i, each in enumerate(held) if each.offset >= self._emitted), size)
         self._logprobs = held[size:]
         return held[:size]
 

@@ -1,8 +1,8 @@
-"""Generation: one API call. Owns the fan-out into n engine requests per prompt and their end.
+"""Generation: one API call. Owns the fan-out into n engine requests per prompt, and their ends.
 
-Promises: every engine request ends here once, by its finish, by a stop string or by `close`, which
-is synchronous so that it may run while being cancelled; text never splits a character and never
-shows a part of a stop string. Leaves HTTP shapes to `server.api`, scheduling to the engine.
+Promises: every engine request ends here once: by its finish, by a stop string or by `close`, which
+is synchronous so that it can run during cancellation. Text never splits a character and never
+contains part of a stop string. HTTP formats are in `server.api`, scheduling in the engine.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ class Generation:
     ) -> None:
         self.spec = spec
         self.choices: list[Choice] = []
-        self.skipped = ""  # text of the reply that the client has
+        self.skipped = ""  # text of the reply that the client already has
         self._client = client
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._charge = charge
         self._progress = progress
         self._deadline: asyncio.TimerHandle | None = None
-        self._held = list[Delta]()  # taken at the deadline
+        self._held = list[Delta]()  # from `take` at the deadline
         self._began = time.monotonic()
-        self._first_token: float | None = None  # when the first token of any choice came
+        self._first_token: float | None = None  # time of the first token of any choice
         self._queued: float | None = None  # seconds until the first step that ran any choice
         self._exchange = EXCHANGE.get()
-        self._arrivals: dict[int, float] = {}  # by choice, when tokens last came
+        self._arrivals: dict[int, float] = {}  # by choice: time of its last tokens
         self._wake = asyncio.Event()
-        self._failure: BaseException | None = None  # raised when what came before it was taken
+        self._failure: BaseException | None = None  # raised by `take` after earlier deltas
         self._ended = False
 
     def start(self, *, arrival: float) -> None:
-        """Submit every choice; all or none. Raises EngineLost when the engine is not ready."""
+        """Submit all choices, or none. Raises EngineLost if the engine is not ready."""
         try:
             for index in range(len(self.spec.prompts) * self.spec.fan_out):
                 submit = self.spec.submit(index, arrival=arrival)
@@ -81,10 +81,10 @@ class Generation:
             raise
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Increments of all choices as they come; each choice's last one has its finish. What comes
-        while nobody reads stays in the mailboxes, merged.
+        """Deltas of all choices as they arrive; each choice's last one has its finish. Outputs that
+        arrive while nobody reads are merged in the mailboxes.
 
-        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; either ends
+        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; both end
         the whole call.
         """
         try:
@@ -100,8 +100,8 @@ class Generation:
         await self._wake.wait()
 
     def take(self) -> list[Delta]:
-        """What came since the last time; the caller closes. Raises as `deltas`, but only once what
-        came before the failure has been taken."""
+        """Deltas since the last call; the caller must call `close`. Raises as `deltas`, but only
+        after everything that arrived before the failure was returned."""
         self._wake.clear()
         deltas, self._held = self._held, []
         try:
@@ -118,7 +118,7 @@ class Generation:
                 if self._progress is not None and choice.index == 0:
                     self._progress.tokens += output.tokens
                 if choice.finish is not None and output.finish is None:
-                    self._client.abort([choice.stream.id])  # a stop string; the engine goes on
+                    self._client.abort([choice.stream.id])  # a stop string, unknown to the engine
         except Exception as error:
             self._failure = error
             if isinstance(error, GenerationFailed) and error.bad_request:
@@ -129,8 +129,8 @@ class Generation:
         return deltas
 
     def _expire(self, seconds: float) -> None:
-        """What came in time is still handed out."""
-        with suppress(EngineError):  # as it ended meanwhile
+        """At the deadline. What arrived in time is still returned."""
+        with suppress(EngineError):  # a failure at the deadline
             self._held = self.take()
         if not self.finished and self._failure is None:
             sentence = f"the request was not finished within the {seconds:g} s that it may take"
@@ -139,8 +139,8 @@ class Generation:
         self._wake.set()
 
     def close(self) -> None:
-        """Abort every choice that is still open in the engine. May be called any number of times,
-        and while being cancelled."""
+        """Abort all open choices in the engine. May be called repeatedly, and during
+        cancellation."""
         self._client.abort([choice.stream.id for choice in self.choices])
         if self._ended:
             return
@@ -182,7 +182,7 @@ class Generation:
         return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
     def _observe(self, index: int, output: Output) -> None:
-        """Tokens of a choice came."""
+        """Tokens of a choice arrived."""
         if self._charge is not None:
             self._charge.tokens(len(output.tokens))
         now = time.monotonic()
@@ -202,8 +202,8 @@ class Generation:
 
     @property
     def wanted(self) -> list[Choice]:
-        """Of each prompt's choices the `n` that are wanted: all in order, or of more than `n` the
-        likeliest per token, best first."""
+        """Per prompt the `n` choices to return: all in order, or of more than `n` the likeliest per
+        token, best first."""
         spec, wanted = self.spec, list[Choice]()
         for start in range(0, len(self.choices), spec.fan_out):
             candidates = self.choices[start : start + spec.fan_out]
@@ -214,9 +214,9 @@ class Generation:
 
     def prompt_logprobs(self, number: int) -> Sequence[TokenLogprobs | None]:
         """Of prompt `number`, one entry per token, once the generation has finished."""
-        found = self.choices[number * self.spec.fan_out].prompt_logprobs
-        assert found is not None, "the engine sends them with its first output"
-        return found
+        entries = self.choices[number * self.spec.fan_out].prompt_logprobs
+        assert entries is not None, "the engine sends them with its first output"
+        return entries
 
     @property
     def usage(self) -> Usage:

@@ -1,5 +1,4 @@
-"""GenerationSpec: what one API call wants generated, as values, and the engine requests that it
-comes to.
+"""GenerationSpec: the parameters of one API call, and the engine requests made from them.
 
 Seeds: choice 0 of every prompt uses the request's seed itself, choice i the i-th output of
 SplitMix64 started there (Steele, Lea, Flood 2014), so any single choice can be replayed with n=1.
@@ -24,7 +23,7 @@ MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """Who may guess for a request, and how many tokens at most in a step."""
+    """The proposers that a request may use, and its bound on draft tokens per step."""
 
     enabled: bool = False
     max_draft: int | Literal["auto"] = 0
@@ -33,8 +32,8 @@ class Guessing:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as the begin of a completion: its text, the ids for its logprobs, how many
-    alternatives each shows (None: no logprobs), and the `positions`, if they are known."""
+    """A prompt as the start of a completion: its text, the ids for its logprobs, the number of
+    alternatives (None: no logprobs), and `positions`, if known."""
 
     text: str
     tokens: Sequence[int]
@@ -42,13 +41,13 @@ class Echo:
     places: Sequence[int] = ()
 
     def positions(self, tokenizer: Tokenizer) -> Iterator[int]:
-        """Where each token's text begins, in characters."""
+        """Where each token's text starts, in characters."""
         pieces = Detokenizer(tokenizer, skip_special_tokens=True)
         position = 0
         for token in self.tokens:
             yield min(position, len(self.text))
             piece = pieces.push([token])
-            if tokenizer.is_special(token):  # written out in the prompt, or added to it
+            if tokenizer.is_special(token):  # in the prompt's text, or added to it
                 name = token_text(tokenizer.token_bytes(token))
                 piece = name if self.text.startswith(name, position) else ""
             position += len(piece)
@@ -56,12 +55,12 @@ class Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """What to generate. `params` are those of choice 0; the others differ in the seed alone (and
-    score the prompt again only to echo it). `context`: the most tokens that prompt and output may
-    have; `max_tokens` is clipped to it. `n` are wanted of the `best_of` (at least `n`) that are
-    generated for each prompt. `echoes`: per prompt, the text that the completion begins with; None:
-    no echo. `begun`: tokens of the only reply that the client has, whose text is not told again.
-    `show_logprobs`: of generated tokens, to the client; `show_tokens`: their ids."""
+    """What to generate. `params`: of choice 0; the others differ only in the seed (and compute
+    prompt logprobs only for an echo). `context`: limit of prompt plus output; `max_tokens` is
+    clipped to it. `n` choices are returned of the `best_of` (at least `n`) generated per prompt.
+    `echoes`: per prompt, the start of the completion; None: no echo. `begun`: tokens of the only
+    reply that the client already has; their text is not sent again. `show_logprobs`: send those of
+    generated tokens to the client; `show_tokens`: send their ids."""
 
     id: str
     prompts: Sequence[Sequence[int]]
@@ -72,17 +71,17 @@ class GenerationSpec:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    shown_tokens: frozenset[int] = frozenset()  # special ones that leave text all the same
-    thinking: Thinking | None = None  # which stop strings do not end, and is counted
+    shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is kept
+    thinking: Thinking | None = None  # text that stop strings do not end, counted in the usage
     echoes: Sequence[Echo] | None = None
     begun: Sequence[int] | None = None
     show_logprobs: bool = True
     show_tokens: bool = False
-    guessing: Guessing = Guessing()  # what `params` come to in this engine
-    grammar_param: str | None = None  # the field that the grammar came of
-    tenant: str = ""  # whose request it is, and its share where tenants compete
+    guessing: Guessing = Guessing()  # speculation of `params` in this engine
+    grammar_param: str | None = None  # the request field with the grammar
+    tenant: str = ""  # of the request; `weight`: its share if tenants compete
     weight: float = 1.0
-    seconds: float | None = None  # that it may take
+    seconds: float | None = None  # time limit
 
     @property
     def fan_out(self) -> int:

@@ -1,1 +1,1 @@
-"""Metrics and what they are computed from."""
+"""Metrics, logs of requests and throughput, traces."""

@@ -1,8 +1,7 @@
-"""One HTTP request as its operator sees it: what is noted while it runs, and its line in the log.
+"""Exchange: what is recorded of one HTTP request while it runs, and its line in the log.
 
-Whoever works for a request finds its Exchange in `EXCHANGE`, so that no signature has to carry it.
-It holds counts, times, words of fixed sets and labels that were checked: nothing that a client
-wrote.
+Code that works for a request finds its Exchange in `EXCHANGE`, so that no signature has to carry
+it. It holds counts, times, words of fixed sets and checked labels, but no other text of a client.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from server.observe.metrics_table import Finish
 
 logger = logging.getLogger(__name__)
 
-# Asked every few seconds by platforms, whose answers are worth a line when they are bad news.
+# Requested every few seconds by platforms; logged at INFO only if they fail.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 PAGE = "/page/"  # the files of one view of the page are a dozen
 LABEL = "[A-Za-z0-9._:/+=@-]{1,128}"
@@ -29,9 +28,10 @@ LABEL = "[A-Za-z0-9._:/+=@-]{1,128}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How one generation went, n choices and all. `began`: by time.monotonic(). The seconds count
-    from then: `queued` until the first step that ran any of it, `first_token` until that came;
-    None: it did not get so far. `prompt_tokens`: of all prompts; what follows: of all choices."""
+    """The result of one generation with all its choices. `began`: by time.monotonic(). Seconds
+    since then: `queued` until the first step that ran any choice, `first_token` until the first
+    token; None: not reached. `prompt_tokens`: of all prompts; the counts after it: of all
+    choices."""
 
     id: str
     finish: Finish
@@ -48,9 +48,9 @@ class Ended:
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """`route`: the path as it is declared, `-` where there is none. `key`: the name of the API key
-    that opened, or empty. `status`: 0 while there is no answer; `error`: the code in its envelope.
-    `parent`: the W3C headers of the caller's trace."""
+    """`route`: the declared path, `-` if there is none. `key`: the name of the API key, or empty.
+    `status`: 0 until there is a response; `error`: the code in its envelope. `parent`: the W3C
+    headers of the caller's trace."""
 
     id: str
     method: str = "-"
@@ -60,7 +60,7 @@ class Exchange:
     error: str | None = None
     ended: Ended | None = None
     parent: dict[str, str] = field(default_factory=dict)
-    trace: str | None = None  # the id of its trace, when it has ended
+    trace: str | None = None  # id of its trace, set at the end
     started: int = field(default_factory=time.time_ns)
     began: float = field(default_factory=time.monotonic)
     total: float = 0.0
@@ -71,7 +71,7 @@ class Exchange:
             self.id = id
 
     def end(self, tell: Callable[[Exchange], None] | None = None) -> None:
-        """Its last byte was handed over. `tell` goes before the line in the log."""
+        """Call when the last byte was handed over. `tell` is called before the line is logged."""
         self.total = time.monotonic() - self.began
         if tell is not None:
             tell(self)
@@ -81,9 +81,9 @@ class Exchange:
 
     def _fields(self) -> dict[str, Any]:
         ended = self.ended
-        found: dict[str, Any] = {"request": self.id, "key": self.key or None, "error": self.error}
+        fields: dict[str, Any] = {"request": self.id, "key": self.key or None, "error": self.error}
         if ended is not None:
-            found |= {
+            fields |= {
                 "reply": ended.id,
                 "prompt_tokens": ended.prompt_tokens,
                 "reply_tokens": ended.reply_tokens,
@@ -92,15 +92,15 @@ class Exchange:
                 "ttft_seconds": _rounded(ended.first_token),
                 "finish": ended.finish,
             }
-        return {**found, "seconds": _rounded(self.total), "trace": self.trace}
+        return {**fields, "seconds": _rounded(self.total), "trace": self.trace}
 
 
 EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def request_id(given: str = "") -> str:
-    """The client's own where it is a label of up to 128 letters, digits and ._:/+=@-, else one of
-    ours."""
+    """The client's own id if it is a label of up to 128 letters, digits and ._:/+=@-, else a new
+    one."""
     return given if re.fullmatch(LABEL, given) else f"req-{uuid.uuid4().hex}"
 
 

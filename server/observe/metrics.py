@@ -1,8 +1,8 @@
 """The Prometheus registry: what is counted, under which name. One registry per instance.
 
-Counters live here, in the front end, so they survive an engine restart. Sums only: rates and
-ratios are PromQL's. Label values come from fixed sets, so no request can add a series. What there
-is, is declared in `metrics_table`.
+Counters are kept here, in the front end, so they survive an engine restart. Sums only: rates and
+ratios are computed by PromQL. Label values come from fixed sets, so no request can add a series.
+All metrics are declared in `metrics_table`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from server.observe.speculation import Gain, Regret, compared, seconds_of
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of `render`
 PREFIX = "foredraft_"
 NO_LABELS: Mapping[str, str] = {}
-# Where the fields of a step go, by key and field: every step does this, so it looks nothing up.
+# Precomputed (key, field of StepMetrics), since every step uses them.
 _OF_STEPS = [metric for metric in METRICS if metric.of]
 _SUMS = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "counter" and not m.label]
 _GAUGES = [((m.name, ""), m.of) for m in _OF_STEPS if m.type == "gauge"]
@@ -44,8 +44,7 @@ _MODES = get_args(Mode)
 
 
 class Histogram:
-    """Counts by bucket, whose bounds include their values, and the last reply in each that was
-    named."""
+    """Counts by bucket (upper bounds inclusive), and per bucket the last reply that was named."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -54,7 +53,7 @@ class Histogram:
         self._named: dict[int, Exemplar] = {}
 
     def observe(self, value: float, count: int = 1, *, reply: str = "") -> None:
-        """The same value `count` times. `reply`: the id of the one that it is of."""
+        """Add the same value `count` times. `reply`: the id of the reply that it belongs to."""
         at = bisect_left(self._bounds, value)
         self._counts[at] += count
         self._sum += value * count
@@ -75,14 +74,14 @@ class Histogram:
 
 
 class Metrics(Collector):
-    """Not thread-safe by need: everything happens in the event loop.
+    """Not thread-safe; everything runs in the event loop.
 
-    Plain numbers, which `render` hands to prometheus_client: the locks and checks of its counters
-    took as long as the rest of a step's way through the front end.
+    Plain numbers, passed to prometheus_client by `render`: the locks and checks of its own counters
+    took as long as the rest of a step in the front end.
 
-    `model_name`: a label of every series, where it is given. `engine`: the pid of its process, if
-    there is one; what it takes of the machine is told beside what this process takes.
-    `router_names`: those of ROUTER_NAMES, too.
+    `model_name`: a label of every series, if given. `engine`: the pid of the engine process, if
+    there is one, for its process metrics beside this process's. `router_names`: also export the
+    names in ROUTER_NAMES.
     """
 
     def __init__(
@@ -93,8 +92,8 @@ class Metrics(Collector):
         router_names: bool = False,
     ) -> None:
         self._labels = {"model_name": model_name} if model_name else NO_LABELS
-        # By name and label value ("": no label), all of them from the start, at zero, so that
-        # rates see the first event.
+        # By (name, label value or ""). All exist from the start, at zero, so that rates see the
+        # first event.
         self._values: dict[tuple[str, str], float] = {
             (metric.name, value): 0.0 for metric in METRICS for value in metric.label_values
         }
@@ -113,19 +112,19 @@ class Metrics(Collector):
         return self.rendered("", waiting_tokens=waiting_tokens)[0]
 
     def rendered(self, accept: str, *, waiting_tokens: int = 0) -> tuple[bytes, str]:
-        """As a scraper that says so accepts it, and its type: OpenMetrics has replies' ids beside
-        the buckets that they fell into."""
+        """(body, content type) for a scraper's Accept header. OpenMetrics includes reply ids as
+        exemplars of the buckets."""
         self._set("waiting_prompt_tokens", waiting_tokens)
         self._set("spec_decode_estimated_regret_ratio", self.regret.value)
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
         try:
             encode, kind = choose_encoder(accept)
-        except (TypeError, ValueError):  # of a version that is no number
+        except (TypeError, ValueError):  # a version that is not a number
             encode, kind = choose_encoder("")
         return encode(self._registry), kind
 
     def total(self, name: str) -> float:
-        """A gauge, or a counter summed over its label."""
+        """The value of a gauge, or of a counter summed over its label."""
         return sum(value for (known, _), value in self._values.items() if known == name)
 
     def collect(self) -> Iterator[Metric]:
@@ -150,7 +149,7 @@ class Metrics(Collector):
             yield family
 
     def observe_step(self, step: StepMetrics) -> None:
-        """One step, or an idle beat (whose sums are zero)."""
+        """One step, or an idle heartbeat (whose sums are zero)."""
         values = self._values
         for key, field in _SUMS:
             values[key] += getattr(step, field)
@@ -179,8 +178,8 @@ class Metrics(Collector):
             self._set("spec_decode_mode", mode == estimates.mode, mode)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
-        """`count` tokens arrived together, `gap_seconds` after the delivery before. Not for the
-        first delivery, which has no predecessor."""
+        """`count` tokens arrived together, `gap_seconds` after the previous delivery. Not to be
+        called for the first delivery."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
     def observe_queue(self, seconds: float) -> None:
@@ -203,18 +202,18 @@ class Metrics(Collector):
         self._add("rejected_requests_total", 1, reason)
 
     def observe_grammar(self, outcome: CheckOutcome, seconds: float) -> None:
-        """A grammar was compiled ahead of its request, or there was no time for it."""
+        """A grammar was compiled ahead of its request, or the compiler had no time for it."""
         self._add("grammar_checks_total", 1, outcome)
         self._histograms["grammar_check_seconds"].observe(seconds)
 
     def observe_held(self, outcome: Held, seconds: float) -> None:
-        """What became of a sequence whose engine was lost, so many seconds after that."""
+        """The outcome of a held sequence, `seconds` after its engine was lost."""
         self._add("held_requests_total", 1, outcome)
         if outcome == "resumed":
             self._histograms["resume_gap_seconds"].observe(seconds)
 
     def set_engine_state(self, state: EngineState) -> None:
-        """The engine's state changed. A replacement that was asked for is no restart."""
+        """The engine's state changed. A requested replacement does not count as a restart."""
         if self._state == "lost" and state == "starting":
             self._add("engine_restarts_total", 1)
         self._state = state
@@ -225,7 +224,7 @@ class Metrics(Collector):
                 self._set(gauge, 0)
 
     def pace(self) -> tuple[float, float, float]:
-        """Tokens computed, requests ended, seconds that the engine worked, since the start."""
+        """(tokens computed, requests ended, seconds of engine work) since the start."""
         values = self._values
         tokens = values["prefill_tokens_total", ""] + values["generation_tokens_total", ""]
         ended = sum(values["requests_total", reason] for reason in get_args(Finish))

@@ -1,5 +1,4 @@
-"""The metrics by name: the only place where one is declared; the table in docs/operations.md is its
-rendering."""
+"""All metrics, declared here only; the table in docs/operations.md is generated from this."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
 
 @dataclass(frozen=True)
 class Metric:
-    """`name` is without the prefix. `labels`: at most one, with its values. `of`: the field of
+    """`name`: without the prefix. `labels`: at most one, with its values. `of`: the field of
     StepMetrics that it counts or shows; a list is counted by index."""
 
     type: Literal["counter", "gauge", "histogram"]
@@ -48,7 +47,7 @@ class Metric:
 
     @property
     def label_values(self) -> tuple[str, ...]:
-        """One empty value where there is no label."""
+        """One empty value if there is no label."""
         return next(iter(self.labels.values()), ("",))
 
 
@@ -255,7 +254,7 @@ METRICS: tuple[Metric, ...] = (
     gauge("build_info", "always 1, for its label", {"version": (version("foredraft"),)}),
 )
 
-# With `server.router_names`: what vLLM calls these.
+# With `server.router_names`: vLLM's names.
 ROUTER_NAMES = {
     "vllm:num_requests_running": "requests_running",
     "vllm:num_requests_waiting": "requests_waiting",
@@ -264,7 +263,7 @@ ROUTER_NAMES = {
 
 
 def markdown() -> str:
-    """The documents' table: one line per metric."""
+    """The table for the documents: one line per metric."""
     head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     rows = [
         f"| `foredraft_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"

@@ -1,4 +1,4 @@
-"""How speculation fared lately: regret of the choices of K, gain, and the log's lines about it.
+"""Recent results of speculation: regret of the choices of K, speed-up, and log lines about them.
 Time is passed in."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from server.observe.metrics_table import PARTS
 logger = logging.getLogger(__name__)
 
 MEMORY_STEPS = 512
-QUIET_SECONDS = 60.0  # between two log lines of on and off; the switch of a mode is always logged
+QUIET_SECONDS = 60.0  # between two lines about on and off; a change of mode is always logged
 NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
-FORGOTTEN = 0.01  # faded guesses below which a proposer is not shown
+FORGOTTEN = 0.01  # decayed count below which a proposer is not shown
 _parts = attrgetter(*PARTS)
 
 
 class FadingSums(defaultdict[object, float]):
-    """Sums by key, in which a step weighs less the longer ago it was. A long memory fades at every
-    few steps: fading at each takes longer than all else that is done about it."""
+    """Sums by key in which steps lose weight with age. A long memory decays once every few steps,
+    since decaying at each step would take longer than everything else here."""
 
     def __init__(self, memory_steps: int) -> None:
         super().__init__(float)
@@ -46,11 +46,11 @@ class Regret:
         self._num_rates = 0
 
     def observe(self, estimates: Estimates, num_tokens: int) -> None:
-        """One step that brought so many tokens."""
+        """One step that generated `num_tokens` tokens."""
         rates, k = estimates.rates, estimates.k
         if k >= len(rates) or min(rates) <= 0.0:
             return
-        if len(rates) != self._num_rates:  # another bound on K: an engine of another kind
+        if len(rates) != self._num_rates:  # another bound on K: the engine was replaced
             self._num_rates = len(rates)
             self._seconds.clear()
         self._seconds.begin_step()
@@ -66,8 +66,8 @@ class Regret:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A proposer's. `proposed` and `accepted`: tokens per round, i.e. per sequence and step; each
-    accepted one needed no pass of the target for itself. `tokens`: its part of all tokens."""
+    """Of one proposer. `proposed` and `accepted`: tokens per round, i.e. per sequence and step.
+    `tokens`: its accepted tokens relative to all tokens."""
 
     proposed: float
     accepted: float
@@ -75,12 +75,13 @@ class Share:
 
 
 def seconds_of(seconds: StepSeconds) -> float:
-    """All of a step, and what passed between the one before and it."""
+    """All phases of a step, and the time between the previous step and this one."""
     return float(sum(_parts(seconds)))
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
-    """Seconds that it took, and that its tokens take without guesses; zeros if that is unknown."""
+    """(seconds that the step took, estimate for its tokens without speculation); zeros if
+    unknown."""
     if not step.plain_seconds:
         return 0.0, 0.0
     taken = seconds_of(step.seconds)
@@ -89,14 +90,14 @@ def compared(step: StepMetrics) -> tuple[float, float]:
 
 
 class Gain:
-    """Of the last `memory_steps` steps. A switch of the mode begins anew."""
+    """Over the last `memory_steps` steps. Starts over when the mode changes."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
         self._sums = FadingSums(memory_steps)
         self._mode: tuple[str, int | None] | None = None
 
     def observe(self, step: StepMetrics) -> None:
-        """One more. An idle beat says only what the mode is."""
+        """Add one step. An idle heartbeat only sets the mode."""
         estimates, sums = step.estimates, self._sums
         mode = estimates.mode, estimates.k if estimates.mode == "fixed" else None
         if mode != self._mode:
@@ -108,7 +109,7 @@ class Gain:
         taken, plain = compared(step)
         sums["taken"] += taken
         sums["plain"] += plain
-        # Seconds of the same tokens without guesses, if guesses take no time at all.
+        # Bound on "plain": its value if speculation took no time at all.
         sums["most"] += taken * step.num_generated_tokens / step.num_sampling
         sums["tokens"] += step.num_generated_tokens
         sums["rounds"] += step.num_sampling
@@ -126,29 +127,29 @@ class Gain:
 
     @property
     def speedup(self) -> float | None:
-        """Against no guesses at all; None where nothing is known of these."""
+        """Relative to no speculation; None if not known."""
         sums = self._sums
         return min(sums["plain"], sums["most"]) / sums["taken"] if sums["taken"] > 0.0 else None
 
     @property
     def tokens_per_round(self) -> float | None:
-        """One without guesses; None before the first."""
+        """1 without speculation; None before the first round."""
         rounds = self._sums["rounds"]
         return self._sums["tokens"] / rounds if rounds else None
 
     @property
     def kept(self) -> list[float]:
-        """[position]: of the guesses that were verified there, the share that was accepted. Ends
-        where hardly any were verified."""
-        sums, found = self._sums, list[float]()
-        while (proposed := sums["proposed", len(found)]) >= 1.0:
-            found.append(sums["accepted", len(found)] / proposed)
-        return found
+        """[position]: the accepted share of the draft tokens verified there. Ends at the first
+        position with hardly any."""
+        sums, shares = self._sums, list[float]()
+        while (proposed := sums["proposed", len(shares)]) >= 1.0:
+            shares.append(sums["accepted", len(shares)] / proposed)
+        return shares
 
     @property
     def kept_behind(self) -> dict[str, float]:
-        """By length of context, the share of the main proposer's guesses that was accepted; without
-        those behind which there were hardly any."""
+        """By length of context: the accepted share of the main proposer's tokens, where there were
+        enough."""
         return {
             context: self._sums["accepted", context] / proposed
             for context in CONTEXTS
@@ -157,26 +158,26 @@ class Gain:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By proposer, of those who guessed lately, in the order of config.PROPOSERS."""
+        """By proposer with recent proposals, in the order of config.PROPOSERS."""
         rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
-        found = {}
+        shares = {}
         for name in PROPOSERS:
             proposed, accepted = self._sums["proposed", name], self._sums["accepted", name]
             if proposed >= FORGOTTEN:
-                found[name] = Share(proposed / rounds, accepted / rounds, accepted / tokens)
-        return found
+                shares[name] = Share(proposed / rounds, accepted / rounds, accepted / tokens)
+        return shares
 
 
 class SpeculationLog:
-    """One log line when speculation goes on, goes off, or is switched by its operator; not for each
-    K, and not for experiments, which last a round or two. Where it goes on and off, one line a
-    minute says how often, and what it is now. `observe` what each step, or beat of an idle engine,
-    says."""
+    """Logs when speculation turns on or off and when the operator changes the mode; not each K, and
+    not exploration, which lasts a step or two. If it turns on and off often, one line a minute
+    gives the number of changes and the state. Call `observe` with the estimates of each step and
+    heartbeat."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._mode: Mode = "auto"
-        self._was: bool | None = None  # in the last step that was no experiment
+        self._was: bool | None = None  # in the last step without exploration
         self._changes = 0  # since the last line
         self._logged_at = float("-inf")
 
@@ -201,11 +202,11 @@ class SpeculationLog:
 
 
 def _k(estimates: Estimates) -> str:
-    """The K, and the evidence for it where there is any. The expected gain is of the main proposer
-    alone, so it may say nothing for a K that pays."""
+    """The K and the evidence for it, if any. The expected speed-up is that of the main proposer
+    only, so it is left out if not above 1."""
     if not estimates.rates:
         return f"K = {estimates.k}"
     plural = "s" if estimates.num_sequences != 1 else ""
     gain = f", expected speed-up {estimates.speedup:.2f}" if estimates.speedup > 1 else ""
-    said = f"K = {estimates.k} for {estimates.num_sequences} sequence{plural}"
-    return f"{said}, acceptance {estimates.acceptance:.2f}{gain}"
+    choice = f"K = {estimates.k} for {estimates.num_sequences} sequence{plural}"
+    return f"{choice}, acceptance {estimates.acceptance:.2f}{gain}"

@@ -1,4 +1,4 @@
-"""ThroughputLog: one line every ten seconds while anything runs."""
+"""ThroughputLog: one log line every ten seconds while anything runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUMS = (
 
 
 class ThroughputLog:
-    """What the counters grew by since the last `tell`, and how the gauges stand."""
+    """Logs the growth of counters since the last `tell`, and the gauges."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics, self._clock = metrics, clock
@@ -26,8 +26,8 @@ class ThroughputLog:
         self._before = [0.0] * len(_SUMS)
 
     def tell(self) -> None:
-        """`k`: guesses verified in a round of a sequence, at the mean; `acceptance`: the share of
-        them that was kept."""
+        """`k`: mean draft tokens verified per sequence and step; `acceptance`: their accepted
+        share."""
         now, sums = self._clock(), [self._metrics.total(name) for name in _SUMS]
         seconds = max(now - self._at, 1e-9)
         grown = [after - before for after, before in zip(sums, self._before, strict=True)]

@@ -1,8 +1,8 @@
-"""Traces by OpenTelemetry, of requests that have ended: this package's one door, and an extra.
+"""OpenTelemetry traces of ended requests. The only module that imports opentelemetry, an extra.
 
-Off unless an endpoint is configured, here or in the standard's variables. A span is made of times
-that were noted anyway, so nothing is done while a request runs. Other variables of the standard
-(samplers, headers, resource attributes, the batches' sizes) are the SDK's to read.
+Off unless an endpoint is configured, here or in the standard's variables. Spans are made of times
+that are recorded anyway, so nothing is done while a request runs. All other variables of the
+standard (samplers, headers, resource attributes, batch sizes) are read by the SDK.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 NAME = "foredraft"
-EXPORT_SECONDS = 3.0  # with a collector that is not there, so much later the server has exited
+EXPORT_SECONDS = 3.0  # if the collector is gone, the server's exit takes so much longer
 
 
 def make_traces(
     endpoint: str | None, environment: Mapping[str, str], *, model: str
 ) -> Callable[[Exchange], None] | None:
-    """What makes the spans of a request; None where nobody said where to send them. `endpoint`: of
-    a collector, without the path. Raises ConfigError where it is given, and the extra is not
-    installed; variables may be meant for others."""
+    """The function that makes a request's spans; None if no endpoint is configured. `endpoint`: a
+    collector's URL, without the path. Raises ConfigError if it is given and the extra is not
+    installed; with variables only it warns, since they may be meant for other programs."""
     off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     off = off or environment.get("OTEL_TRACES_EXPORTER") == "none"
     if endpoint is None and (off or not any(environment.get(name) for name in ENDPOINTS)):
@@ -38,14 +38,14 @@ def make_traces(
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        said = f"no traces without {error.name}: pip install 'foredraft[otel]'"
+        message = f"no traces without {error.name}: pip install 'foredraft[otel]'"
         if endpoint is not None:
-            raise ConfigError(f"server.otlp_endpoint = {endpoint}: {said}") from None
-        logger.warning(said)
+            raise ConfigError(f"server.otlp_endpoint = {endpoint}: {message}") from None
+        logger.warning(message)
         return None
     own = {"service.name": NAME, "service.version": version(NAME)}
     resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
-    provider = TracerProvider(resource=resource)  # which sends what is left when Python exits
+    provider = TracerProvider(resource=resource)  # sends pending spans when Python exits
     url = None if endpoint is None else endpoint.rstrip("/") + "/v1/traces"
     bounded = any(name.startswith("OTEL_EXPORTER") and "TIMEOUT" in name for name in environment)
     exporter = OTLPSpanExporter(endpoint=url, timeout=None if bounded else EXPORT_SECONDS)
@@ -54,8 +54,8 @@ def make_traces(
 
 
 class Traces:
-    """Of a request one span, and within it `queue`, `prefill` and `decode`, one after the other.
-    With several choices: until the first one runs, and until the first token of any."""
+    """One span per request, and within it `queue`, `prefill` and `decode` in sequence. With several
+    choices: until the first one runs, and until the first token of any."""
 
     def __init__(self, provider: Any, *, model: str) -> None:
         from opentelemetry import trace
@@ -90,44 +90,44 @@ class Traces:
 
 
 def _phases(ended: Ended) -> list[tuple[str, float, float, dict[str, Any]]]:
-    """Name, begin and end in seconds since its arrival, attributes."""
+    """(name, start, end, attributes), in seconds since the arrival."""
     if ended.first_token is None:
         return [("queue", 0.0, ended.total, {})]
     first = ended.first_token
     queued = min(ended.queued or 0.0, first)
-    guesses: dict[str, Any] = {
+    speculation: dict[str, Any] = {
         "foredraft.rounds": ended.rounds,
         "foredraft.proposed": ended.proposed,
         "foredraft.accepted": ended.accepted,
     }
     if ended.rounds:
-        guesses["foredraft.k"] = ended.proposed / ended.rounds
+        speculation["foredraft.k"] = ended.proposed / ended.rounds
     if ended.proposed:
-        guesses["foredraft.acceptance"] = ended.accepted / ended.proposed
+        speculation["foredraft.acceptance"] = ended.accepted / ended.proposed
     return [
         ("queue", 0.0, queued, {}),
         ("prefill", queued, first, {"gen_ai.usage.input_tokens": ended.prompt_tokens}),
-        ("decode", first, ended.total, guesses),
+        ("decode", first, ended.total, speculation),
     ]
 
 
 def _attributes(exchange: Exchange, model: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.request.method": exchange.method,
         "http.route": exchange.route,
         "http.response.status_code": exchange.status,
         "foredraft.request": exchange.id,
     }
     if exchange.key:
-        found["foredraft.key"] = exchange.key
+        attributes["foredraft.key"] = exchange.key
     if exchange.error is not None:
-        found["error.type"] = exchange.error
+        attributes["error.type"] = exchange.error
     if (ended := exchange.ended) is not None:
-        found |= {
+        attributes |= {
             "gen_ai.response.model": model,
             "gen_ai.response.id": ended.id,
             "gen_ai.response.finish_reasons": [ended.finish],
             "gen_ai.usage.input_tokens": ended.prompt_tokens,
             "gen_ai.usage.output_tokens": ended.reply_tokens,
         }
-    return found
+    return attributes

@@ -1,12 +1,12 @@
-"""Affinity: which replica serves a request. The one that holds the longest head of its prompt, as
-long as it has no more to do than the others by much; else the next one, and of equals the one with
-the least to do.
+"""Affinity: which replica serves a request. The one that holds the longest prefix ("head") of its
+prompt, unless its load is much above the others'; then the next one; among equals the one with the
+least load.
 
-Promises: the chosen replica has a load of at most `bound` times the mean plus what the head saves
-there; so a head that many ask for is held by as many replicas as it takes. This holds for the sum
-of several routers, too, each of which knows its own requests alone. What is remembered of a replica
-is bounded. One that comes takes what has no place yet or no room; one that goes gives away only its
-own. No Ray here.
+Promises: the chosen replica's load is at most `bound` times the mean plus what the prefix saves
+there, so a popular prefix spreads over as many replicas as it needs. This also holds for the sum of
+several routers, each of which knows only its own requests. Memory per replica is bounded. A new
+replica gets requests without a place or without room elsewhere; when a replica leaves, only its own
+requests move. No Ray here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 import msgspec
 
 BOUND = 1.25  # of the mean load; lower ones cost hits (`python -m tests.process.affinity`)
-HEADS = 16_384  # of one replica: a million tokens of prompts, or more where they are long
-_APART = 256  # bytes between the ends of two heads, about four blocks of 16 tokens ...
-_SHARE = 16  # ... or this part of the length, so that a prompt of any length has few heads
+HEADS = 16_384  # per replica: a million prompt tokens, or more if prompts are long
+_APART = 256  # bytes between the ends of two prefixes, about four blocks of 16 tokens ...
+_SHARE = 16  # ... or 1/16 of the length, so that any prompt has few prefixes
 _TOKEN = 4  # bytes
-_REPLY = 256  # tokens that a reply counts for at most: who allows more seldom needs them
-ATTENDED = 8  # tokens of a head that are as much work as one to compute: each step attends to them
+_REPLY = 256  # tokens that a reply counts as, at most: larger limits are rarely used
+ATTENDED = 8  # cached tokens that cost as much as one computed: each step attends to them
 
 
 class _Body(msgspec.Struct):
-    """What decides on a prompt, in the order in which templates write it."""
+    """The fields that determine a prompt, in the order in which templates use them."""
 
     cache_salt: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
@@ -48,8 +48,8 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What the choice needs of a request. `heads`: digests of the salt and of ever longer heads of
-    the prompt, `ends` their tokens, `whole` that of all of it. Tokens are estimates, by bytes."""
+    """A request for this choice. `heads`: digests of the salt and increasing prefixes of the
+    prompt; `ends`: their tokens; `whole`: digest of all of it. Tokens are estimated from bytes."""
 
     heads: tuple[bytes, ...]
     ends: tuple[int, ...]
@@ -59,17 +59,17 @@ class Key:
 
 
 def read_key(body: bytes) -> Key:
-    """Of a request to any endpoint. One that is no JSON, is nested too deep, or was cut by a proxy,
-    has its bytes as its prompt."""
+    """Of a request to any endpoint. If the body is no JSON, nested too deep, or cut off, its bytes
+    count as the prompt."""
     try:
-        asked = _DECODER.decode(body)
+        given = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        asked = _Body(prompt=msgspec.Raw(body))
-    lead = bytes(asked.instructions) + bytes(asked.system)  # of which a request has one
+        given = _Body(prompt=msgspec.Raw(body))
+    lead = bytes(given.instructions) + bytes(given.system)  # a request has one of them
     text = b"\0".join(
-        (bytes(asked.tools), lead, *map(bytes, (asked.prompt, asked.messages, asked.input)))
+        (bytes(given.tools), lead, *map(bytes, (given.prompt, given.messages, given.input)))
     )
-    digest, start = blake2b(bytes(asked.cache_salt) + b"\0", digest_size=8), 0
+    digest, start = blake2b(bytes(given.cache_salt) + b"\0", digest_size=8), 0
     heads, ends = list[bytes](), list[int]()
     while (end := start + max(_APART, start // _SHARE)) <= len(text):
         digest.update(text[start:end])
@@ -77,8 +77,8 @@ def read_key(body: bytes) -> Key:
         ends.append(end // _TOKEN)
         start = end
     digest.update(text[start:])
-    said = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
-    limits = [limit for limit in said if type(limit) is int and limit >= 0]
+    values = (given.max_tokens, given.max_completion_tokens, given.max_output_tokens)
+    limits = [limit for limit in values if type(limit) is int and limit >= 0]
     return Key(
         heads=tuple(heads),
         ends=tuple(ends),
@@ -89,9 +89,9 @@ def read_key(body: bytes) -> Key:
 
 
 class Affinity:
-    """Remembers which heads were sent to which replica, the `heads` that were used last of each.
-    That is as its prefix cache does: both forget the longest first. Raises ValueError for a `bound`
-    below 1."""
+    """Remembers which prefixes were sent to which replica, the `heads` most recently used of each.
+    That mirrors the replica's prefix cache, which also evicts the least recently used. Raises
+    ValueError for a `bound` below 1."""
 
     def __init__(self, *, bound: float = BOUND, heads: int = HEADS) -> None:
         if bound < 1:
@@ -105,11 +105,11 @@ class Affinity:
         held = {replica: self._num_held(key, replica) for replica in loads}
         tokens = {replica: key.ends[num - 1] if num else 0 for replica, num in held.items()}
         limit = self._bound * sum(loads.values()) / max(len(loads), 1)
-        least = min(tokens.values(), default=0)  # ... are saved wherever it goes
+        least = min(tokens.values(), default=0)  # saved wherever it goes
 
         def rank(replica: str) -> tuple[bool, int, float, bytes]:
             news = key.heads[held[replica]] if held[replica] < len(key.heads) else key.whole
-            # Rendezvous hashing: routers that know nothing of each other agree.
+            # Rendezvous hashing: independent routers agree.
             turn = blake2b(replica.encode(), key=news, digest_size=8).digest()
             is_full = loads[replica] > limit + tokens[replica] - least
             return is_full, -tokens[replica], loads[replica], turn
@@ -117,7 +117,7 @@ class Affinity:
         return sorted(loads, key=rank)
 
     def send(self, key: Key, replica: str) -> int:
-        """It goes there: the load, in tokens, that this replica has more until it has ended."""
+        """Record that it is sent there. Returns the load in tokens that it adds until it ends."""
         known = self._held.setdefault(replica, OrderedDict())
         num = self._num_held(key, replica)
         for head in reversed(key.heads):
@@ -129,12 +129,12 @@ class Affinity:
         return key.prompt_tokens - cached + cached // ATTENDED + key.reply_tokens
 
     def keep(self, replicas: Collection[str]) -> None:
-        """These are there; others are forgotten."""
+        """Forget all other replicas."""
         self._held = {name: known for name, known in self._held.items() if name in replicas}
 
     def _num_held(self, key: Key, replica: str) -> int:
-        """How many of its heads this replica holds. Who holds one holds the shorter ones, so that
-        it is looked for by halves."""
+        """How many of its prefixes this replica holds. A replica that holds one also holds the
+        shorter ones, so binary search applies."""
         known = self._held.get(replica, OrderedDict[bytes, None]())
         low, high = 0, len(key.heads)
         while low < high:

@@ -12,10 +12,10 @@ from server.generation.progress import PROGRESS, ReplyProgress
 from server.replicas.ingress import Forwarded, Part
 
 
-async def answer(app: ASGIApp, asked: Forwarded) -> AsyncGenerator[Part, None]:
+async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[Part, None]:
     """What the app sends; pieces that are ready at once are yielded at once, each with the ids of
     its text. Closing this iterator is a disconnected client to the app."""
-    progress = asked.progress or ReplyProgress()
+    progress = request.progress or ReplyProgress()
     parts, news, gone = list[Part](), asyncio.Event(), asyncio.Event()
     read = False
 
@@ -25,7 +25,7 @@ async def answer(app: ASGIApp, asked: Forwarded) -> AsyncGenerator[Part, None]:
             await gone.wait()
             return {"type": "http.disconnect"}
         read = True
-        return {"type": "http.request", "body": asked.body}
+        return {"type": "http.request", "body": request.body}
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -37,7 +37,7 @@ async def answer(app: ASGIApp, asked: Forwarded) -> AsyncGenerator[Part, None]:
             parts.append(Part(body=message["body"], progress=new))
         news.set()
 
-    scope = {**asked.scope, "extensions": {PROGRESS: progress}, "state": {}}
+    scope = {**request.scope, "extensions": {PROGRESS: progress}, "state": {}}
     work = asyncio.ensure_future(app(scope, receive, send))
     work.add_done_callback(lambda _: news.set())
     try:

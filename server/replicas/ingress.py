@@ -34,9 +34,9 @@ from server.observe.metrics import CONTENT_TYPE
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-RETRY_SECONDS = 0.5  # between tries to go on, while replicas refuse for the moment
+RETRY_SECONDS = 0.5  # between attempts to continue, while replicas refuse temporarily
 PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
-         "root_path", "headers", "client", "server")  # of a scope, what travels  # fmt: skip
+         "root_path", "headers", "client", "server")  # scope keys to forward  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
 # Of what has no [DONE].
 ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
@@ -92,12 +92,12 @@ class Ingress:
         if scope["type"] == "lifespan":
             return await _live(receive, send)
         if scope["type"] != "http":
-            return  # WebSockets are refused so
+            return  # returning refuses a WebSocket
         http = Request(scope, receive)
         try:
             if (http.method, http.url.path) == ("GET", "/metrics"):
-                found = Response(merged(await self._metrics()), media_type=CONTENT_TYPE)
-                return await found(scope, receive, send)
+                response = Response(merged(await self._metrics()), media_type=CONTENT_TYPE)
+                return await response(scope, receive, send)
             body = await read_body(http, self._max_body_bytes)
             plain = {name: scope[name] for name in PLAIN if name in scope}
             answer = _Answer(self._ask, Forwarded(plain, body), send, self._seconds)
@@ -111,9 +111,9 @@ class Ingress:
 class _Answer:
     """To one request, of one replica after the other."""
 
-    def __init__(self, ask: Ask, asked: Forwarded, send: Send, seconds: float) -> None:
+    def __init__(self, ask: Ask, request: Forwarded, send: Send, seconds: float) -> None:
         self._ask = ask
-        self._asked = asked
+        self._request = request
         self._send = send
         self._seconds = seconds
         self._progress: ReplyProgress | None = None  # of a stream, once its headers were sent
@@ -158,7 +158,7 @@ class _Answer:
         if self._progress is None:
             raise ApiError(503, f"{why_lost} {self._losses} times", code="replica_lost")
         sentence = f"{why_lost}, and no other one continues it: {why.message}"
-        error, path = ApiError(503, sentence, code="replica_lost"), self._asked.scope["path"]
+        error, path = ApiError(503, sentence, code="replica_lost"), self._request.scope["path"]
         body, name = error.body_at(path), "error" if path.startswith(MESSAGES) else None
         if path.endswith("/responses"):  # whose events are of another form
             name = "error"
@@ -195,19 +195,19 @@ class _Answer:
         """The request to forward: the client's own, or one for the rest of its stream."""
         progress = self._progress
         if progress is None:
-            return self._asked
+            return self._request
         name = ReplyProgress(id=progress.id, created=progress.created)
         if not self._events:
-            return replace(self._asked, progress=name)
+            return replace(self._request, progress=name)
         logger.info("%s continues after %d tokens", progress.id, len(progress.tokens))
-        body = json.loads(self._asked.body.removeprefix(BOM_UTF8))  # a replica has read it before
+        body = json.loads(self._request.body.removeprefix(BOM_UTF8))  # a replica has read it before
         before = (body.get("resume") or {}).get("token_ids", [])
         body["resume"] = {
             "token_ids": [*before, *progress.tokens],
             "seed": progress.seed,
             "system_fingerprint": progress.fingerprint,
         }
-        return Forwarded(self._asked.scope, json.dumps(body).encode(), name)
+        return Forwarded(self._request.scope, json.dumps(body).encode(), name)
 
     async def _send_body(self, body: bytes, *, more: bool = True) -> None:
         self._sent += 1
@@ -254,7 +254,7 @@ def _has_end(body: bytes) -> bool:
 
 
 def _refusal(status: int, body: bytes) -> ApiError:
-    """The envelope of a replica's error, read again."""
+    """The error in a replica's error envelope."""
     return ApiError(status, json.loads(body)["error"]["message"])
 
 

@@ -3,8 +3,8 @@ GPU, behind an ingress.
 
     serve run server.replicas.ray_app:build config=foredraft.toml gpus=1 max_replicas=4
 
-A replica is the same app and supervisor as of `foredraft serve`; the ingress (`ingress.py`) hands
-each request to one of them over Ray, and is all that Ray's proxies see.
+A replica runs the same app and supervisor as `foredraft serve`; the ingress (`ingress.py`) forwards
+each request to one of them over Ray, and is the only part that Ray's proxies see.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from server.replicas.ingress import Forwarded, Ingress, Part, ReplicaLost
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 
-LOOK_BACK_SECONDS = 15.0  # of loads, which replicas tell every ten
-BESIDE = 64  # requests beyond what a replica admits: to be refused by it, or quick to answer
+LOOK_BACK_SECONDS = 15.0  # of loads, which replicas report every ten
+BESIDE = 64  # requests beyond a replica's own limit: it refuses them, or they are quick
 INGRESS_REQUESTS = 10_000
 REQUEST_ID = b"x-request-id"
 ROUTER = "server.replicas.ray_router:AffinityRouter"
-WAIT_SECONDS = 60.0  # at most, for a replica that takes a request
+WAIT_SECONDS = 60.0  # for a replica to accept a request, at most
 
 
 class RayOptions(Table):
-    """What `serve run` takes, or `args` in a file for `serve deploy`; words are as good as
-    numbers."""
+    """The arguments of `serve run`, or `args` in a file for `serve deploy`; numbers may be given as
+    text."""
 
     model_config = ConfigDict(strict=False)
 
     config: str | None = None
     set: Annotated[
-        list[str], BeforeValidator(lambda said: [said] if isinstance(said, str) else said)
+        list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
     ] = []
-    gpus: float | None = Field(None, ge=0)  # of each replica; None: one where the cluster has some
-    cpus: float = Field(1, ge=0)  # of each replica; also the threads of an engine on the CPU
+    gpus: float | None = Field(None, ge=0)  # per replica; None: one if the cluster has any
+    cpus: float = Field(1, ge=0)  # per replica; also the threads of an engine on the CPU
     min_replicas: int = Field(1, ge=1)
     max_replicas: int | None = Field(None, ge=1)  # None: no autoscaling
     ingresses: int = Field(1, ge=1)
-    queue_seconds: float = Field(2.0, gt=0)  # of work that may wait before there are more replicas
-    upscale_seconds: float = Field(30.0, ge=0)  # that this has to last, and what follows
+    queue_seconds: float = Field(2.0, gt=0)  # of waiting work before replicas are added
+    upscale_seconds: float = Field(30.0, ge=0)  # that this must last; `downscale_seconds`: likewise
     downscale_seconds: float = Field(600.0, ge=0)
 
     @model_validator(mode="after")
@@ -71,7 +71,7 @@ class RayOptions(Table):
 
 
 class Served:
-    """One replica. Ray takes it as started once its engine is ready."""
+    """One replica. Ray considers it started once its engine is ready."""
 
     async def __init__(self, config: Config, command: Sequence[str]) -> None:  # type: ignore[misc]
         begin_to_log(config.server.log_level, config.server.log_format)
@@ -95,14 +95,14 @@ class Served:
         if state in ("ready", "failed"):
             self._settled.set()
 
-    async def answer(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
-        yield Part()  # it is taken
-        async with aclosing(answer(self._app, asked)) as parts:
+    async def answer(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+        yield Part()  # the request is accepted
+        async with aclosing(answer(self._app, request)) as parts:
             async for part in parts:
                 yield part
 
     async def check_health(self) -> None:
-        """Red only when the engine failed for good: Ray then replaces the replica."""
+        """Raises only if the engine failed for good: Ray then replaces the replica."""
         supervisor = self._replica.supervisor
         if supervisor.state in ("failed", "stopped"):
             raise EngineError(supervisor.failure or "the engine is stopped")
@@ -122,7 +122,7 @@ class Served:
         return name, self._replica.metrics.render(waiting_tokens=waiting)
 
     async def __del__(self) -> None:
-        """Ray calls it when what runs has ended, or `server.grace_seconds` are over."""
+        """Ray calls it when running requests have ended or `server.grace_seconds` are over."""
         await self._replica.supervisor.stop(0.0)
         await self._replica.grammars.close()
 
@@ -145,20 +145,20 @@ class Front:
             seconds=config.resume_seconds,
         )
 
-    async def _ask(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
-        response, over = self._streams.remote(asked), False
+    async def _ask(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+        response, over = self._streams.remote(request), False
         try:
             async with asyncio.timeout(self._config.resume_seconds or WAIT_SECONDS):
                 await anext(response)
             async for part in response:
-                if part.start is not None:  # Ray's proxies add it, to what the request has, too
+                if part.start is not None:  # Ray's proxies add this header themselves
                     headers = part.start["headers"]
                     part.start["headers"] = [pair for pair in headers if pair[0] != REQUEST_ID]
                 yield part
             over = True
         except (TimeoutError, DeploymentUnavailableError):
-            said = "no replica takes requests; try again in a moment"
-            raise ApiError(503, said, code="no_replica") from None
+            message = "no replica takes requests; try again in a moment"
+            raise ApiError(503, message, code="no_replica") from None
         except RayTaskError as error:
             raise ApiError(
                 500, "an internal error; the replica's log has it", code="internal"
@@ -171,14 +171,14 @@ class Front:
                 response.cancel()
 
     async def _metrics(self) -> Mapping[str, bytes]:
-        told = await self._replicas.broadcast("metrics").results_async(
+        results = await self._replicas.broadcast("metrics").results_async(
             timeout_s=10, return_exceptions=True
         )
-        return dict(one for one in told if not isinstance(one, BaseException))
+        return dict(result for result in results if not isinstance(result, BaseException))
 
 
 def build(args: dict[str, Any]) -> Any:
-    """The application, of `RayOptions`. Raises ConfigError."""
+    """The application from `RayOptions`. Raises ConfigError."""
     try:
         options = RayOptions.model_validate(args)
     except ValidationError as error:
@@ -192,8 +192,8 @@ def application(
     """Raises ConfigError."""
     server = config.server
     if server.tls_certificate is not None:
-        said = "Ray's proxy has the TLS: say `ssl_certfile` and `ssl_keyfile` in its `http_options`"
-        raise ConfigError(f"server.tls_certificate is not allowed: {said}")
+        hint = "Ray's proxy has the TLS: say `ssl_certfile` and `ssl_keyfile` in its `http_options`"
+        raise ConfigError(f"server.tls_certificate is not allowed: {hint}")
     gpus = options.gpus
     if gpus is None:
         gpus = float(config.engine.device != "cpu" and cluster_resources().get("GPU", 0) >= 1)
@@ -218,7 +218,7 @@ def application(
 
 
 def _number(options: RayOptions) -> dict[str, Any]:
-    """Of replicas."""
+    """The options for the number of replicas."""
     if options.max_replicas is None:
         return {"num_replicas": options.min_replicas}
     policy = AutoscalingPolicy(

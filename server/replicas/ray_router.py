@@ -10,28 +10,28 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from server.replicas.affinity import BOUND, HEADS, Affinity, read_key
 
 
-class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, where there is no Ray
-    """Set it at the deployment that is called; the arguments may be left out:
+class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
+    """Configure it for the deployment that is called; the arguments are optional:
 
         @serve.deployment(request_router_config=RequestRouterConfig(
             request_router_class="server.replicas.ray_router:AffinityRouter",
             request_router_kwargs={"bound": 1.25, "heads": 16_384},
         ))
 
-    It reads the prompt from the first argument of the call that is an HTTP request's body (bytes),
-    or has one as `body`; a call without goes where there is least to do. So whoever calls must have
-    read the body, as `ingress.py` does: Ray's proxies pass requests on before that.
+    It reads the prompt from the first argument of the call that is the body of an HTTP request
+    (bytes), or has it as `body`; a call without one goes to the least loaded replica. So the caller
+    must have read the body, as `ingress.py` does; Ray's proxies do not.
 
     Every process with a handle has a router, which counts what it sent itself: tokens to compute,
-    from the choice until the call has ended, in whatever way. A call is one of `handle.remote`; of
-    `handle.choose_replica` without a dispatch Ray tells no end. A handle keeps the first router it
-    had: to have another one, the application needs another name, or the caller a new start.
+    from the choice until the call ends in any way. A call is one of `handle.remote`; Ray does not
+    report the end of `handle.choose_replica` without a dispatch. A handle keeps its first router:
+    another one needs another application name, or a restart of the caller.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._affinity = Affinity()
-        self._sent: dict[str, tuple[str, int]] = {}  # by call: the replica, and tokens
+        self._sent: dict[str, tuple[str, int]] = {}  # by call id: replica, tokens
         self._loads = Counter[str]()
 
     def initialize_state(self, *, bound: float = BOUND, heads: int = HEADS) -> None:
@@ -43,13 +43,13 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, where there i
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """All of them, the best first; those that have no room for a call come last. The call
-        counts for the best at once, so that the next one, in the same moment, sees it."""
+        """All of them, best first; those without room for a call come last. The call counts for the
+        best at once, so that a concurrent one sees it."""
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # else Ray tries again without pause
         id = pending_request.metadata.internal_request_id
-        self._end(id)  # of an earlier try
+        self._end(id)  # an earlier try
         key = read_key(_body(pending_request))
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         order = self._affinity.order(key, {name: self._loads[name] for name in replicas})
@@ -61,7 +61,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, where there i
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, **how: Any
     ) -> RunningReplica:
-        """It may be another one than the best; and who waits for it may leave."""
+        """Corrects the count: Ray may choose another than the best, and the caller may cancel."""
         id = pending_request.metadata.internal_request_id
         try:
             replica = await super()._choose_replica_for_request(pending_request, **how)
@@ -75,7 +75,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, where there i
         return replica
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Also of a call that a replica refused and another one has by now."""
+        """Also called when one replica refused the call and another one has it now."""
         if self._sent.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
             self._end(internal_request_id)
 
