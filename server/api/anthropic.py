@@ -159,6 +159,8 @@ class MessageEvents:
             if name in choice:
                 self.message.setdefault(name, []).extend(choice[name])
                 self._fresh.setdefault(name, []).extend(choice[name])
+        if text := delta.get("reasoning_content"):
+            yield from self._text(text, "thinking", signature="")
         if text := delta.get("content"):
             yield from self._text(text)
         for call in delta.get("tool_calls") or ():
@@ -175,12 +177,12 @@ class MessageEvents:
         yield {"type": "message_delta", "delta": ending, "usage": usage, **self._fresh}
         yield {"type": "message_stop"}
 
-    def _text(self, text: str) -> Iterator[Event]:
-        if not (self._content and self._content[-1]["type"] == "text"):
-            yield from self._add({"type": "text", "text": ""})
-        self._content[-1]["text"] += text
+    def _text(self, text: str, kind: str = "text", **fields: str) -> Iterator[Event]:
+        if not (self._content and self._content[-1]["type"] == kind):
+            yield from self._add({"type": kind, kind: "", **fields})
+        self._content[-1][kind] += text
         if text:
-            yield self._delta("text_delta", "text", text)
+            yield self._delta(f"{kind}_delta", kind, text)
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         """One delta of a tool call: its begin (with an id), or more of its arguments."""

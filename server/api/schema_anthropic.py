@@ -42,6 +42,14 @@ class TextBlock(Cacheable):
     citations: Absent = None
 
 
+class ThinkingBlock(Part):
+    """For chat templates that read it. The signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
 class ToolUseBlock(Cacheable):
     type: Literal["tool_use"]
     id: Annotated[Label, Field(min_length=1)]
@@ -64,7 +72,9 @@ class ToolResultBlock(Cacheable):
     toolset_name: Absent = None
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
 
 
 class Turn(Part):
@@ -117,7 +127,11 @@ class Thinking(Part):
     """Adaptive: as much as the model likes, which is none where it does not reason."""
 
     type: Literal["disabled", "adaptive"]
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        return self.type == "adaptive" and self.display != "omitted"
 
 
 class MessagesMetadata(Part):
@@ -143,9 +157,9 @@ class MessagesRequest(Rewritten):
         ge=1, le=MAX_LENGTH_FIELD)
     messages: Turns = described(...,
         "Roles user, assistant and system; content a string or a list of blocks: text, of the"
-        " assistant tool_use, of the user tool_result (text) before the text. Turns of one role in"
-        " a row are one. The reply goes on with a last turn of the assistant. `cache_control`"
-        " changes nothing, and `is_error` is not told to the model.",
+        " assistant thinking and tool_use, of the user tool_result (text) before the text. Turns"
+        " of one role in a row are one. The reply goes on with a last turn of the assistant."
+        " `cache_control` changes nothing, and `is_error` is not told to the model.",
         f"a list of 1 to {MAX_MESSAGES} messages", unless=no_chat_template)
     system: Texts = described("",
         "A system message before the others. Blocks are joined by line breaks.",
@@ -169,8 +183,10 @@ class MessagesRequest(Rewritten):
         'an object with "format" ({"type": "json_schema", "schema": ...}) and "effort"',
         neutral=({},))
     thinking: Thinking | None = described(None,
-        "Nothing is done for it: reasoning is not told apart from text, and has no budget.",
-        'an object of the type "disabled" or "adaptive"', no_op=True)
+        "Thinking stands in blocks of its own, whole, and has no budget. \"disabled\" leaves them"
+        " out and is `reasoning_effort`: \"none\" for the template, unless `effort` is given.",
+        'an object of the type "disabled" or "adaptive", the latter with "display": "summarized" or'
+        ' "omitted"')
     chat_template_kwargs: TemplateVariables = {}
     metadata: MessagesMetadata = described(MessagesMetadata(), "Not stored.",
         'an object with the field "user_id", a string of at most 512 characters', no_op=True)
@@ -192,11 +208,13 @@ class MessagesRequest(Rewritten):
 
     @property
     def as_chat(self) -> dict[str, Any]:
-        config, choice = self.output_config, self.tool_choice
+        config, choice, thinking = self.output_config, self.tool_choice, self.thinking
+        unless = "none" if thinking is not None and thinking.type == "disabled" else None
         single = choice is not None and choice.disable_parallel_tool_use and bool(self.tools)
         fields: dict[str, Any] = {
             "stop": self.stop_sequences or None,
-            "reasoning_effort": config.effort,
+            "reasoning_effort": config.effort or unless,
+            "include_reasoning": thinking is None or thinking.is_shown,
             "tools": [_as_tool(tool) for tool in self.tools],
             "parallel_tool_calls": False if single else None,
             "tool_choice": None,
@@ -256,6 +274,8 @@ def _as_message(turn: Turn, block: Block, where: str) -> tuple[str, dict[str, An
     match block:
         case TextBlock():
             return turn.role, {"content": _parts([block])}
+        case ThinkingBlock() if turn.role == "assistant":
+            return "assistant", {"reasoning_content": block.thinking}
         case ToolUseBlock() if turn.role == "assistant":
             text = json.dumps(block.input, ensure_ascii=False)
             function = {"name": block.name, "arguments": text}

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.support import message_law
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.response_law import told
@@ -40,7 +41,9 @@ def post(
         serve(client, tokenizer=tokenizer, **(settings or {})) as served,
         httpx.Client(base_url=served.url, timeout=60) as http,
     ):
-        asked: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"input": "hello"}
+        asked: dict[str, Any] = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
+        if route == CHAT and fields.get("stream"):
+            asked["stream_options"] = {"include_usage": True}
         reply = http.post(route, json={"model": MODEL} | asked | fields)
     assert reply.status_code == 200, reply.text
     if not fields.get("stream"):
@@ -266,3 +269,28 @@ def test_channels_are_told_apart_without_tools(stream: bool) -> None:
     choice = put_together(reply) if stream else reply["choices"][0]
     assert choice["message"]["reasoning_content"] == "Hm. Done"
     assert choice["message"]["content"].rstrip() == "Hi."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("thinking", "shown"),
+    [
+        (None, True),
+        ({"type": "adaptive"}, True),
+        ({"type": "adaptive", "display": "omitted"}, False),
+        ({"type": "disabled"}, False),
+    ],
+)
+def test_a_message_has_its_thinking_in_a_block(
+    thinking: dict[str, str] | None, shown: bool, stream: bool
+) -> None:
+    """Law: of /v1/messages, before the text, with events of its own, unless it is left out; and
+    such a message may be sent again."""
+    more: dict[str, Any] = {} if thinking is None else {"thinking": thinking}
+    more |= {"route": "/v1/messages", "messages": HELLO, "max_tokens": 400, "stream": stream}
+    reply, _ = post(REPLY, **more)
+    message = message_law.told(reply) if stream else reply
+    thought = {"type": "thinking", "thinking": THOUGHT, "signature": ""}
+    assert message["content"] == [thought] * shown + [{"type": "text", "text": SAID}]
+    history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]
+    post(REPLY, **{**more, "messages": history})

@@ -42,13 +42,13 @@ def told(events: Iterable[Event]) -> dict[str, Any]:
 
 def _block(index: int, start: Event, rest: Iterator[Event]) -> dict[str, Any]:
     assert (start["type"], start["index"]) == ("content_block_start", index)
-    block, text = start["content_block"], ""
-    is_text = block["type"] == "text"
-    kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
-    assert (block["text"] == "") if is_text else (block["input"] == {})
+    block, text, own = start["content_block"], "", start["content_block"]["type"]
+    is_text = own in ("text", "thinking")
+    kind, name = (f"{own}_delta", own) if is_text else ("input_json_delta", "partial_json")
+    assert (block[own] == "") if is_text else (block["input"] == {})
     while (event := next(rest))["type"] == "content_block_delta":
         assert (event["index"], event["delta"]["type"]) == (index, kind)
         assert event["delta"][name]
         text += event["delta"][name]
     assert (event["type"], event["index"]) == ("content_block_stop", index)
-    return {**block, "text": text} if is_text else {**block, "input": json.loads(text)}
+    return {**block, own: text} if is_text else {**block, "input": json.loads(text)}
