@@ -6,10 +6,10 @@ const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 44, 10, 8, 34];
 
 export class Chart {
   // `series`: [{name, of(point)}], the first one drawn as line 0. `floor`: what the y axis shows at
-  // least. `mark`: a value that gets a line of its own.
-  constructor(element, { title, unit, series, floor, mark }) {
-    Object.assign(this, { title, unit, series, floor, mark, points: [], span: 180 });
-    this.now = el("span", { class: "now" });
+  // least. `mark`: a value that gets a line of its own. `about`: said while the pointer is elsewhere.
+  constructor(element, { title, unit, series, floor, mark, about = "" }) {
+    Object.assign(this, { title, unit, series, floor, mark, about, points: [], span: 180, pointed: null });
+    this.now = el("span", { class: "now" }, about);
     this.canvas = svg("svg", { role: "img", height: String(HEIGHT) });
     const names = series.length > 1 ? series.map(({ name }, i) =>
       el("span", { class: `line-name line-${i}` }, name)) : [];
@@ -37,9 +37,9 @@ export class Chart {
     this.pointer = svg("line", { class: "pointer", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     this.canvas.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.canvas.replaceChildren(...this.grid(width, top, step), ...this.times(width), ...this.lines(), this.pointer);
-    this.say(this.points.at(-1));
     this.canvas.setAttribute("aria-label",
-      `${this.title} over the last ${this.span} seconds; ${this.now.textContent}`);
+      `${this.title} over the last ${this.span} seconds; now ${this.told(this.points.at(-1))}`);
+    this.hover(this.pointed);
   }
 
   grid(width, top, step) {
@@ -82,20 +82,20 @@ export class Chart {
     });
   }
 
-  say(point) {
+  told(point) {
     const values = this.series.map(({ of }) => of(point));
     const known = values.some(value => value !== null);
     const unit = values.length > 1 ? "" : ` ${this.unit}`;
-    this.now.textContent = known ? values.map(figure).join(" / ") + unit : "nothing ran";
+    return known ? values.map(figure).join(" / ") + unit : "nothing ran";
   }
 
-  // Tells of the moment under the pointer instead of now.
+  // Tells of the moment under the pointer, which is at `x` or, where that is null, elsewhere.
   hover(x) {
+    this.pointed = x;
     if (!this.points.length || !this.x) return;
     const far = point => Math.abs(this.x(point.at) - x);
-    const nearest = this.points.reduce((best, point) => (far(point) < far(best) ? point : best));
-    const point = x === null ? this.points.at(-1) : nearest;
-    this.say(point);
+    const point = this.points.reduce((best, each) => (far(each) < far(best) ? each : best));
+    this.now.textContent = x === null ? this.about : this.told(point);
     for (const side of ["x1", "x2"]) this.pointer.setAttribute(side, this.x(point.at));
     this.pointer.setAttribute("visibility", x === null ? "hidden" : "visible");
   }

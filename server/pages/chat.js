@@ -105,7 +105,8 @@ export class ChatView {
   messages() {
     const system = at("system").value.trim();
     const first = system ? [{ role: "system", content: system }] : [];
-    return [...first, ...this.turns.map(turn => turn.message)];
+    const said = this.turns.map(turn => turn.message);
+    return [...first, ...said.filter(one => one.content || one.tool_calls)]; // not what failed
   }
 
   // Has the model answer what is there, or go on behind `begun`.

@@ -19,10 +19,11 @@ export class LiveView {
     [this.history, this.timer, this.looks, this.sent] = [new History(SPAN), null, 0, 0];
     const chart = (id, title, unit, floor, series, more) => new Chart(at(id),
       { title, unit, floor, series: series.map(([name, of]) => ({ name, of })), ...more });
+    const about = `means of ${MOMENT} s`;
     this.charts = [
-      chart("chart-tokens", "Tokens generated", "tokens/s", 30, [["tokens/s", p => p.tokens]]),
-      chart("chart-gain", "Speed-up, estimated", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1 }),
-      chart("chart-k", "K, guesses in a step", "guesses", 2, [["K", p => p.k]]),
+      chart("chart-tokens", "Tokens generated", "tokens/s", 30, [["tokens/s", p => p.tokens]], { about }),
+      chart("chart-gain", "Speed-up, estimated", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1, about }),
+      chart("chart-k", "K, guesses in a step", "guesses", 2, [["K", p => p.k]], { about }),
       chart("chart-requests", "Requests", "requests", 3,
         [["running", p => p.running], ["waiting", p => p.waiting]]),
       chart("chart-kv", "KV cache in use", "%", 3, [["KV", p => p.kv]]),

@@ -304,6 +304,8 @@ def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
         over.set()
         loading.join()
     assert re.fullmatch(r"(≤ )?\d+(\.\d+)?×", page.inner_text("#gain"))
+    page.hover("#chart-tokens svg")
+    expect(page.locator("#chart-tokens .now")).to_have_text(re.compile("tokens/s|nothing ran"))
     for chart in ("tokens", "gain", "k", "requests", "kv"):
         labels = page.locator(f"#chart-{chart} svg text").all_text_contents()
         assert "seconds" in labels
@@ -407,21 +409,23 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
         assert all("401" in complaint for complaint in visit.complaints)
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(browser: Any) -> None:
-    told = Script().environment()
-    with apart(lambda: started(SCRIPTED, told)) as server:
-        visit = Visit(browser, str(server.http.base_url))
-        page = visit.page
-        page.goto(visit.url)
-        expect(page.locator("#model")).to_have_text("demo")
-        page.context.set_offline(True)
-        expect(page.locator("#notice")).to_contain_text("The server does not answer")
-        page.fill("#say", "Hello")
-        page.press("#say", "Enter")
-        expect(page.locator(".turn .error")).to_contain_text("The server does not answer")
-        page.context.set_offline(False)
-        expect(page.locator("#notice")).to_be_hidden()
-        page.context.close()
+def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, pair: Server) -> None:
+    """Law: what failed meanwhile can be asked again."""
+    visit = Visit(browser, str(pair.http.base_url))
+    page = visit.open("chat")
+    page.context.set_offline(True)
+    expect(page.locator("#notice")).to_contain_text("The server does not answer")
+    page.fill("#say", "Hello")
+    page.press("#say", "Enter")
+    expect(page.locator(".turn .error")).to_contain_text("The server does not answer")
+    page.context.set_offline(False)
+    expect(page.locator("#notice")).to_be_hidden()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Try again").click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hello"}]
+    expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
+    expect(page.locator(".turn .error")).to_have_count(0)
+    page.context.close()
 
 
 @contextmanager
