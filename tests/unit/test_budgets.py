@@ -16,7 +16,7 @@ BUDGETS = {
     "lab": 8_313,  # engine/lab and server/lab
     "serving": 29_944,  # everything else but the script that trained the built-in pair
     "all": 44_310,
-    "page": 1_758,  # scripts, style sheet and markup, not in "all"
+    "page": 1_760,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
 
