@@ -20,10 +20,11 @@ def tell(stage: str, done: int = 0, total: int = 0) -> None:
 
 
 def counted(stage: str, items: Collection[Item]) -> Iterator[Item]:
-    """The items, each told when it comes."""
+    """The items; told is how many are done."""
     for number, item in enumerate(items):
         tell(stage, number, len(items))
         yield item
+    tell(stage, len(items), len(items))
 
 
 class _Listener(logging.Handler):

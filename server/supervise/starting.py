@@ -76,11 +76,10 @@ class StartDisplay:
             self._bar = None
 
     def _draw(self) -> None:
-        bar, now = self._bar, self._now
+        now, bar = self._now, self._bar
+        form = MEASURED if now.total else COUNTED if now.done else "{desc} {elapsed}"
         if bar is None:
-            bar = self._bar = tqdm(file=self._stream, leave=False, dynamic_ncols=True)
-        bar.set_description_str(now.stage, refresh=False)
-        bar.total, bar.n = now.total or None, now.done
-        counts = COUNTED if now.done else "{desc} {elapsed}"
-        bar.bar_format = MEASURED if now.total else counts
+            how = {"leave": False, "dynamic_ncols": True, "bar_format": form}
+            bar = self._bar = tqdm(desc=now.stage, file=self._stream, **how)
+        bar.bar_format, bar.total, bar.n = form, now.total or None, now.done
         bar.refresh()
