@@ -119,7 +119,7 @@ def test_behind_guesses_as_behind_committed_tokens(
         ]
         hidden = [token for i in known if not known[i] for token in paths[i]]
         found = draws.enqueue(logits, asked, torch.tensor(hidden) if hidden else None)
-        told = found.told(read_together(found.sent), [4, 4, 4])
+        told = found.results(read_together(found.sent), [4, 4, 4])
         contexts = [
             RowContext(seq, paths[i][:depth]) for i, seq in enumerate(seqs) for depth in range(4)
         ]

@@ -125,7 +125,7 @@ def test_a_chain_does_too(way: str, draft: LoadedModel) -> None:
         draws = DeviceDraws(LogitsProcessor(()), draft.vocab_size, CPU)
         table = draws.plan([Rows(text, 0, steps, 34)]).table
         guessed = runner.unseen_chain(output, [start], steps=steps, table=table)
-        [found], _ = read_chains(guessed.told.numpy(), 1)
+        [found], _ = read_chains(guessed.drawn.numpy(), 1)
     else:
         asked = [(plain_of(GREEDY), None)]
         [found], *_ = runner.chain(output, [0], [start], steps=[steps], asked=asked)

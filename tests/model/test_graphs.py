@@ -265,7 +265,7 @@ def chained(
         steps=steps,
         table=draws.plan([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]).table,
         held=draws.held(seqs),
-    ).told
+    ).drawn
 
 
 def stepwise(
