@@ -14,7 +14,7 @@ BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
     "lab": 8_313,  # engine/lab and server/lab
-    "serving": 27_775,  # everything else but the script that trained the built-in pair
+    "serving": 27_777,  # everything else but the script that trained the built-in pair
     "all": 42_064,
 }
 TRAINING = "engine/demo"
