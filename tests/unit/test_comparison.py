@@ -173,14 +173,12 @@ def test_order_turns_and_the_first_round_does_not_count() -> None:
 
 
 def test_the_card_says_what_was_found() -> None:
-    """Law: rates, paired ratios, and what the project promises of them."""
+    """Law: rates and paired ratios, and no verdict: that is tune's."""
     said = card(compared())
     assert "1.350 [1.35, 1.35]" in said
     assert "0.964 [0.96, 0.96]" in said
     assert " 100.0 " in said  # the first token of K = 0
-    assert "at least 0.98 in 2 of 2 cells" in said
-    assert "at least 0.95 in 2 of 2 cells" in said
-    assert "texts equal among modes: 108 of 108" in said
+    assert said.splitlines()[-1] == "texts equal among modes: 108 of 108"
 
 
 def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
