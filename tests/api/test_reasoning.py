@@ -187,7 +187,7 @@ def test_calls_behind_thinking(required: bool) -> None:
 def test_a_reply_is_gone_on_with_anywhere() -> None:
     """`resume` within the thinking, within its marks, and behind them: the rest is what was
     missing, and its usage counts the whole."""
-    asked = {"return_token_ids": True, "stream": True, "temperature": 0}
+    asked: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
     whole, _ = post(REPLY, **asked)
     message = put_together(whole)["message"]
     for cut in (1, 3, 12, len(f"<think>\n{THOUGHT}\n</th".encode()), len(REPLY.encode()) - 4):
@@ -215,7 +215,7 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
     what is open is incomplete."""
     limit = {} if size is None else {"max_output_tokens": size}
     how: Any = {"route": RESPONSES, "tokens_per_step": tokens_per_step, **limit}
-    scores = {"include": ["message.output_text.logprobs"]}
+    scores: Any = {"include": ["message.output_text.logprobs"]}
     whole, _ = post(REPLY, **how, **scores)
     events, _ = post(REPLY, **how, **scores, stream=True)
     streamed = told(events)

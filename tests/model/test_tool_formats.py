@@ -312,9 +312,9 @@ def test_a_conversation_with_calls_is_told_as_the_template_wants_it(
     """Bug: arguments that are an object, or an id of another length, made these templates fail, so
     that no result of a call could ever be sent."""
     tokenizer = made(tmp_path, FAMILIES[family][0])
-    call = {"id": "call_0123456789", "type": "function"}
-    call["function"] = {"name": "a", "arguments": json.loads(ROME)}  # type: ignore[assignment]
-    turns = [
+    function = {"name": "a", "arguments": json.loads(ROME)}
+    call = {"id": "call_0123456789", "type": "function", "function": function}
+    turns: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "warm", "tool_call_id": "call_0123456789"},
     ]
