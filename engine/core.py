@@ -261,7 +261,7 @@ class Engine:
     # -- the step ----------------------------------------------------------------------------
 
     def step(self) -> Outputs:
-        """schedule, propose, verify, accept, commit, emit, observe, adapt."""
+        """Schedule, propose, verify, accept, commit, emit, observe, adapt."""
         if self._swap.is_due:
             self._swap.advance()
             self._overhead.pause()

@@ -79,7 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     cache_salt: str = ""
     priority: int = 0  # lower is scheduled earlier and preempted later; no effect on the text
-    grammar: Grammar | None = None  # every token keeps the text a prefix of one of its sentences
+    grammar: Grammar | None = None  # constrains every generated token
     prediction: tuple[int, ...] = ()  # what the caller expects the output to be
     speculation: Speculation | None = None
     provenance: bool = False  # fill in `Output.sources`

@@ -148,8 +148,8 @@ class Surprise:
         return self._found / max(self._expected, 1e-9)
 
     def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> bool:
-        """Add `wrong` tokens, their `expected` number among `outcomes`, with the variance of the
-        latter. Returns whether they differ by more than chance."""
+        """Add `wrong` tokens of `outcomes`, with the expected number and its variance. Returns
+        whether they differ by more than chance."""
         keep = 0.5 ** (outcomes / _WINDOW)
         self._found = self._found * keep + wrong
         self._expected = self._expected * keep + expected

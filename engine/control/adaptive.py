@@ -146,7 +146,7 @@ class AdaptiveK:
 
     def resume(self) -> None:
         """Back in auto mode: choose anew at the next step, as after a change of batch size."""
-        self._size = 0  # of no batch
+        self._size = 0  # the size of no batch
         self._explore.forget()
 
     def goes_on(self, confidences: Confidences) -> bool:

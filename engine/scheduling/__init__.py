@@ -1,1 +1,1 @@
-"""Who runs in a step, over which positions, in which KV blocks. No torch."""
+"""Which sequences run in a step, over which positions, in which KV blocks. No torch."""

@@ -40,7 +40,7 @@ class Sequence:
     status: Status = "waiting"
     finish: FinishReason | None = None
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at first admission
-    queued: float | None = None  # seconds from arrival to the first step that it was in
+    queued: float | None = None  # seconds from arrival to its first step
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0

@@ -1,1 +1,1 @@
-"""One engine step: its forward, acceptance, record and metrics."""
+"""One engine step: forward, acceptance, record and metrics."""
