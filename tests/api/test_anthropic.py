@@ -81,7 +81,7 @@ def call(id: str, city: dict[str, Any]) -> dict[str, Any]:
                     {
                         "role": "assistant",
                         "content": "a",
-                        "tool_calls": [call("t1", USE["input"]), call("t2", {})],
+                        "tool_calls": [call("t1", {"city": "Zürich", "n": 1}), call("t2", {})],
                     },
                     {"role": "tool", "tool_call_id": "t1", "content": "a"},
                     {"role": "tool", "tool_call_id": "t2", "content": "a"},

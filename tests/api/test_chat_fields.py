@@ -171,7 +171,8 @@ def test_a_null_in_a_text_part_is_as_good_as_left_out(served: Served, sdk: OpenA
 def test_what_the_assistant_thought_goes_to_templates_that_read_it(name: str) -> None:
     """Law: as vLLM has it, under either name; another template leaves it out of the prompt. Bug: a
     reply of a reasoning model, sent back, was a 400."""
-    messages = [*HELLO, {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}, *HELLO]
+    thought: dict[str, Any] = {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}
+    messages: list[Any] = [*HELLO, thought, *HELLO]
     said = {}
     for reads in ((), ("reasoning_content",)):
         with (

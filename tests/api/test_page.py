@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -78,7 +79,7 @@ def test_other_paths_are_no_files(path: str) -> None:
 
 
 @pytest.mark.parametrize(("settings", "status"), [({}, 404), ({"api_key": KEY}, 401)])
-def test_it_can_be_left_out(settings: dict[str, str], status: int) -> None:
+def test_it_can_be_left_out(settings: dict[str, Any], status: int) -> None:
     """Law: with `server.page` false its paths are like any others that are not there."""
     with serve(page=False, **settings) as served:
         for path in (*FILES, "/speculation/live"):
