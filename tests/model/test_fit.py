@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from engine.config import DraftModelConfig, EngineConfig, ModelConfig, SpeculationConfig
+from engine.cpu.jit import multiplies
 from engine.errors import ModelError
-from engine.model.fit import multiplies, vocabulary_in, warn_of_slow
+from engine.model.fit import vocabulary_in, warn_of_slow
 from engine.model.pair import load_pair
 from tests.support import tiny
 
