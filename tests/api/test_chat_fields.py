@@ -172,7 +172,7 @@ def test_what_the_assistant_thought_goes_to_templates_that_read_it(name: str) ->
     """Law: as vLLM has it, under either name; another template leaves it out of the prompt. Bug: a
     reply of a reasoning model, sent back, was a 400."""
     messages = [*HELLO, {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}, *HELLO]
-    said = {}
+    said = dict[tuple[str, ...], str]()
     for reads in ((), ("reasoning_content",)):
         with (
             serve(FakeClient(), tokenizer=ByteTokenizer(reads=reads)) as served,
@@ -194,9 +194,11 @@ def test_only_the_assistant_thinks(served: Served, sdk: OpenAI) -> None:
 
 def test_a_hint_for_the_cache_changes_nothing(served: Served, sdk: OpenAI) -> None:
     """Bug: clients that mark what to cache, as Anthropic's API has it, were refused."""
-    hint = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    tool = {"type": "function", "function": {"name": "f"}}
-    marked = [{"role": "user", "content": [{"type": "text", "text": "hello", **hint}], **hint}]
+    hint: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+    marked: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "hello", **hint}], **hint}
+    ]
     plain = prompt_of(served, sdk, HELLO, tools=[tool])
     assert prompt_of(served, sdk, marked, tools=[{**tool, **hint}]) == plain
     other = [{**HELLO[0], "cache_control": {"type": "for ever"}}]

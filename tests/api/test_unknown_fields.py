@@ -70,7 +70,10 @@ def test_names_cannot_break_the_header(served: Served) -> None:
 
 def test_what_is_known_is_held_to_its_row(served: Served) -> None:
     """Law: a field with a wrong value, and one that is known and refused, stay 400s."""
-    for fields in ({"top_k": "a"}, {"audio": {}}, {"messages": [{"role": "x", "y": 1}]}):
+    bad: list[dict[str, Any]] = [
+        {"top_k": "a"}, {"audio": {}}, {"messages": [{"role": "x", "y": 1}]},
+    ]  # fmt: skip
+    for fields in bad:
         reply = post(served, "chat", foo=1, **fields)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"].partition("[")[0] in fields
