@@ -83,10 +83,11 @@ def test_minus_one_is_what_the_context_holds(
 ) -> None:
     """Law: a text of any length is served then, beside the tokens that were asked for."""
     text = "ab" * 100_000
-    for endpoint, said in (
-        ("completions", {"prompt": text}),
-        ("chat", {"messages": [{"role": "user", "content": text}]}),
-    ):
+    prompts: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": text},
+        "chat": {"messages": [{"role": "user", "content": text}]},
+    }
+    for endpoint, said in prompts.items():
         assert len(prompt(served, endpoint, **said, **fields, truncate_prompt_tokens=-1)) == kept
         error = refused(served, endpoint, **said, **fields, truncate_prompt_tokens=CONTEXT + 1)
         assert error["code"] == "context_length_exceeded"
@@ -95,7 +96,8 @@ def test_minus_one_is_what_the_context_holds(
 
 def test_what_cannot_be_cut_is_refused(served: Served) -> None:
     """A gap would lose its begin, an echo its text."""
-    for fields in ({"echo": True}, {"suffix": "a"}):
+    beside: list[dict[str, Any]] = [{"echo": True}, {"suffix": "a"}]
+    for fields in beside:
         error = refused(served, "completions", **fields, truncate_prompt_tokens=4)
         assert error["param"] == "truncate_prompt_tokens"
     for value in (0, -2, "4", True, 2**31):
