@@ -198,6 +198,8 @@ class Choice:
             return piece
         text = ""
         for part, thinking in parts:
+            if self._hit:
+                break
             if thinking:
                 text += self._stops.flush() + part
             elif num_tokens < self._min_tokens:

@@ -266,21 +266,22 @@ def call_grammar(
     model was trained to write it, and what is forced is guessed for free. Where calls are free to
     be made or not, the grammar binds from the opening marker on: before it any text is allowed that
     the parser would not take for a call."""
-    opening = "" if format.opening is None else format.opening.symbol
+    opening = "" if format.opening is None else f"{format.opening.symbol} "
     form = format.form
     between = json.dumps(form.between) if form.between else ""
     many &= form.between is not None
     repeated = many and not form.together
-    calls = f"{opening} behind" + (f" ({between} {opening} behind)*" if repeated else "")
+    calls = f"{opening}behind" + (f" ({between} {opening}behind)*" if repeated else "")
     rules = [_behind(format, between, many=many), *_call_rules(format, functions)]
     before = _lexemes(form.before_content, format.markers)
+    before = f"{before} " if before else ""
     if required:
         start = calls
     elif content is not None:
-        start = f"{before} content | {calls}"
+        start = f"{before}content | {calls}"
         rules.append(f"content: %json {json.dumps(content)}")
     elif before:
-        start = f"{before} TEXT | {calls}"
+        start = f"{before}TEXT | {calls}"
         rules.append(f"TEXT: /{ANY}/")
     elif format.opening is None:  # only a reply that begins with a call is one
         start = f"TEXT | {calls}"
@@ -296,7 +297,7 @@ def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
     more = f" ({between} call)*" if many and format.form.together else ""
     first, last = (_lexemes(text, format.markers) for text in (format.first, format.last))
     closing = "" if format.closing is None else format.closing.symbol
-    return f"behind: {first} call{more} {last} {closing}"
+    return f"behind: {' '.join(filter(None, (first, f'call{more}', last, closing)))}"
 
 
 def _call_rules(
@@ -318,7 +319,5 @@ def _lexemes(text: str, markers: Sequence[Marker]) -> str:
     symbols = {m.text: m.symbol for m in markers if m.token is not None}
     pattern = "|".join(map(re.escape, symbols)) or "(?!)"
     parts = re.split(f"({pattern})", text)
-    return " ".join(
-        symbols[part] if part in symbols else " ".join(map(json.dumps, _LEXEMES.findall(part)))
-        for part in parts
-    )
+    pieces = [[part] if part in symbols else _LEXEMES.findall(part) for part in parts]
+    return " ".join(symbols.get(piece) or json.dumps(piece) for each in pieces for piece in each)
