@@ -114,6 +114,10 @@ def begins(source: str, head: str, text: str) -> bool:
     return f"{head}\n{text.removesuffix(CUT)}\n".startswith(f"{source}\n")
 
 
+def begins_one(sources: Sequence[str], head: str, text: str) -> bool:
+    return any(begins(source, head, text) for source in sources)
+
+
 def first_line(middle: str, text: str) -> bool:
     return lines(text)[:1] == lines(middle)[:1]
 
@@ -218,26 +222,28 @@ def bodies() -> Iterator[Task]:
 
 
 def documented(tokenizer: Any) -> Iterator[Task]:
-    """What README and docs ask the pair."""
-    functions = {source.split("(")[0]: source for _, source in chat.functions()[::-1]}
-    for name, before, head in (
-        ("def fibonacci", "", "def fibonacci(n):"),
-        ("import os\n\ndef read_file", "import os\n\n", "def read_file(path):"),
-    ):
-        source = functions[name].removeprefix(before)
-        yield Task(DOCUMENTED, f"{before}{head}\n", partial(begins, source, head))
+    """What README and docs ask the pair, and what they would like to ask."""
+    for before, head in (
+        ("", "def fibonacci(n):"), ("", "def is_prime(n):"),
+        ("import os\n\n", "def read_file(path):"),
+    ):  # fmt: skip
+        texts = [source for _, source in chat.functions() if head in source]
+        texts = [source[source.index(head) :] for source in texts]
+        yield Task(DOCUMENTED, f"{before}{head}\n", partial(begins_one, texts, head))
     alice = {"name": "Alice Smith", "age": 34, "city": "Paris"}
     short = {key: alice[key] for key in ("name", "age")}
-    extract, france = asked(tokenizer, KNOWN.format(**alice)), "Is Paris in France?"
+    extract = asked(tokenizer, KNOWN.format(**alice))
     yield Task(DOCUMENTED, extract, partial(same_value, alice))
-    yield Task(DOCUMENTED, extract, partial(same_value, short), schema(short))
-    yield Task(DOCUMENTED, asked(tokenizer, france), partial(same_text, "yes"), YES_OR_NO)
-    for question, answer in (
-        ("What is the capital of France?", "The capital of France is Paris."),
+    for record in (alice, short):
+        yield Task(DOCUMENTED, extract, partial(same_value, record), schema(record))
+    for question, answer, grammar in (
+        ("What is the capital of France?", "The capital of France is Paris.", None),
         ("Write a Python function that adds two numbers.",
-         "```python\ndef add(a, b):\n    return a + b\n```"),
+         "```python\ndef add(a, b):\n    return a + b\n```", None),
+        ("Is Paris in France?", "yes", YES_OR_NO),
+        ("Does speculative decoding change the output?", "No", Grammar("choice", '["Yes", "No"]')),
     ):  # fmt: skip
-        yield Task(DOCUMENTED, asked(tokenizer, question), partial(same_text, answer))
+        yield Task(DOCUMENTED, asked(tokenizer, question), partial(same_text, answer), grammar)
     weather = {"name": "get_weather", "arguments": {"city": "Rome"}}
     prompt = asked(tokenizer, "What is the weather in Rome?", chat.facts()["tools"][:1])
     yield Task(DOCUMENTED, prompt, partial(same_call, weather))
