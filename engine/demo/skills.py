@@ -264,7 +264,10 @@ class Held:
     """A logits processor that holds rows to their grammars; for prompts of so many ids."""
 
     def __init__(self, grammars: Sequence[Grammar | None], vocabulary: Any, prompt: int) -> None:
-        self.matchers = [grammar and compile_grammar(grammar, vocabulary) for grammar in grammars]
+        self.matchers = [
+            None if grammar is None else compile_grammar(grammar, vocabulary)
+            for grammar in grammars
+        ]
         self.seen = prompt
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def accumulate(target: Any, draft: Any, rows: Rows, length: int, options: Namesp
         weight = weights(batch, assistant)[:, 1:]
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
             both = losses(target, draft, batch, weight) / options.passes
-        both.sum().backward()  # type: ignore[no-untyped-call]
+        both.sum().backward()
         mean += both.detach()
     return mean
 

@@ -15,7 +15,7 @@ BUDGETS = {
     "engine/cpu": 3_275,
     "lab": 7_554,  # engine/lab and server/lab
     "serving": 27_775,  # everything else but the script that trained the built-in pair
-    "all": 41_984,
+    "all": 41_987,
 }
 TRAINING = "engine/demo"
 
