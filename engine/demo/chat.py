@@ -44,7 +44,7 @@ def ask(question: str, answer: str) -> Dialogue:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def worded(rng: random.Random, kind: str, **values: Any) -> str:
+def worded(rng: random.Random, kind: str, /, **values: Any) -> str:
     """A question in one of its wordings."""
     return str(rng.choice(facts()["wordings"][kind]).format(**values))
 
@@ -158,12 +158,25 @@ def edits(seed: int) -> Iterator[tuple[Dialogue, str]]:
     same function with another name for one of its variables."""
     rng = random.Random(seed)
     for wordings, source in functions():
-        names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
-        often = [name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1]
+        often = _often(source)
         if len(source) >= _LONG and often:
             dialogue = _function(rng, wordings, source)
             expected = re.sub(rf"\b{rng.choice(often)}\b", "other", dialogue[1]["content"])
             yield dialogue, expected
+
+
+def _often(source: str) -> list[str]:
+    """The names that it has more than once."""
+    names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
+    return [name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1]
+
+
+def renamed(rng: random.Random, source: str) -> str:
+    """The source, often with another name for one of its variables."""
+    often = [name for name in _often(source) if re.search(rf"\b{name} [+*-]?=|, {name}\b", source)]
+    if not often or rng.random() < 0.3:
+        return source
+    return re.sub(rf"\b{rng.choice(often)}\b", rng.choice(facts()["variables"]), source)
 
 
 def person(rng: random.Random) -> dict[str, Any]:

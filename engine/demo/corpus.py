@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.demo.chat import Dialogue, conversation, extraction, functions, invent_json
+from engine.demo.chat import Dialogue, conversation, extraction, functions, invent_json, renamed
 
 Kind = Literal["code", "chat", "json", "prose"]
 SKIPPED = {
@@ -27,6 +27,7 @@ SKIPPED = {
     "pydoc_data", "lib2to3",
 }  # fmt: skip
 HELD_OUT_PERCENT = 2
+INSIDE_OUT = 0.3  # of the passages: fill-in-the-middle
 LARGEST_FILE = 320_000
 HELD_OUT_SEED = 1_000_003
 
@@ -86,14 +87,26 @@ def asked(dialogue: Dialogue) -> str:
 
 
 def middle_out(rng: random.Random, text: str) -> str:
-    """The text in fill-in-the-middle order: prefix, suffix, middle."""
-    first, second = sorted(rng.sample(range(1, len(text)), 2))
+    """The text in fill-in-the-middle order: prefix, suffix, middle. The middle is up to four lines,
+    often from within the first one on, and mostly ends where a line does, as editors ask."""
+    lines = text.splitlines(keepends=True)
+    begin = rng.randrange(len(lines))
+    end = min(len(lines), begin + rng.choice((1, 1, 1, 2, 3, 4)))
+    first, second = (sum(map(len, lines[:index])) for index in (begin, end))
+    inside = len(lines[begin]) - 1
+    if inside > 0 and rng.random() < 0.6:
+        indented = inside - len(lines[begin].strip())
+        first += rng.choice((max(indented, 0), rng.randint(0, inside)))
+    if rng.random() < 0.7:
+        second = max(first + 1, second - 1)  # the line break stays in the suffix
+    elif rng.random() < 0.5:
+        second = rng.randint(first + 1, max(first + 1, second))
     prefix, middle, suffix = text[:first], text[first:second], text[second:]
     return f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>{middle}"
 
 
 def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
-    """A file cut at line starts into pieces of about `length` characters, one in ten as FIM."""
+    """A file cut at line starts into pieces of about `length` characters, some of them as FIM."""
     piece: list[str] = []
     size = 0
     for line in source.splitlines(keepends=True):
@@ -101,14 +114,18 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
         size += len(line)
         if size >= length:
             text = "".join(piece)
-            yield middle_out(rng, text[: length // 2]) if rng.random() < 0.1 else text
+            inside = rng.random() < INSIDE_OUT
+            yield middle_out(rng, text[: int(length * rng.uniform(0.2, 0.9))]) if inside else text
             piece, size = [], 0
     if size > 40:
         yield "".join(piece)
 
 
 def small_programs(rng: random.Random) -> str:
-    """Some of the small functions in a row, as a file: completed without a chat around them."""
+    """Some of the small functions in a row, as a file: completed without a chat around them. Or one
+    alone with another name for a variable, inside out: what is missing is known by the rest."""
+    if rng.random() < INSIDE_OUT:
+        return middle_out(rng, renamed(rng, rng.choice(functions())[1]) + "\n")
     parts = []
     for wordings, source in rng.sample(functions(), rng.randint(1, 5)):
         if rng.random() < 0.25:

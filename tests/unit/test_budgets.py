@@ -15,7 +15,7 @@ BUDGETS = {
     "engine/cpu": 3_354,
     "lab": 8_313,  # engine/lab and server/lab
     "serving": 29_945,  # everything else but the script that trained the built-in pair
-    "all": 44_311,
+    "all": 44_995,
     "page": 1_760,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"

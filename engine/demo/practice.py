@@ -1,0 +1,288 @@
+"""Conversations whose answer stands in the question, or follows from it step by step.
+
+A small world is learned by heart, and then its names and numbers are written where others were
+asked for. So most names here are invented from syllables and most numbers are drawn at random:
+what is left to learn is to copy, to look up and to carry.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from engine.demo.chat import Dialogue, ask, capital, definition, facts, from_table, worded
+
+Tools = list[dict[str, Any]]
+
+_PLAIN = 0.3  # of the names are those of the small world
+
+
+def invented(rng: random.Random, least: int = 2) -> str:
+    """A word that nobody expects here: of up to three syllables, or a known one elsewhere."""
+    if rng.random() < 0.2:
+        return str(rng.choice(facts()[rng.choice(("items", "spelling", "jobs"))]))
+    parts, count = facts()["syllable"], rng.randint(least, 3)
+    return "".join(rng.choice(part) for _ in range(count) for part in parts)
+
+
+def full_name(rng: random.Random) -> str:
+    """First and last name, each often invented."""
+    known = (rng.choice(facts()[kind]) for kind in ("first_names", "last_names"))
+    return " ".join(name if rng.random() < _PLAIN else invented(rng).capitalize() for name in known)
+
+
+def town(rng: random.Random) -> str:
+    known = rng.choice(list(facts()["capitals"].values())[:20])
+    return known if rng.random() < _PLAIN else invented(rng).capitalize()
+
+
+def digits(rng: random.Random, most: int) -> int:
+    """As many short numbers as long ones: 1 to `most` digits."""
+    return rng.randrange(10 ** rng.randint(1, most))
+
+
+def _of(table: str) -> Callable[[random.Random], str]:
+    return lambda rng: str(rng.choice(facts()[table]))
+
+
+VALUES: dict[str, Callable[[random.Random], Any]] = {
+    "name": full_name, "author": full_name, "to": full_name, "guest": full_name,
+    "city": town, "from": town, "restaurant": town,
+    "title": lambda rng: " ".join(invented(rng).capitalize() for _ in range(rng.randint(1, 2))),
+    "age": lambda rng: rng.randint(1, 99), "job": _of("jobs"), "hobby": _of("hobbies"),
+    "item": _of("items"), "subject": _of("items"), "day": _of("day"), "month": _of("month"),
+    "price": lambda rng: rng.choice((digits(rng, 3), rng.randint(1, 199) / 2)),
+    "year": lambda rng: rng.randint(1500, 2099), "pages": lambda rng: rng.randint(10, 999),
+    "quantity": lambda rng: digits(rng, 3), "people": lambda rng: rng.randint(1, 20),
+    "id": lambda rng: digits(rng, 6), "amount": lambda rng: digits(rng, 4),
+    "code": lambda rng: invented(rng, 1).upper() + str(digits(rng, 3)),
+    "time": lambda rng: f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}",
+    "query": lambda rng: " ".join(invented(rng) for _ in range(rng.randint(1, 2))),
+    "email": lambda rng: f"{invented(rng)}@{invented(rng)}.com",
+}  # fmt: skip
+
+
+def _described(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A sentence or two about a person, a thing, a book or a meeting, and what they say."""
+    kind = rng.choice(facts()["records"])
+    subject, *others = kind
+    fields = [subject, *rng.sample(others, rng.randint(1, min(4, len(others))))]
+    record = {field: VALUES[field](rng) for field in fields}
+    parts = [str(rng.choice(kind[field])).format(record[field]) for field in fields]
+    joint = rng.choice((" and ", " and ", ", ", f". {facts()['pronouns'][subject]} "))
+    text = f"{parts[0]} {joint.join(parts[1:])}."
+    return text.replace(" a e", " an e"), record
+
+
+def extraction(rng: random.Random) -> Dialogue:
+    """A text, and what it says as JSON: nearly every token is decided. Sometimes the keys are
+    named, or only one thing is asked for."""
+    text, record = _described(rng)
+    indent = None if rng.random() < 0.85 else 2
+    if rng.random() < 0.5:
+        return ask(worded(rng, "extraction", text=text), json.dumps(record, indent=indent))
+    keys = rng.sample(list(record), rng.randint(1, len(record)))
+    if rng.random() < 0.4:
+        question = worded(rng, "field", text=text, key=keys[0])
+        return ask(question, f"The {keys[0]} is {record[keys[0]]}.")
+    question = worded(rng, "keys", text=text, keys=", ".join(keys))
+    return ask(question, json.dumps({key: record[key] for key in keys}, indent=indent))
+
+
+def repeating(rng: random.Random) -> Dialogue:
+    """Copying is the skill behind extraction and tool calls, and worth practising alone."""
+    words = rng.sample(facts()["items"] + facts()["spelling"], rng.randint(1, 5))
+    text = rng.choice((
+        " ".join(words), str(digits(rng, 7)), full_name(rng), VALUES["email"](rng),
+        " ".join(invented(rng) for _ in range(rng.randint(1, 4))),
+        ", ".join(str(digits(rng, 3)) for _ in range(rng.randint(2, 5))),
+    ))  # fmt: skip
+    return ask(worded(rng, "repeat", text=text), text)
+
+
+def worked(left: int, sign: str, right: int) -> str:
+    """The result of up to two digits each, the units first and the carry with the tens, so that
+    each step is one of a few hundred that can be learned by heart. Products at once."""
+    value = {"+": left + right, "-": left - right, "*": left * right}[sign]
+    result = f"{left} {sign} {right} = {value}"
+    if sign == "*" or max(left, right) < 10:
+        return result
+    big, small = (left, right) if sign == "+" else (max(left, right), min(left, right))
+    (tens, units), (more, other) = divmod(big, 10), divmod(small, 10)
+    if sign == "+":
+        carry = " + 1" if units + other > 9 else ""
+        first, second = units + other, tens + more + bool(carry)
+    else:
+        carry = " - 1" if units < other else ""
+        units += 10 if carry else 0
+        first, second = units - other, tens - more - bool(carry)
+    return f"{units} {sign} {other} = {first}, {tens} {sign} {more}{carry} = {second}, so {result}"
+
+
+def _sum(rng: random.Random, most: int = 100) -> tuple[int, str, int]:
+    sign = rng.choice("++--*" if most > 10 else "+-*")
+    if sign == "*":
+        return rng.randint(0, 10), sign, rng.randint(0, 10)
+    left, right = (rng.randrange(rng.choice((10, most))) for _ in range(2))
+    if sign == "-" and rng.random() < 0.8:
+        left, right = max(left, right), min(left, right)
+    return left, sign, right
+
+
+def arithmetic(rng: random.Random) -> Dialogue:
+    left, sign, right = _sum(rng)
+    word = {"+": "plus", "-": "minus", "*": "times"}[sign]
+    question = worded(rng, "arithmetic", left=left, sign=sign, right=right, word=word)
+    return ask(question, worked(left, sign, right))
+
+
+def drill(rng: random.Random) -> Dialogue:
+    """Many small steps at once."""
+    asked, answers = list[str](), list[str]()
+    for _ in range(rng.randint(3, 10)):
+        left, sign, right = _sum(rng, 10)
+        carry, value = "", {"+": left + right, "-": left - right, "*": left * right}[sign]
+        if sign == "-" and rng.random() < 0.5:
+            value, left = left, left + right
+        if sign != "*" and rng.random() < 0.3 and value:
+            carry, value = f" {sign} 1", value + (1 if sign == "+" else -1)
+        asked.append(f"{left} {sign} {right}{carry}")
+        answers.append(f"{asked[-1]} = {value}")
+    return ask(f"Compute: {', '.join(asked)}", ", ".join(answers))
+
+
+def counting(rng: random.Random) -> Dialogue:
+    start = rng.choice((1, 1, rng.randint(0, 90)))
+    end = start + rng.randint(2, 15)
+    numbers = [str(number) for number in range(start, end + 1)]
+    if rng.random() < 0.25:
+        return ask(f"Count down from {end} to {start}.", ", ".join(reversed(numbers)))
+    return ask(worded(rng, "count", start=start, end=end), ", ".join(numbers))
+
+
+def sorting(rng: random.Random) -> Dialogue:
+    items: list[Any]
+    if rng.random() < 0.6:
+        items = rng.sample(range(1, rng.choice((10, 40, 100))), rng.randint(2, 5))
+    else:
+        items = rng.sample(facts()["items"], rng.randint(2, 4))
+    given, ordered = (", ".join(map(str, some)) for some in (items, sorted(items)))
+    return ask(worded(rng, "sort", given=given), ordered)
+
+
+def truth(rng: random.Random, true: bool) -> tuple[str, str]:
+    """A question with the answer yes if `true`, else no, and the reason."""
+    kind = rng.choice(("capital", "place", "fact", "fact", "greater", "even", "day"))
+    if kind in ("capital", "place"):
+        pairs = list(facts()["capitals"].items())
+        (country, city), (other, _) = rng.sample(pairs, 2)
+        asked = country if true else other
+        if kind == "place":
+            return f"Is {city} in {asked}?", f"{city} is in {country}."
+        return f"Is {city} the capital of {asked}?", f"{city} is the capital of {country}."
+    if kind == "fact":
+        yes, no, reason = rng.choice(facts()["truths"])
+        return (yes if true else no), reason
+    if kind == "greater":
+        small, great = sorted(rng.sample(range(100), 2))
+        one, other = (great, small) if true else (small, great)
+        reason = f"{great} is greater than {small}."
+        return f"Is {one} {rng.choice(('greater', 'larger'))} than {other}?", reason
+    if kind == "even":
+        number = rng.randrange(100)
+        asked = ("odd", "even")[(number % 2 == 0) == true]
+        return f"Is {number} {asked}?", f"{number} is {('even', 'odd')[number % 2]}."
+    days = facts()["day"]
+    index = rng.randrange(7)
+    after = days[(index + (1 if true else rng.randint(2, 6))) % 7]
+    return f"Does {after} come after {days[index]}?", (
+        f"{days[(index + 1) % 7]} comes after {days[index]}."
+    )
+
+
+def claim(rng: random.Random) -> Dialogue:
+    """Yes or no, as often the one as the other; some ask for the bare word, and where a grammar
+    allows only `yes` and `no` the model should have written those too."""
+    true = rng.random() < 0.5
+    question, reason = truth(rng, true)
+    word, style = "yes" if true else "no", rng.random()
+    if style < 0.25:
+        return ask(worded(rng, "briefly", question=question), word)
+    return ask(question, word if style < 0.4 else f"{word.capitalize()}. {reason}")
+
+
+def _tool(name: str, about: str, values: dict[str, Any]) -> dict[str, Any]:
+    types = {str: "string", int: "integer", float: "number"}
+    fields = {field: {"type": types[type(value)]} for field, value in values.items()}
+    wanted = {"type": "object", "properties": fields, "required": list(fields)}
+    function = {"name": name, "description": about, "parameters": wanted}
+    return {"type": "function", "function": function}
+
+
+def _known(rng: random.Random) -> tuple[dict[str, Any], Any, str, dict[str, Any], str]:
+    """One of the four tools of the small world: itself, argument, question, result, reply."""
+    tools, city = facts()["tools"], town(rng)
+    left, right = rng.randint(2, 99), rng.randint(2, 99)
+    topic = rng.choice([VALUES["query"](rng), rng.choice(list(facts()["words"])).split(" ", 1)[-1]])
+    degrees, hour = rng.randint(-5, 35), VALUES["time"](rng)
+    weather, product = worded(rng, "weather", city=city), f"{left} * {right}"
+    return rng.choice((
+        (tools[0], city, weather, {"temperature": degrees}, f"It is {degrees} degrees in {city}."),
+        (tools[1], city, f"What time is it in {city}?", {"time": hour}, f"It is {hour} in {city}."),
+        (tools[2], topic, f"Search for {topic}.", {"results": 3},
+         f"I found 3 results for {topic}."),
+        (tools[3], product, f"What is {product}?", {"result": left * right},
+         f"{product} = {left * right}"),
+    ))  # fmt: skip
+
+
+def _called(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], str, dict[str, Any], str]:
+    """A tool, the arguments of its call, the question, the result and the reply to it."""
+    if rng.random() < 0.35:
+        tool, value, question, result, reply = _known(rng)
+        [name] = tool["function"]["parameters"]["required"]
+        return tool, {name: value}, question, result, reply
+    if rng.random() < 0.5:
+        name, about, fields, questions = rng.choice(facts()["requests"])
+        values = {field: VALUES[field](rng) for field in fields}
+        question = rng.choice(questions).format(**values)
+    else:
+        verb, noun = rng.choice(facts()["verbs"]), rng.choice((invented(rng), _of("items")(rng)))
+        field = rng.choice(list(VALUES))
+        name, values = f"{verb}_{noun}", {field: VALUES[field](rng)}
+        about = f"{verb.capitalize()} the {noun}"
+        question = f"{about} with the {field} {values[field]}."
+    found = digits(rng, 4)
+    result, reply = rng.choice((
+        ({"status": "ok"}, "Done."), ({"result": found}, f"The result is {found}."),
+    ))  # fmt: skip
+    return _tool(name, about, values), values, question, result, reply
+
+
+def tool_use(rng: random.Random) -> tuple[Dialogue, Tools]:
+    """A question that one of the offered tools answers: call, result, reply; and the offer.
+    Sometimes it needs no tool, and gets words."""
+    tool, arguments, question, result, reply = _called(rng)
+    offered = [tool]
+    for _ in range(rng.randint(0, 2)):
+        other = _called(rng)[0]
+        if all(other["function"]["name"] != known["function"]["name"] for known in offered):
+            offered.insert(rng.randint(0, len(offered)), other)
+    if rng.random() < 0.2:
+        return rng.choice((capital, definition, partial(from_table, table="manners")))(rng), offered
+    call = {"name": tool["function"]["name"], "arguments": arguments}
+    dialogue: Dialogue = [
+        {"role": "user", "content": question},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+    ]
+    if rng.random() < 0.5:
+        dialogue.append({"role": "tool", "content": json.dumps(result)})
+        dialogue.append({"role": "assistant", "content": reply})
+    return dialogue, offered

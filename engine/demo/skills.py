@@ -1,0 +1,342 @@
+"""`python -m engine.demo.skills`: what share of small tasks the target does rightly, by skill, as
+the model card (README.md) states it.
+
+Tasks are written from a seed that training does not use, most names and wordings of extraction
+are nowhere in the training text, and code is of held-out files. Replies are greedy.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, GenerationConfig, LogitsProcessorList
+
+from engine.arguments import Parser, exit_code, whole
+from engine.demo import chat, corpus, practice
+from engine.demo.card import show
+from engine.demo.model import check, load
+from engine.grammar.source import compile_grammar
+from engine.grammar.vocabulary import load_vocabulary
+from engine.messages import Grammar
+
+ENDS = [0, 2]
+YES_OR_NO = Grammar("choice", '["yes", "no"]')
+DOCUMENTED = "README and docs"
+MIDDLE, CUT = "<|fim_middle|>", "\x00"  # the latter: behind a reply that did not end
+ROWS = 16  # replies written at a time
+NAMES = (
+    "Zoltan Kravitz", "Priya Natarajan", "Yuki Tanaka", "Ahmed Hassan", "Ingrid Larsen",
+    "Liam Murphy", "Chloe Dubois", "Mateo Fernandez", "Olga Petrova", "Kwame Mensah",
+    "Hannah Becker", "Tom Baker", "Sofia Rossi", "Marcus Stone", "Wei Zhang", "Julia Novak",
+)  # fmt: skip
+CITIES = (
+    "Lyon", "Hamburg", "Milan", "Porto", "Seattle", "Osaka", "Lagos", "Krakow", "Dallas", "Toronto",
+    "Bristol", "Geneva", "Mumbai", "Sydney", "Boston", "Malmo",
+)  # fmt: skip
+KNOWN = "Extract the facts as JSON: {name} is {age} years old and lives in {city}."
+UNKNOWN = (
+    "Make JSON of this: {name} from {city} is {age}.",
+    "Extract the facts as JSON: {name}, who is {age} years old, has a house in {city}.",
+    "Please write this as JSON. {name} lives in {city} and is {age} years old.",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, what a right reply is, and what a grammar holds the reply to."""
+
+    skill: str
+    prompt: str
+    right: Callable[[str], bool]
+    grammar: Grammar | None = None
+    tokens: int = 96
+
+
+def asked(tokenizer: Any, question: str, tools: Any = None) -> str:
+    turns = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(
+        turns, tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    return str(text)
+
+
+def parsed(text: str) -> Any:
+    """The JSON value, or None."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def lines(text: str) -> list[str]:
+    """Without the mark of a reply that did not end."""
+    return text.removesuffix(CUT).strip().splitlines()
+
+
+def first_word(answer: str, text: str) -> bool:
+    return text.lower().split(" ")[0].strip(".,\n") == answer.lower().split(" ")[0].strip(".")
+
+
+def same_value(value: Any, text: str) -> bool:
+    return bool(parsed(text) == value)
+
+
+def same_number(value: int, text: str) -> bool:
+    """The last one of the reply: working is no mistake."""
+    return re.findall(r"-?\b\d+", text)[-1:] == [str(value)]
+
+
+def same_text(answer: str, text: str) -> bool:
+    return text.strip() == answer
+
+
+def same_call(call: Any, text: str) -> bool:
+    found = re.fullmatch(r"<tool_call>(.*)</tool_call>\s*", text, re.DOTALL)
+    return found is not None and same_value(call, found[1])
+
+
+def words_alone(text: str) -> bool:
+    return "<tool_call>" not in text and not text.endswith(CUT)
+
+
+def begins(source: str, head: str, text: str) -> bool:
+    return f"{head}\n{text.removesuffix(CUT)}\n".startswith(f"{source}\n")
+
+
+def begins_one(sources: Sequence[str], head: str, text: str) -> bool:
+    return any(begins(source, head, text) for source in sources)
+
+
+def first_line(middle: str, text: str) -> bool:
+    return lines(text)[:1] == lines(middle)[:1]
+
+
+def fits(suffix: str, middle: str, text: str) -> bool:
+    """Ends by itself, and does not say the suffix again."""
+    after, own, true = ({line.strip() for line in some} for some in (
+        lines(suffix)[:1], lines(text), lines(middle),
+    ))  # fmt: skip
+    return not text.endswith(CUT) and not after & (own - true)
+
+
+def schema(record: dict[str, Any]) -> Grammar:
+    types = {str: "string", int: "integer"}
+    fields = {key: {"type": types[type(value)]} for key, value in record.items()}
+    source = {"type": "object", "properties": fields, "required": list(fields),
+              "additionalProperties": False}  # fmt: skip
+    return Grammar("json_schema", json.dumps(source))
+
+
+def extractions(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """Names and cities that no training text has, in a known and in unknown wordings."""
+    for index in range(count):
+        record = {
+            "name": rng.choice(NAMES), "age": rng.randint(1, 99), "city": rng.choice(CITIES)
+        }  # fmt: skip
+        for kind, wording in (("", KNOWN), (", new wording", UNKNOWN[index % len(UNKNOWN)])):
+            prompt = asked(tokenizer, wording.format(**record))
+            right = partial(same_value, record)
+            yield Task(f"extraction{kind}", prompt, right)
+            yield Task(f"extraction under a schema{kind}", prompt, right, schema(record))
+
+
+def claims(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """As many whose answer is yes as no."""
+    for index in range(count):
+        question, _ = practice.truth(rng, index % 2 == 0)
+        prompt, right = asked(tokenizer, question), partial(first_word, ("yes", "no")[index % 2])
+        yield Task("yes or no", prompt, right)
+        yield Task("yes or no under a choice", prompt, right, YES_OR_NO)
+
+
+def sums(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    for skill, sign, least, most in (
+        ("sums of one digit", "+", 0, 9), ("sums of two digits", "+", 10, 99),
+        ("differences of one digit", "-", 0, 9), ("differences of two digits", "-", 10, 99),
+        ("products to 10 x 10", "*", 0, 10),
+    ):  # fmt: skip
+        for _ in range(count):
+            right, left = sorted(rng.randint(least, most) for _ in range(2))
+            value = {"+": left + right, "-": left - right, "*": left * right}[sign]
+            prompt = asked(tokenizer, f"What is {left} {sign} {right}?")
+            yield Task(skill, prompt, partial(same_number, value))
+
+
+def written(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """Whose whole reply, or its first word, is decided by the question."""
+    for skill, writer, rule in (
+        ("counting", practice.counting, same_text), ("sorting", practice.sorting, same_text),
+        ("repeating", practice.repeating, same_text),
+        ("days and months", chat.neighbours, first_word),
+    ):  # fmt: skip
+        for _ in range(count):
+            question, answer = (turn["content"] for turn in writer(rng))
+            yield Task(skill, asked(tokenizer, question), partial(rule, answer))
+
+
+def calls(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """The right function with the right arguments, or words where no tool is of use."""
+    left = {"tool calls": count, "tools left alone": count}
+    while any(left.values()):
+        dialogue, tools = practice.tool_use(rng)
+        made = dialogue[1].get("tool_calls")
+        skill = "tool calls" if made else "tools left alone"
+        if left[skill]:
+            left[skill] -= 1
+            rule = partial(same_call, made[0]["function"]) if made else words_alone
+            yield Task(skill, asked(tokenizer, dialogue[0]["content"], tools), rule)
+
+
+def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
+    """Of held-out code: the first line as it was, and an end that is not the suffix again."""
+    for _ in range(count):
+        source = rng.choice(corpus.heldout_code()).splitlines(keepends=True)
+        start = rng.randrange(max(1, len(source) - 16))
+        turned = corpus.middle_out(rng, "".join(source[start : start + 16]))
+        prompt, middle = turned.split(MIDDLE)
+        suffix = prompt.split("<|fim_suffix|>")[1]
+        yield Task("fill-in: first line", prompt + MIDDLE, partial(first_line, middle))
+        yield Task(
+            "fill-in: ends, without the suffix", prompt + MIDDLE, partial(fits, suffix, middle)
+        )
+
+
+def bodies() -> Iterator[Task]:
+    """Each small function from its first line, where no other begins with that."""
+    sources = [source for _, source in chat.functions() if source.startswith("def ")]
+    heads = [source.split("\n", 1)[0] for source in sources]
+    for head, source in zip(heads, sources, strict=True):
+        if heads.count(head) == 1:
+            yield Task("small functions", f"{head}\n", partial(begins, source, head))
+
+
+def documented(tokenizer: Any) -> Iterator[Task]:
+    """What README and docs ask the pair, and what they would like to ask."""
+    for before, head in (
+        ("", "def fibonacci(n):"), ("", "def is_prime(n):"),
+        ("import os\n\n", "def read_file(path):"),
+    ):  # fmt: skip
+        texts = [source for _, source in chat.functions() if head in source]
+        texts = [source[source.index(head) :] for source in texts]
+        yield Task(DOCUMENTED, f"{before}{head}\n", partial(begins_one, texts, head))
+    alice = {"name": "Alice Smith", "age": 34, "city": "Paris"}
+    short = {key: alice[key] for key in ("name", "age")}
+    extract = asked(tokenizer, KNOWN.format(**alice))
+    yield Task(DOCUMENTED, extract, partial(same_value, alice))
+    for record in (alice, short):
+        yield Task(DOCUMENTED, extract, partial(same_value, record), schema(record))
+    for question, answer, grammar in (
+        ("What is the capital of France?", "The capital of France is Paris.", None),
+        ("Write a Python function that adds two numbers.",
+         "```python\ndef add(a, b):\n    return a + b\n```", None),
+        ("Is Paris in France?", "yes", YES_OR_NO),
+        ("Does speculative decoding change the output?", "No", Grammar("choice", '["Yes", "No"]')),
+    ):  # fmt: skip
+        yield Task(DOCUMENTED, asked(tokenizer, question), partial(same_text, answer), grammar)
+    weather = {"name": "get_weather", "arguments": {"city": "Rome"}}
+    prompt = asked(tokenizer, "What is the weather in Rome?", chat.facts()["tools"][:1])
+    yield Task(DOCUMENTED, prompt, partial(same_call, weather))
+    ends = "<|fim_prefix|>def add(a, b):\n<|fim_suffix|>\n    return total\n" + MIDDLE
+    yield Task(DOCUMENTED, ends, partial(same_text, "total = a + b"))
+
+
+def tasks(tokenizer: Any, count: int) -> list[Task]:
+    """So many of each skill, the same for each model."""
+    rng = random.Random(corpus.HELD_OUT_SEED)
+    found = [*bodies(), *documented(tokenizer)]
+    for some in (extractions, claims, sums, written, calls, middles):
+        found += some(rng, tokenizer, count)
+    return sorted(found, key=lambda task: (task.skill, len(task.prompt)))
+
+
+class Held:
+    """A logits processor that holds rows to their grammars; for prompts of so many ids."""
+
+    def __init__(self, grammars: Sequence[Grammar | None], vocabulary: Any, prompt: int) -> None:
+        self.matchers = [
+            None if grammar is None else compile_grammar(grammar, vocabulary)
+            for grammar in grammars
+        ]
+        self.seen = prompt
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        for row, some, matcher in zip(ids, scores, self.matchers, strict=True):
+            if matcher is not None:
+                if len(row) > self.seen and not matcher.is_stopped():
+                    matcher.consume_tokens(row[self.seen :].tolist())
+                mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+                bits = torch.from_numpy(np.unpackbits(mask, bitorder="little")[: len(some)])
+                some[bits == 0] = -torch.inf
+        self.seen = ids.shape[1]
+        return scores
+
+
+@torch.no_grad()
+def replies(target: Any, tokenizer: Any, some: Sequence[Task], vocabulary: Any) -> list[str]:
+    """Greedy; one that did not end has `CUT` behind it."""
+    tokenizer.padding_side = "left"
+    batch = tokenizer([task.prompt for task in some], return_tensors="pt", padding=True)
+    width, most = batch["input_ids"].shape[1], max(task.tokens for task in some)
+    held = Held([task.grammar for task in some], vocabulary, width)
+    settings = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=most, do_sample=False, eos_token_id=ENDS, pad_token_id=0
+    )
+    made = target.generate(
+        batch["input_ids"], attention_mask=batch["attention_mask"], generation_config=settings,
+        logits_processor=LogitsProcessorList([held]),
+    )[:, width:]  # fmt: skip
+    texts = tokenizer.batch_decode(made, skip_special_tokens=True)
+    ended = [bool(set(row) & set(ENDS)) for row in made.tolist()]
+    return [text if end else text + CUT for text, end in zip(texts, ended, strict=True)]
+
+
+def batches(some: list[Task]) -> list[list[Task]]:
+    return [some[begin : begin + ROWS] for begin in range(0, len(some), ROWS)]
+
+
+def measure(folder: Path, count: int, shown: int) -> int:
+    """Print the table, and so many wrong replies of each skill; the exit code. Raises ConfigError
+    for a folder without a pair."""
+    check(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    vocabulary = load_vocabulary(str(folder / "target"), eos_ids=ENDS)
+    target, records, wrong = load(folder / "target"), list[dict[str, str | float]](), list[str]()
+    for skill, group in groupby(tasks(tokenizer, count), lambda task: task.skill):
+        pairs = [
+            (task, text)
+            for some in batches(list(group))
+            for task, text in zip(some, replies(target, tokenizer, some, vocabulary), strict=True)
+        ]
+        missed = [(task, text) for task, text in pairs if not task.right(text)]
+        records.append({"skill": skill, "tasks": str(len(pairs)),
+                        "right": 1 - len(missed) / len(pairs)})  # fmt: skip
+        wrong += [f"{skill}: {task.prompt!r} -> {text!r}" for task, text in missed[:shown]]
+    show(records)
+    print("\n".join(wrong))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = Parser("python -m engine.demo.skills", __doc__)
+    add = parser.add_argument
+    add("--folder", type=Path, default=Path(__file__).parent, help="that holds target/ and draft/")
+    add("--tasks", type=whole(1, 1000), default=32, help="of each skill (default 32)")
+    add("--wrong", type=whole(0, 1000), default=0, help="wrong replies shown of each skill (0)")
+    options = parser.parse_args(arguments)
+    return exit_code(parser.prog, lambda: measure(options.folder, options.tasks, options.wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
