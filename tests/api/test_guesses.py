@@ -75,6 +75,7 @@ def test_every_choice_gets_the_prediction(served: Served, path: str, n: int, str
     assert usage["completion_tokens_details"] == {
         "accepted_prediction_tokens": 18 * n,
         "rejected_prediction_tokens": 0,
+        "reasoning_tokens": 0,
     }
     told = usage["speculation"]
     assert told["proposers"] == ["prediction", "draft_model"]

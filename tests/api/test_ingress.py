@@ -211,7 +211,7 @@ def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
     told = json.loads(data.removeprefix("data: "))
     assert (name, told["type"]) == ("event: error", "error")
     assert (told["error"]["type"], told["error"]["code"]) == ("overloaded_error", "replica_lost")
-    assert "no other one goes on with it: `resume` is not supported" in told["error"]["message"]
+    assert "no other one continues it: `resume` is not supported" in told["error"]["message"]
 
 
 ENDS: list[tuple[str, dict[str, Any], str]] = [

@@ -150,7 +150,8 @@ def test_a_request_is_called_by_its_own_id(
     one id at a time."""
     with caplog.at_level(logging.INFO):
         reply = post(served, endpoint, request_id="job/7", stream=stream)
-    prefix = {"completions": "cmpl-", "chat": "chatcmpl-", "responses": "resp_"}[endpoint]
+    prefixes = {"completions": "cmpl-", "chat": "chatcmpl-", "responses": "resp_"}
+    prefix = prefixes.get(endpoint, "msg_")
     assert f'"id":"{prefix}job/7"' in reply.text
     assert reply.headers["x-request-id"] == "job/7"
     served.until(lambda: "request=job/7" in caplog.text, seconds=60)
