@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_275,
-    "lab": 8_313,  # engine/lab and server/lab
+    "lab": 8_318,  # engine/lab and server/lab
     "serving": 27_777,  # everything else but the script that trained the built-in pair
-    "all": 42_064,
+    "all": 42_069,
 }
 TRAINING = "engine/demo"
 
