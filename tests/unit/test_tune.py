@@ -14,13 +14,17 @@ import pytest
 from engine.config import DraftModelConfig, EngineConfig, NgramConfig, NoProposerConfig
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run
+from engine.lab.comparison.options import build_parser, settings
+from engine.lab.comparison.report import as_dict as bench_as_dict
 from engine.lab.comparison.workload import OFF, Arm, Lane, Request
+from engine.lab.tune import check
 from engine.lab.tune.estimate import ratio, t_quantile
 from engine.lab.tune.measuring import Found, Measuring, loops
 from engine.lab.tune.prompts import built_in, from_file, requests
 from engine.lab.tune.report import as_dict, lines, sentence
 from engine.lab.tune.settings import AGAIN, NGRAM, config_text, settings_of
 from server.config import load_config
+from tests.unit.test_comparison import compared
 
 DRAFT, OTHER = Arm("auto", label="draft a"), Arm("auto", label="draft b")
 ARMS = (OFF, AGAIN, NGRAM, DRAFT)
@@ -234,6 +238,7 @@ def test_the_file_serves_what_was_recommended(tmp_path: Path) -> None:
     path = 'a "b" \\\n\u00e9\x7f'
     settings = settings_of({"a": DraftModelConfig(path=path)})
     base = EngineConfig.model_validate({"target": {"path": path, "dtype": "float32"}, "threads": 2})
+    assert "ngram" not in settings[DRAFT].companions  # bug: its gains were those of any draft
     wanted = {OFF: NoProposerConfig, NGRAM: NgramConfig, DRAFT: DraftModelConfig}
     for arm, kind in wanted.items():
         said = base.model_copy(update={"speculation": settings[arm]})
@@ -287,3 +292,35 @@ def test_every_prompt_meets_every_temperature() -> None:
         assert {each.temperature for each in made if each.prompt == prompt} == {0.0, 1.0}
     assert len({request.seed for request in made}) == 18
     assert all(request.ends and request.tokens == 50 for request in made)
+
+
+def test_the_check_counts_intervals_that_hold_the_benchs_ratio(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: the ratio is one of times over all cells of a real bench's JSON; exit code 1 where fewer
+    than nine of ten intervals of tune's own JSON hold it; bench takes the options that it is
+    given."""
+    asked: list[list[str]] = []
+    bench = bench_as_dict(compared())
+    for cell in bench["cells"]:
+        cell["modes"]["draft_model"] = cell["modes"]["auto"]
+    found = as_dict(found_in(World({DRAFT: 1.35}, 1, texts=0.05)))
+
+    def figures_of(module: str, options: Sequence[str]) -> object:
+        asked.append([module, *options])
+        return found if module == "engine.lab.tune" else bench
+
+    monkeypatch.setattr(check, "figures_of", figures_of)
+    truth = check.bench_ratio(bench)
+    assert truth == pytest.approx(1.35, abs=0.01)
+    assert check.main(["--runs", "10", "--minutes", "1"]) == 0
+    assert "10 of 10 intervals hold what the bench found" in capsys.readouterr().out
+    assert len({tuple(words) for words in asked[1:]}) == 10
+    race = settings(build_parser("x").parse_args(asked[0][1:]), variants=["draft_model"])
+    assert {workload.tokens for workload in race.workloads} == {200}
+    assert all(workload.ends and workload.concurrency == 1 for workload in race.workloads)
+    assert {workload.kind for workload in race.workloads} == {"chat", "json", "code", "prose"}
+    found["loads"][0]["against_off"]["draft a"] = [1.1, 1.0, truth - 0.01]
+    assert check.main(["--runs", "10"]) == 1
+    found["loads"] = []
+    assert check.main(["--runs", "1"]) == 1

@@ -20,19 +20,24 @@ NGRAM = Arm("auto", label="n-gram")
 
 
 def settings_of(drafts: Mapping[str, AnyProposer]) -> dict[Arm, SpeculationConfig]:
-    """Plain decoding twice, n-gram lookup, and each draft by its name, as `foredraft serve` has
-    them: K by the controller, a draft with n-gram lookup beside it."""
-    arms: dict[Arm, AnyProposer] = {OFF: NoProposerConfig(), AGAIN: NoProposerConfig()}
-    arms |= {NGRAM: NgramConfig()}
-    arms |= {Arm("auto", label=f"draft {name}"): draft for name, draft in drafts.items()}
-    return {arm: SpeculationConfig(proposer=proposer) for arm, proposer in arms.items()}
+    """Plain decoding twice, n-gram lookup, and each draft by its name, with K by the controller. A
+    draft has no n-gram lookup beside it: with that one of random weights gained, too."""
+    plain = SpeculationConfig(proposer=NoProposerConfig())
+    arms = {OFF: plain, AGAIN: plain, NGRAM: SpeculationConfig(proposer=NgramConfig())}
+    alone = tuple(name for name in plain.companions if name != "ngram")
+    for name, draft in drafts.items():
+        said = SpeculationConfig(proposer=draft, companions=alone)
+        arms[Arm("auto", label=f"draft {name}")] = said
+    return arms
 
 
 def config_text(config: EngineConfig, comment: str) -> str:
     """TOML for `foredraft serve`: what differs from the defaults, and who guesses. A line for each
     setting, with its whole name: JSON's values are TOML's, but for DEL."""
     said = config.model_dump(exclude_defaults=True, exclude_none=True)
-    said["speculation"] = config.speculation.model_dump(include={"proposer", "controller"})
+    said["speculation"] = config.speculation.model_dump(
+        include={"proposer", "controller", "companions"}
+    )
     lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _keys(said))
     return "\n".join([f"# {comment}", *lines, ""]).replace("\x7f", "\\u007f")
 
