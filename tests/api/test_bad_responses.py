@@ -20,7 +20,7 @@ BAD = [
     ({"input": 5}, "input", "invalid_value"),
     ({"input": ["a"]}, "input[0]", "invalid_value"),
     ({"input": [{}]}, "input[0].type", "missing_field"),
-    ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input[0].type", None),
+    ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input", None),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_field"),
     ({"input": [{"type": ["message"]}]}, "input[0].type", "invalid_value"),
     ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "invalid_value"),
