@@ -86,6 +86,14 @@ class Incarnation:
         before, self._waited = self._waited, waited
         return (waited - before) / 1e9
 
+    def is_held(self) -> bool:
+        """Whether a signal has stopped it (Linux; False elsewhere)."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state == "T"
+
     def receive(self, event: Event) -> None:
         """Take note of an event that it sent."""
         self.seen = True

@@ -227,10 +227,9 @@ class EngineSupervisor:
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
         """None when it is over, or when `stop` or `replace` is called; a Loss when it sends
         nothing."""
-        settings, ready, over = self._settings, incarnation.ready, incarnation.over
-        await _within(settings.start_timeout_seconds, ready, over, self._end)
-        if not (ready.is_set() or over.is_set() or self._end.is_set()):
-            return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
+        if (loss := await self._watch_start(incarnation)) is not None:
+            return loss
+        settings, over = self._settings, incarnation.over
         # Checks are counted, not seconds: when this loop is held up, it reads no events either. One
         # in which the engine waited for a CPU most of the time says nothing of the engine.
         silent, tick = 0, settings.watchdog_seconds / WATCH_TICKS
@@ -240,6 +239,23 @@ class EngineSupervisor:
             incarnation.seen = False
             if silent >= WATCH_TICKS:
                 return Loss(f"the engine gave no sign of life for {settings.watchdog_seconds:g} s")
+        return None
+
+    async def _watch_start(self, incarnation: Incarnation) -> Loss | None:
+        """None when it is ready or over, or when `stop` is called. An engine that loads may send
+        nothing for long, so only time counts, and that no signal (SIGSTOP) holds it."""
+        settings = self._settings
+        deadline = time.monotonic() + settings.start_timeout_seconds
+        held, tick = 0, settings.watchdog_seconds / WATCH_TICKS
+        while not await _within(
+            min(tick, max(deadline - time.monotonic(), 0.0)),
+            incarnation.ready, incarnation.over, self._end,
+        ):  # fmt: skip
+            held = held + 1 if incarnation.is_held() else 0
+            if held >= WATCH_TICKS:
+                return Loss(f"a signal held the engine for {settings.watchdog_seconds:g} s")
+            if time.monotonic() >= deadline:
+                return Loss(f"the engine was not ready within {settings.start_timeout_seconds:g} s")
         return None
 
     async def _final_loss(self, incarnation: Incarnation) -> Loss:

@@ -192,6 +192,24 @@ def test_a_slow_start_is_waited_for() -> None:
     asyncio.run(scenario())
 
 
+def test_an_engine_that_is_stopped_while_it_starts_is_replaced() -> None:
+    """Bug: SIGSTOP during a start was noticed after `start_timeout_seconds`, ten minutes."""
+    settings = ServerConfig(watchdog_seconds=1.0)
+
+    async def scenario() -> None:
+        async with house(Script(start_seconds=3), settings=settings) as home:
+            await until(lambda: home.supervisor.pid is not None)
+            first = home.supervisor.pid
+            assert first is not None
+            os.kill(first, signal.SIGSTOP)
+            await home.reach("lost")
+            await home.reach("ready")
+            assert is_gone(first)
+            await serves(home)
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_is_never_ready_is_given_up() -> None:
     """After its tries the supervisor says so, instead of starting for ever."""
     settings = ServerConfig(start_timeout_seconds=0.5, max_restarts=1)
