@@ -152,8 +152,8 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
-    if message.thoughts:  # templates know one name or the other
-        turn |= {"reasoning": message.thoughts, "reasoning_content": message.thoughts}
+    if message.thoughts:  # each template reads one of these names
+        turn |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.thoughts)
     for call in message.tool_calls:
         function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
         shown = {"id": call.id, "type": "function", "function": function}

@@ -75,12 +75,17 @@ class InputCallOutput(Item):
     output: Content
 
 
+class ReasoningText(Part):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class InputReasoning(Item):
-    """As a Response had it."""
+    """As a Response had it. It is part of the assistant's message that follows it."""
 
     type: Literal["reasoning"]
-    summary: list[AnyObject] = []
-    content: list[AnyObject] = []
+    summary: Annotated[list[AnyObject], Field(max_length=0)] = []  # a Response has none
+    content: list[ReasoningText] = []
     encrypted_content: Absent = None
 
 
@@ -208,7 +213,11 @@ class ResponsesRequest(Rewritten, Labelled):
         for i, item in enumerate(self.input):
             match item:
                 case InputMessage():
-                    messages.append({"role": item.role, "content": _content(item.content)})
+                    message = {"role": item.role, "content": _content(item.content)}
+                    if item.role == "assistant" and _thinks(messages):
+                        messages[-1] |= message
+                        continue
+                    messages.append(message)
                 case InputCall():
                     if not messages or messages[-1]["role"] != "assistant":
                         messages.append({"role": "assistant"})
@@ -222,7 +231,10 @@ class ResponsesRequest(Rewritten, Labelled):
                     calls.append(call)
                     continue
                 case InputReasoning():
-                    continue
+                    thought = "\n".join(part.text for part in item.content)
+                    if not thought:
+                        continue
+                    messages.append({"role": "assistant", "reasoning_content": thought})
                 case InputCallOutput():
                     output = {"tool_call_id": item.call_id, "content": _content(item.output)}
                     messages.append({"role": "tool", **output})
@@ -280,3 +292,8 @@ def _nested(flat: dict[str, Any], name: str) -> dict[str, Any]:
     """{"type": t, ...} as {"type": t, `name`: {...}}."""
     inner = {key: value for key, value in flat.items() if key != "type"}
     return {"type": flat["type"], name: inner}
+
+
+def _thinks(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last message has reasoning and nothing else yet."""
+    return bool(messages) and messages[-1].keys() == {"role", "reasoning_content"}

@@ -236,19 +236,23 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
         assert details["reasoning_tokens"] == len(f"<think>\n{THOUGHT}\n</think>".encode())
 
 
-def test_the_output_of_a_response_may_be_sent_back() -> None:
-    """Agents send all items of the last output as the begin of the next input."""
+@pytest.mark.parametrize("reads", [(), ("reasoning_content",)])
+def test_the_output_of_a_response_may_be_sent_back(reads: tuple[str, ...]) -> None:
+    """Agents send all items of the last output as the begin of the next input. The thinking is the
+    message's that it led to, for templates that read it."""
     first, _ = post(REPLY, route=RESPONSES)
     items = [
         {"role": "user", "content": "hello"},
         *first["output"],
         {"role": "user", "content": "a"},
     ]
-    second, client = post(REPLY, route=RESPONSES, input=items)
+    tokenizer = ByteTokenizer(thinks="<think></think>", reads=reads)
+    second, client = post(REPLY, route=RESPONSES, tokenizer=tokenizer, input=items)
     assert second["status"] == "completed"
     told_to_model = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
     assert SAID in told_to_model
-    assert THOUGHT not in told_to_model
+    assert (f"<think>{THOUGHT}</think>{SAID}" in told_to_model) is bool(reads)
+    assert (THOUGHT in told_to_model) is bool(reads)
 
 
 class Channels(ByteTokenizer):
