@@ -152,6 +152,7 @@ EXPECTED = {  # of pydantic's errors
     "string_type": "a string",
     "int_type": "an integer",
     "float_type": "a number",
+    "finite_number": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "an object",

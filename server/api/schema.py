@@ -310,10 +310,12 @@ class CommonRequest(Labelled, ABC):
         ' "json_schema": {"name", "schema", "description", "strict"}')
     guided_json: SchemaOrText | None = described(None,
         OLD_SPELLING.format("json"), "a JSON schema, as an object or as its text")
-    guided_regex: Source | None = described(None, OLD_SPELLING.format("regex"))
+    guided_regex: Source | None = described(None,
+        OLD_SPELLING.format("regex"), "a string that is not empty")
     guided_choice: Choices | None = described(None,
         OLD_SPELLING.format("choice"), f"a list of 1 to {limits.MAX_CHOICES} strings")
-    guided_grammar: Source | None = described(None, OLD_SPELLING.format("grammar"))
+    guided_grammar: Source | None = described(None,
+        OLD_SPELLING.format("grammar"), "a string that is not empty")
     truncate_prompt_tokens: Keep | None = described(None,
         "Extension. Of each prompt, template and all, its last so many tokens are used; -1: as many"
         " as the context holds beside the tokens that the request asks for by name, or beside one.",
@@ -503,7 +505,7 @@ class ChatPrompt(RequestBody):
         last = self.messages[-1]
         if last.role != "assistant" or last.tool_calls or not last.text.strip():
             said = "must be a message of the assistant with some text and no tool calls:"
-            said += " `continue_final_message` continues it"
+            said += " the reply continues it"
             raise invalid(f"messages[{len(self.messages) - 1}]", said)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,6 +230,8 @@ BAD = [
                    {"role": "user", "content": [TEXT, RESULT]}]}, "messages[2].content[1]",
      "invalid_value"),
     ({"messages": [USER, *ANSWERED]}, "messages[1].content[0].tool_use_id", "invalid_value"),
+    ({"messages": [USER, {"role": "assistant", "content": [USE, USE]}, USER]}, "messages[1]",
+     "invalid_value"),
     ({"messages": [{**USER, "content": [{**TEXT, "citations": [{}]}]}]},
      "messages[0].content[0].citations", "unsupported_field"),
     ({"messages": [{**USER, "content": "x" * 600}]}, "messages", "context_length_exceeded"),
@@ -256,12 +259,14 @@ BAD = [
 def test_what_is_wrong_is_named(
     http: httpx.Client, more: dict[str, Any], param: str, code: str
 ) -> None:
-    """Law: a 400 in Anthropic's envelope, with the name of the field here."""
+    """Law: a 400 in Anthropic's envelope, with the name of the field here, and with no field that
+    only chat has."""
     reply = http.post(MESSAGES, json={**BODY, **more})
     found = reply.json()
     assert reply.status_code == 400, found
     assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
     assert (found["error"]["param"], found["error"]["code"]) == (param, code), found
+    assert not {"continue_final_message", "tool_calls"} & set(re.findall(r"\w+", str(found)))
     assert found["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
 
 

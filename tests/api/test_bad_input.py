@@ -352,6 +352,7 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
         ({"logprobs": 21}, "`logprobs` must be true or false, but 21 was given"),
         ({"stop": [""]}, "`stop[0]` must be a string that is not empty, but an empty string was"),
         ({"user": "x" * 513}, "of at most 512 characters, but a string of 513 characters was"),
+        ({"guided_regex": ""}, "must be a string that is not empty, but an empty string was given"),
         ({"metadata": {"k" * 65: "x"}}, "has a name of 65 characters, and at most 64 are allowed"),
         ({"metadata": {str(i): "" for i in range(17)}}, "but an object of 17 members was given"),
         (
