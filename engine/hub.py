@@ -12,8 +12,11 @@ def refuse_unreachable(name: str, revision: str | None) -> None:
     reached: its library would go on trying, for half a minute or, without any answer, for six."""
     from huggingface_hub import constants, get_session, try_to_load_from_cache
 
-    if try_to_load_from_cache(name, "config.json", revision=revision) is not None:
-        return
+    try:
+        if try_to_load_from_cache(name, "config.json", revision=revision) is not None:
+            return
+    except ValueError:  # of the library: no repository has such a name
+        raise ModelError(f"{name!r} is no folder, and no name of the hub's") from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
             f"{name!r} is no folder, was not fetched before, and HF_HUB_OFFLINE is set"

@@ -22,6 +22,8 @@ from engine.scheduling.memory import parameters_in
 
 logger = logging.getLogger(__name__)
 
+SWAPPED = 1.5  # times the target's parameters
+
 LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
 
 
@@ -87,12 +89,12 @@ def _json(file: Path | None) -> dict[str, Any]:
 
 
 def refuse_swapped(said: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
-    """A draft of more parameters than its target, by the headers of local files; nothing is known
-    of quantised ones. Raises ModelError."""
+    """A draft of many more parameters than its target, by the headers of local files; nothing is
+    known of quantised ones. Raises ModelError."""
     paths = {role: model_folder(model.path, role) for role, model in said.items()}
     sizes = {role: parameters_in(Path(path)) for role, path in paths.items()}
     target, draft = sizes.get("target"), sizes.get("draft")
-    if target is not None and draft is not None and draft > target:
+    if target is not None and draft is not None and draft > SWAPPED * target:
         raise ModelError(
             f"the draft model {paths['draft']!r} has {draft / 1e6:,.1f} M parameters, more than the"
             f" target model {paths['target']!r} with {target / 1e6:,.1f} M: are they swapped?"

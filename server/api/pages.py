@@ -79,7 +79,9 @@ def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
     headers = {**HEADERS, "ETag": file.tag}
 
     async def serve(http: Request) -> Response:
-        if file.tag in http.headers.get("if-none-match", ""):  # a list, made weak by proxies that zip
+        if file.tag in http.headers.get(
+            "if-none-match", ""
+        ):  # a list, made weak by proxies that zip
             return Response(status_code=304, headers=headers)
         return Response(file.body, media_type=file.type, headers=headers)
 

@@ -53,7 +53,7 @@ def test_a_head_that_is_not_the_whole_story_is_noticed(
             return Output(super().forward(**named).logits * 2)
 
     model.__class__ = Scaled
-    monkeypatch.setattr(loader, "read_llama", lambda _: model)
+    monkeypatch.setattr(loader, "read_llama", lambda *_: model)
     loaded = load_model(tiny_target, role="target", device="cpu")
     assert loaded.model is model
     assert way(loaded.logits).startswith("FrontDoor")

@@ -3,7 +3,7 @@
 export const root = process.argv[2];
 export const url = `${root}/v1`;
 export const model = "foredraft-demo";
-export const question = "What is the capital of France?";
+export const question = "What is speculative decoding?";
 export const ask = [{ role: "user", content: question }];
 export const city = {
   type: "object",

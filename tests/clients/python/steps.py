@@ -18,7 +18,7 @@ from pydantic import BaseModel
 ROOT = sys.argv[1]  # of the server, without /v1
 URL = f"{ROOT}/v1"
 MODEL = "foredraft-demo"
-QUESTION = "What is the capital of France?"
+QUESTION = "What is speculative decoding?"  # whose answer takes several steps
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 WEATHER = "What is the weather in Paris?"
 

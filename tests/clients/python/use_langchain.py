@@ -13,7 +13,7 @@ def hello() -> str:
 
 
 def streaming() -> str:
-    chunks = list(model.stream(QUESTION))
+    chunks = list(model.stream(QUESTION, stream_usage=True))
     assert any(chunk.usage_metadata for chunk in chunks)
     return streamed([chunk.content for chunk in chunks])
 
