@@ -97,9 +97,10 @@ def in_words(schema: Schema) -> str:
             return f"{', '.join(map(json.dumps, others))} or {json.dumps(last)}"
         case {"type": "boolean"}:
             return "true or false"
+        case {"type": "string", "maxLength": most}:
+            return f"a string of at most {most} characters"
         case {"type": "string"}:
-            most = schema.get("maxLength")
-            return "a string" if most is None else f"a string of at most {most} characters"
+            return "a string that is not empty" if "minLength" in schema else "a string"
         case {"type": kind, "minimum": least, "maximum": most}:
             return f"{'an' if kind == 'integer' else 'a'} {kind} from {least} to {most}"
         case {"type": kind, "exclusiveMinimum": least, "maximum": most}:

@@ -71,8 +71,7 @@ def pages_router(services: Services) -> APIRouter:
 
 def open_paths(services: Services) -> frozenset[str]:
     """What is served here, and needs no key."""
-    page = services.config.server.page
-    return frozenset({OLD, *(file.path for file in files())} if page else ())
+    return frozenset({OLD, *(file.path for file in files())} if services.config.server.page else ())
 
 
 def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
@@ -81,7 +80,7 @@ def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
     async def serve(http: Request) -> Response:
         if file.tag in http.headers.get(
             "if-none-match", ""
-        ):  # a list, made weak by proxies that zip
+        ):  # a list; proxies that zip weaken tags
             return Response(status_code=304, headers=headers)
         return Response(file.body, media_type=file.type, headers=headers)
 

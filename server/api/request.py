@@ -151,8 +151,7 @@ def fault(member: str, said: str, code: str = "invalid_value") -> PydanticCustom
 EXPECTED = {  # of pydantic's errors
     "string_type": "a string",
     "int_type": "an integer",
-    "float_type": "a number",
-    "finite_number": "a number",
+    **dict.fromkeys(("float_type", "finite_number"), "a number"),
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "an object",

@@ -18,7 +18,7 @@ from server.api.schema import ChatRequest, Generating
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
-MESSAGE = re.compile(r"messages\[(\d+)\](\.tool_call_id|\.tool_calls$)?")
+MESSAGE = re.compile(r"messages\[(\d+)\](?:(\.tool_call_id)|\.tool_calls$)?")
 
 
 class Rewritten(Generating, ABC):
@@ -72,8 +72,6 @@ class Rewritten(Generating, ABC):
         """Of a field of the chat request."""
         if found := MESSAGE.match(path):
             place = self.as_messages[1][int(found[1])]
-            if found[2] == ".tool_calls":  # which are blocks or items of their own there
-                return place
             return place + (f".{self.CALL_ID}" if found[2] else path[found.end() :])
         for name, here in self.NAMES:
             if name.match(path):

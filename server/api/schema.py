@@ -310,12 +310,10 @@ class CommonRequest(Labelled, ABC):
         ' "json_schema": {"name", "schema", "description", "strict"}')
     guided_json: SchemaOrText | None = described(None,
         OLD_SPELLING.format("json"), "a JSON schema, as an object or as its text")
-    guided_regex: Source | None = described(None,
-        OLD_SPELLING.format("regex"), "a string that is not empty")
+    guided_regex: Source | None = described(None, OLD_SPELLING.format("regex"))
     guided_choice: Choices | None = described(None,
         OLD_SPELLING.format("choice"), f"a list of 1 to {limits.MAX_CHOICES} strings")
-    guided_grammar: Source | None = described(None,
-        OLD_SPELLING.format("grammar"), "a string that is not empty")
+    guided_grammar: Source | None = described(None, OLD_SPELLING.format("grammar"))
     truncate_prompt_tokens: Keep | None = described(None,
         "Extension. Of each prompt, template and all, its last so many tokens are used; -1: as many"
         " as the context holds beside the tokens that the request asks for by name, or beside one.",

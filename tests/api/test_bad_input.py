@@ -328,6 +328,14 @@ def test_no_field_takes_what_is_no_number(http: httpx.Client, field: str, number
     assert "must be" in error["message"]
 
 
+def test_what_is_no_number_is_told_in_words(http: httpx.Client) -> None:
+    """Bug: for a field that takes several types the validator's own sentence stood in ours."""
+    body = f'{{"model": "{MODEL}", "messages": [], "chat_template_kwargs": {{"a": NaN}}}}'
+    said = error_of(http.post(CHAT, content=body.replace("[]", json.dumps(HELLO))), 400)["message"]
+    allowed = "true or false or an integer or a number or a string"
+    assert said == f"`chat_template_kwargs.a` must be {allowed}, but NaN was given"
+
+
 @pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
 def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
     """The same law for what has entries."""

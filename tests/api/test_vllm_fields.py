@@ -150,11 +150,11 @@ def test_a_request_is_called_by_its_own_id(
     one id at a time."""
     with caplog.at_level(logging.INFO):
         reply = post(served, endpoint, request_id="job/7", stream=stream)
+        served.until(lambda: "request=job/7" in caplog.text, seconds=60)  # may follow the reply
     prefixes = {"completions": "cmpl-", "chat": "chatcmpl-", "responses": "resp_"}
     prefix = prefixes.get(endpoint, "msg_")
     assert f'"id":"{prefix}job/7"' in reply.text
     assert reply.headers["x-request-id"] == "job/7"
-    served.until(lambda: "request=job/7" in caplog.text, seconds=60)
     body = {**BODIES[endpoint], "request_id": "job/7", "stream": stream}
     header = {"x-request-id": "header"}
     other = httpx.post(f"{served.url}{PATHS[endpoint]}", json=body, headers=header, timeout=120)

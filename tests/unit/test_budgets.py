@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_354,
     "lab": 8_318,  # engine/lab and server/lab
-    "serving": 29_998,  # everything else but the script that trained the built-in pair
-    "all": 45_053,
+    "serving": 29_993,  # everything else but the script that trained the built-in pair
+    "all": 45_048,
     "page": 1_760,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
