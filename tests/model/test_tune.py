@@ -15,7 +15,6 @@ from engine.lab.tune.measuring import Measuring
 from engine.lab.tune.prompts import requests
 from engine.lab.tune.settings import AGAIN, NGRAM, settings_of
 from engine.model.pair import load_pair
-from server.config import load_config
 from tests.support import tiny, tiny_text
 
 
@@ -57,10 +56,11 @@ def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
     assert not any(engine.has_work for engine, _ in player.engines.values())
 
 
-def test_a_command_without_time_writes_what_it_knows(
+def test_a_command_without_time_writes_no_configuration(
     folders: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: one sentence last, a file that can be served and uses no draft, no file replaced."""
+    """Bug: without an answer there was a file that switches speculation off. Law: one sentence
+    last, no such file, none replaced."""
     (tmp_path / "p.txt").write_text("name\ntrue\n")
     output = tmp_path / "c.toml"
     asked = [
@@ -68,13 +68,12 @@ def test_a_command_without_time_writes_what_it_knows(
         "--minutes", "0.001", "--concurrency", "2", "--tokens", "16", "--device", "cpu",
         "--output", str(output), "--json", str(tmp_path / "f.json"),
     ]  # fmt: skip
-    assert main(asked) == 0
+    assert main(asked) == 1
     said = capfd.readouterr()
     assert said.out.startswith("no answer yet: ")
     assert said.out.count("\n") == 1
-    found = load_config(output).engine
-    assert found.speculation.proposer.kind == "none"
-    assert (found.target.path, found.device) == (folders[0], "cpu")
+    assert "is not written: there is no answer yet" in said.err
+    assert not output.exists()
     assert "no answer yet" in (tmp_path / "f.json").read_text()
     output.write_text("mine")
     assert main(asked) == 2

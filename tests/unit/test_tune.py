@@ -181,6 +181,16 @@ def test_what_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> 
     assert " at 4; " in sentence(found)
 
 
+def test_a_wide_interval_is_no_answer() -> None:
+    """Bug: stopped after a few rounds, "off: no difference found" stood beside [0.15, 7.08]."""
+    world = World({NGRAM: 1.0, DRAFT: 1.0}, 4, texts=0.5, noise=0.3)
+    found = found_in(world, minutes=2)
+    assert found.one.rounds >= 4
+    assert not found.is_answered
+    assert sentence(found).startswith("no answer yet: ")
+    assert sentence(found).endswith("; give more --minutes")
+
+
 def test_a_useless_draft_is_hardly_ever_recommended() -> None:
     """Law: a draft that gains nothing by itself is chosen in at most 5 of 100 runs."""
     worlds = (World({NGRAM: 1.03, DRAFT: 1.02}, seed, texts=0.1) for seed in range(100))

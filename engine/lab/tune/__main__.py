@@ -10,7 +10,8 @@ than n-gram look-up, which costs nothing; all intervals together hold in 95 of 1
 FILE of --prompts: JSON Lines with `prompt` or `messages`, OpenAI's batch format, or texts,
 separated by blank lines if there are any, else one a line. Without it, built-in prompts are asked.
 
-Exit code 1: a text differed from plain decoding's where that is promised. 2: a mistake.
+Exit code 1: a text differed from plain decoding's where that is promised, or there was no answer to
+write to --output. 2: a mistake.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ def build_parser() -> Parser:
         help="requests at a time, beside one (16)")  # fmt: skip
     add("--temperatures", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
         help="in turn (0,1)")  # fmt: skip
-    add("--minutes", type=number(0, 1e4, above=True), default=5.0, help="at most, in all (5)")
+    add(
+        "--minutes",
+        type=number(0, 1e4, above=True),
+        default=5.0,
+        help="at most, in all, loading too; fewer than 3 seldom give an answer (5)",
+    )
     add("--seed", type=whole(0, 2**31), default=0, help="of prompts' order and of draws (0)")
     add("--output", metavar="FILE.toml", help="write the configuration to serve with")
     add("--overwrite", action="store_true", help="of a file that is there")
@@ -105,6 +111,9 @@ def tune(parsed: argparse.Namespace) -> int:
     show("\n".join(lines(found, exact=player.exact)))
     if parsed.json is not None:
         write_json(parsed.json, as_dict(found))
+    if parsed.output is not None and not found.is_answered:
+        sys.stderr.write(f"{parsed.output} is not written: there is no answer yet\n")
+        return 1
     if parsed.output is not None:
         update = {"speculation": settings[found.best()], "threads": parsed.threads}
         said = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"

@@ -24,7 +24,7 @@ from engine.lab.tune.settings import AGAIN, NGRAM
 
 WRONG = 0.05  # share of runs in which any interval may miss
 LOOKS = 3
-NARROW = 0.03  # half of an interval, as a share of the ratio
+NARROW, WIDE = 0.03, 0.25  # half of an interval, as a share of the ratio
 WARM_UP, SHARE_OF_MANY = 0.1, 0.2  # of the time
 SHORTER, PER_LANE = 4, 2  # replies at many requests: times, and of each lane
 TURN, MOST = 2.0, 16  # a round at one request: seconds of plain decoding, about, and requests
@@ -125,6 +125,14 @@ class Found:
 
         drafts = [arm for arm in self.guessing if arm != NGRAM and is_faster(arm, OFF, NGRAM)]
         return max(drafts, key=self.one.rate, default=NGRAM if is_faster(NGRAM, OFF) else OFF)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an arm is found faster, or plain decoding is known not to lose much."""
+        if self.one.rounds < LEAST or self.best() != OFF:
+            return self.one.rounds >= LEAST
+        fastest = max(self.guessing, key=self.one.rate)
+        return self.against(OFF, fastest).width <= WIDE
 
     @property
     def is_narrow(self) -> bool:

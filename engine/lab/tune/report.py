@@ -51,6 +51,8 @@ def sentence(found: Found) -> str:
     if best != OFF:
         return _said(found, best)
     fastest = max(found.guessing, key=one.rate)
+    if not found.is_answered:
+        return f"no answer yet: {_said(found, fastest)}; give more --minutes"
     if all(found.against(OFF, arm).high < 1 for arm in found.guessing):
         return f"off: guessing is slower here, at best {_said(found, fastest)}"
     gains = found.against(OFF, fastest).low > 1
