@@ -193,9 +193,9 @@ class ServerConfig(Part):
         [],
         max_length=64,
         description='pages that may call this server from a browser: `["https://app.example"]`, or'
-        ' `"*"` for all, which without a key lets every page that a user opens ask here. Without a'
-        " key, what another page would have done here is a 403, and a page by plain HTTP is another"
-        " one unless its host is an address or a name of this network",
+        ' `"*"` for all, which without a key lets every page that a user opens ask here. Requests'
+        " from other pages are a 403 unless the server wants a key; the server's own page counts as"
+        " another one where it is opened by plain HTTP under a public name",
     )
     unknown_fields: Literal["refuse", "warn"] = Field(
         "refuse",

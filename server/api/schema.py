@@ -464,7 +464,7 @@ class ChatPrompt(RequestBody):
         'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
         ' "required": calls and nothing else, by a grammar. A named function is called once.',
         '"none", "auto", "required", an object of the type "function" that names one, or one of the'
-        ' type "allowed_tools"; all but "none" only with `tools`',
+        ' type "allowed_tools"; all but "none" and "auto" only with `tools`',
         neutral=("none",))
     # fmt: on
 

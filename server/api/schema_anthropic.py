@@ -175,7 +175,7 @@ class MessagesRequest(Rewritten):
     tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = described(
         None, "As for chat: `any` is its \"required\", `tool` a named function.",
         'an object of the type "auto", "any", "none" or "tool" (with "name"), and'
-        ' "disable_parallel_tool_use"; all but "none" only with `tools`',
+        ' "disable_parallel_tool_use"; all but "none" and "auto" only with `tools`',
         neutral=({"type": "none"},))
     output_config: OutputConfig = described(OutputConfig(),
         "`format` does what a schema in `response_format` does for chat, `effort` what"
