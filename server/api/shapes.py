@@ -1,7 +1,7 @@
 """Shapes: deltas of a generation as choices of a completion and of a chat, whole or in chunks.
 
-A chat's text is read while it comes (`text.tool_calls`), so the deltas of a stream put together are
-the message of the same reply unstreamed.
+A chat's text is read while it comes (`text.reply_parser`), so the deltas of a stream put together
+are the message of the same reply unstreamed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from server.api.replies import chat_logprobs, completion_logprobs, provenance_body
 from server.api.tool_use import Reading
 from server.generation.choice import Delta, Finish
-from server.text.tool_calls import Piece
+from server.text.reply_parser import Piece
 
 
 class CompletionShape:

@@ -3,7 +3,7 @@ grammar of replies in that form.
 
 The template is asked by rendering a conversation with a call in it: what it writes is what the
 model was trained to write. So one probe gives the parser and the text that a grammar forces. A
-further form is a row of `FORMS`, and a parser where none of the others reads it.
+further form is a row of `FORMS`, and a parser where no other reads it (`reply_parser`).
 """
 
 from __future__ import annotations
@@ -11,30 +11,44 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from engine.messages import Grammar
-from server.errors import ChatTemplateError
-from server.text.markers import ANY, Marker, marker_of, text_up_to
+from server.errors import ChatTemplateError, GrammarRefused
+from server.text.markers import ANY, Marker, in_regex, marker_of, text_up_to
 from server.text.reasoning import CHANNEL, CONSTRAIN, HARMONY, MESSAGE
+from server.text.reply_parser import (
+    DeepSeekParser,
+    HarmonyParser,
+    HermesParser,
+    LlamaParser,
+    MistralParser,
+    ReplyParser,
+    Schema,
+    TagParser,
+    resolved,
+    types_of,
+)
 from server.text.tokenizer import Tokenizer
-from server.text.tool_arguments import json_rules, tag_rules
-from server.text.tool_calls import HermesParser, LlamaParser, ReplyParser
-from server.text.tool_parsers import DeepSeekParser, HarmonyParser, MistralParser, TagParser
 
 FormatName = Literal[
     "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"
 ]
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-NO_ARGUMENTS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+ANY_OBJECT: Schema = {"type": "object"}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+_DEFINITIONS = ("$defs", "definitions")
+# What tags can be held to, of an object and of a string.
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema"}
+_OF_OBJECT = {
+    "type", "properties", "required", "additionalProperties", *_DEFINITIONS, *_ANNOTATIONS,
+}  # fmt: skip
+_OF_STRING = {"type", "enum", "const", *_ANNOTATIONS}
+_OF_OPTIONAL = {"type", "anyOf", *_ANNOTATIONS}
+_END = TagParser.VALUE_END
 _LEXEMES = re.compile(r'"[^"]*"|[{}]|[:,]\s*|\s+|[^"{}:,\s]+|"')
 
 NAME = "probe_of_tools"
@@ -55,6 +69,66 @@ TOOL: Mapping[str, Any] = {
 ID = "call00000"  # of the length that Mistral's templates want
 
 
+def json_rules(rule: str, schema: Schema) -> list[str]:
+    """Arguments as a JSON object."""
+    return [f"{rule}: %json {json.dumps(schema)}"]
+
+
+def tag_rules(rule: str, schema: Schema) -> list[str]:
+    """Arguments each in a tag of its own, in the order of the schema's properties: a string as it
+    is, anything else as JSON. Raises GrammarRefused for what tags cannot be held to."""
+    _refuse_beyond(_OF_OBJECT, schema, "the parameters")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise _refused("`properties` must be an object, and `required` a list")
+    if not (properties or required) and schema.get("additionalProperties", True) is not False:
+        tag = f"/<parameter=[^<>\\n]+>\\n{ANY}\\n{in_regex(_END)}\\n/"
+        return [f"{rule}: {rule}_any*", f"{rule}_any[lazy]: {tag}"]
+    rules, parts = list[str](), list[str]()
+    for i, name in enumerate(dict.fromkeys([*properties, *map(str, required)])):
+        if any(char in name for char in "<>\n"):
+            raise _refused("the name of a parameter has <, > or a line end in it")
+        part = f"{rule}_{i}"
+        value, more = _value_rules(part, name, properties.get(name, {}), schema)
+        rules += [f"{part}: {json.dumps(f'<parameter={name}>{chr(10)}')} {value}", *more]
+        parts.append(part if name in required else f"{part}?")
+    return [f"{rule}: {' '.join(parts)}" if parts else f'{rule}: ""', *rules]
+
+
+def _value_rules(rule: str, name: str, schema: Any, root: Schema) -> tuple[str, list[str]]:
+    """What stands for a value and its closing tag, and the rules that this needs."""
+    end, inner = json.dumps(f"\n{_END}\n"), resolved(schema, root)
+    types = types_of(inner)
+    if types and "string" not in types:
+        shared = {key: root[key] for key in _DEFINITIONS if key in root}
+        return f"{rule}_json {end}", [f"{rule}_json: %json {json.dumps({**shared, **inner})}"]
+    if types == {"string"}:
+        _refuse_beyond(_OF_STRING, inner, f"`{name}`")
+        values = [inner["const"]] if "const" in inner else inner.get("enum", [])
+        if any(not isinstance(value, str) or _END in value for value in values):
+            raise _refused(f"a value of `{name}` is no string, or has {_END} in it")
+        if values:
+            return f"({' | '.join(map(json.dumps, values))}) {end}", []
+    elif types:  # told by its value alone, so only what every value satisfies
+        _refuse_beyond(_OF_OPTIONAL, inner, f"`{name}`")
+        for branch in (inner, *inner.get("anyOf", ())):
+            _refuse_beyond(_OF_OPTIONAL, branch, f"`{name}`")
+    else:
+        _refuse_beyond(_ANNOTATIONS, inner, f"`{name}`")
+    return f"{rule}_text", [f"{rule}_text[lazy]: /{ANY}\\n{in_regex(_END)}\\n/"]
+
+
+def _refused(said: str) -> GrammarRefused:
+    return GrammarRefused(f"`tools` cannot be honoured: {said}", param="tools")
+
+
+def _refuse_beyond(known: Collection[str], schema: Schema, what: str) -> None:
+    for keyword in schema:
+        if keyword not in known:
+            said = f"`{keyword[:64]}` of {what} cannot be enforced in this model's form of calls"
+            raise _refused(said)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How a family of models writes calls. `written`: the probe's call in a template; its groups
@@ -69,10 +143,8 @@ class Form:
     written: str
     sample: str
     between: str | None
-    opening: str | None = None
-    closing: str | None = None
-    marks: tuple[str, ...] = ()  # what the parser looks for besides these two
-    rules: Callable[[str, Mapping[str, Any]], list[str]] = json_rules  # of arguments
+    marks: tuple[str, ...] = ()  # what the parser looks for besides its opening and closing ones
+    rules: Callable[[str, Schema], list[str]] = json_rules  # of arguments
     together: bool = False
     before_content: str = ""
     short_ids: bool = False  # the template wants ids of nine letters and digits
@@ -84,7 +156,8 @@ class Form:
     def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
         found = re.search(self.written, called) or re.search(self.written, self.sample)
         assert found is not None, self.name
-        texts = [text for text in (self.opening, self.closing, *self.marks) if text is not None]
+        closing = () if self.reader.CLOSE is None else (self.reader.CLOSE,)
+        texts = *self.reader.OPENS[:1], *closing, *self.marks
         markers = tuple(marker_of(tokenizer, text) for text in texts)
         return ToolFormat(self, markers, text_arguments=text_arguments, **found.groupdict())
 
@@ -106,11 +179,11 @@ class ToolFormat:
 
     @property
     def opening(self) -> Marker | None:
-        return None if self.form.opening is None else self.markers[0]
+        return self.markers[0] if self.form.reader.OPENS else None
 
     @property
     def closing(self) -> Marker | None:
-        return None if self.form.closing is None else self.markers[1]
+        return None if self.form.reader.CLOSE is None else self.markers[1]
 
     def told(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Messages as the template wants their calls."""
@@ -151,7 +224,7 @@ FORMS = (
         rf"(?P<head>commentary to=functions\.){NAME}(?P<middle> {re.escape(CONSTRAIN)}json"
         rf"{re.escape(MESSAGE)}){_ARGS}(?P<tail>)",
         f"commentary to=functions.{NAME} {CONSTRAIN}json{MESSAGE}{_SAMPLE}",
-        between=None, opening=CHANNEL, marks=HARMONY,
+        between=None, marks=HARMONY,
         before_content=f"{CHANNEL}final{MESSAGE}", told_by=rf"to=functions\.{NAME}",
     ),
     Form(
@@ -159,28 +232,28 @@ FORMS = (
         rf"{_D.OPEN}(?P<head>\s*{_D.BEGIN}function{_D.SEP}){NAME}(?P<middle>\s*```json\s*){_ARGS}"
         rf"(?P<tail>\s*```{_D.END})(?P<last>\s*){_D.CLOSE}",
         f"{_D.OPEN}{_D.BEGIN}function{_D.SEP}{NAME}\n```json\n{_SAMPLE}\n```{_D.END}{_D.CLOSE}",
-        between="\n", opening=_D.OPEN, closing=_D.CLOSE, marks=_D.INNER, together=True,
+        between="\n", marks=_D.INNER, together=True,
     ),
     Form(
         "deepseek_v31", DeepSeekParser,
         rf"{_D.OPEN}(?P<head>\s*{_D.BEGIN}){NAME}(?P<middle>{_D.SEP}){_ARGS}(?P<tail>{_D.END})"
         rf"(?P<last>\s*){_D.CLOSE}",
         f"{_D.OPEN}{_D.BEGIN}{NAME}{_D.SEP}{_SAMPLE}{_D.END}{_D.CLOSE}",
-        between="", opening=_D.OPEN, closing=_D.CLOSE, marks=_D.INNER, together=True,
+        between="", marks=_D.INNER, together=True,
     ),
     Form(
         "mistral", MistralParser,
         rf'\[TOOL_CALLS\](?P<first>\s*\[)(?P<head>\{{"name":\s*"){NAME}(?P<middle>",\s*'
         rf'"arguments":\s*){_ARGS}(?:,\s*"id":\s*"\w*")?(?P<tail>\}})(?P<last>\])',
         f'[TOOL_CALLS] [{{"name": "{NAME}", "arguments": {_SAMPLE}}}]',
-        between=", ", opening="[TOOL_CALLS]", together=True, short_ids=True,
+        between=", ", together=True, short_ids=True,
     ),
     Form(
         "mistral", MistralParser,
         rf"\[TOOL_CALLS\](?P<head>\s*){NAME}(?:\[CALL_ID\]\w*)?(?P<middle>(?:\[ARGS\])?\s*){_ARGS}"
         r"(?P<tail>)",
         f"[TOOL_CALLS]{NAME}[ARGS]{_SAMPLE}",
-        between="", opening="[TOOL_CALLS]", marks=("[ARGS]", "[CALL_ID]"), short_ids=True,
+        between="", marks=("[ARGS]", "[CALL_ID]"), short_ids=True,
     ),
     Form(
         "qwen3_coder", TagParser,
@@ -188,14 +261,14 @@ FORMS = (
         r"probe\n</parameter>\n(?P<tail></function>\s*)</tool_call>",
         f"<tool_call>\n<function={NAME}>\n<parameter=probe_argument>\nprobe\n</parameter>\n"
         "</function>\n</tool_call>",
-        between="\n", opening="<tool_call>", closing="</tool_call>", rules=tag_rules,
+        between="\n", rules=tag_rules,
     ),
     Form(
         "hermes", HermesParser,
         rf'<tool_call>(?P<head>\s*\{{\s*"name":\s*"){NAME}(?P<middle>",\s*"arguments":\s*){_ARGS}'
         r"(?P<tail>\s*\}\s*)</tool_call>",
         f'<tool_call>\n{{"name": "{NAME}", "arguments": {_SAMPLE}}}\n</tool_call>',
-        between="\n", opening="<tool_call>", closing="</tool_call>",
+        between="\n",
     ),
     Form(
         "llama3_json", LlamaParser,
@@ -249,11 +322,11 @@ def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
 
 def call_grammar(
     format: ToolFormat,
-    functions: Sequence[tuple[str, Mapping[str, Any]]],
+    functions: Sequence[tuple[str, Schema]],
     *,
     required: bool,
     many: bool,
-    content: Mapping[str, Any] | None = None,
+    content: Schema | None = None,
 ) -> Grammar:
     """The grammar of a reply that may or must call tools, in llguidance's dialect of Lark. Raises
     GrammarRefused for a schema that this form of calls cannot be held to.
@@ -300,9 +373,7 @@ def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
     return f"behind: {' '.join(filter(None, (first, f'call{more}', last, closing)))}"
 
 
-def _call_rules(
-    format: ToolFormat, functions: Sequence[tuple[str, Mapping[str, Any]]]
-) -> list[str]:
+def _call_rules(format: ToolFormat, functions: Sequence[tuple[str, Schema]]) -> list[str]:
     """`call`: one, without the markers around it."""
     rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
     after = _lexemes(format.tail, format.markers)

@@ -20,19 +20,19 @@ from server.errors import ChatTemplateError, GrammarRefused
 from server.text.detokenizer import Detokenizer
 from server.text.markers import shown_tokens
 from server.text.reasoning import HARMONY, STYLES, thinking_of
+from server.text.reply_parser import DeepSeekParser
 from server.text.tokenizer import Tokenizer, load_tokenizer
-from server.text.tool_arguments import tag_rules
 from server.text.tool_format import (
     FORMS,
     NO_ARGUMENTS,
     FormatName,
     ToolFormat,
     call_grammar,
+    tag_rules,
     tool_format,
 )
-from server.text.tool_parsers import DeepSeekParser
 from tests.model.test_tokenizer import byte_level
-from tests.unit.test_tool_calls import read
+from tests.support.tools import read
 
 # The parts about tools, as the templates of these families write them.
 QWEN = """\
@@ -190,34 +190,17 @@ def found(tokenizer: Tokenizer, wanted: str = "auto") -> ToolFormat:
     return format
 
 
-def written(format: ToolFormat, name: str, arguments: str) -> str:
-    """A call as a grammar would force it."""
-    tags = [marker.text if marker else "" for marker in (format.opening, format.closing)]
-    return f"{tags[0]}{format.head}{name}{format.middle}{arguments}{format.tail}{tags[1]}"
-
-
 def test_the_built_in_pair() -> None:
     """Its tags are tokens, and they are not special: they leave text."""
     format = found(load_tokenizer(model_folder("demo", "target")))
     assert format.form.name == "hermes"
-    assert written(format, "f", "{}") == '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert format.opening is not None
+    assert format.closing is not None
+    assert (format.opening.text, format.closing.text) == ("<tool_call>", "</tool_call>")
+    around = format.head, format.middle, format.tail
+    assert around == ('{"name": "', '", "arguments": ', "}")
     assert format.opening.token is not None
     assert shown_tokens(format.markers) == frozenset()
-
-
-def test_qwen_and_hermes(tmp_path: Path) -> None:
-    """Their calls stand on lines of their own."""
-    format = found(made(tmp_path, QWEN))
-    assert format.form.name == "hermes"
-    assert written(format, "f", "{}") == '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-
-
-def test_llama(tmp_path: Path) -> None:
-    """A bare object, with Llama's word for arguments."""
-    format = found(made(tmp_path, LLAMA))
-    assert format.form.name == "llama3_json"
-    assert written(format, "f", "{}") == '{"name": "f", "parameters": {}}'
 
 
 @pytest.mark.parametrize("template", [UNKNOWN, "{{ messages[0].content }}", None])
@@ -295,8 +278,8 @@ def test_a_family_is_known_by_its_template(family: str, tmp_path: Path) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, shown=shown)
     hidden = [marker.text for marker in format.markers if marker.special]
     parser = format.form.reader(dict(functions), hidden=hidden)
-    content, calls = read(parser, [*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
-    assert (content, calls) == ("", [("a", ROME), ("b", "{}")][: 1 + many])
+    told = read(parser, [*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
+    assert told == ("", "", [("a", ROME), ("b", "{}")][: 1 + many])
 
 
 def accepted(grammar: Grammar, vocabulary: LLTokenizer, tokenizer: Tokenizer, text: str) -> bool:

@@ -1,9 +1,11 @@
-"""Two tools, an engine that says what it is told, and what a stream of its calls adds up to."""
+"""Two tools, an engine that says what it is told, and what a reply and a stream of its calls add up
+to."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from server.text.reply_parser import ReplyParser
 from tests.support.byte_tokenizer import EOS
 from tests.support.fake_client import FakeClient, listed_script, make_ready
 
@@ -31,6 +33,27 @@ def scripted(text: str, *, tokens_per_step: int = 1) -> FakeClient:
     script = listed_script(list(text.encode()), then=EOS)
     ready = make_ready(eos_ids=[EOS], max_model_len=2048)
     return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step)
+
+
+Read = tuple[str, str, list[tuple[str, str]]]  # thinking, content, and each call's name, arguments
+
+
+def read(parser: ReplyParser, pieces: list[str]) -> Read:
+    """What a client puts together; a call's name must come before its arguments, in order."""
+    thought, content, calls = "", "", list[tuple[str, str]]()
+    for found in [*map(parser.push, pieces), parser.push("", last=True)]:
+        for piece in found:
+            if piece.call is None:
+                assert piece.text
+                thought += piece.text if piece.thinking else ""
+                content += "" if piece.thinking else piece.text
+            elif piece.name is not None:
+                assert (piece.call, piece.text) == (len(calls), "")
+                calls.append((piece.name, ""))
+            else:
+                assert piece.call == len(calls) - 1
+                calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    return thought, content, calls
 
 
 def accumulated(chunks: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
 from server.text.markers import Marker
 from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
-from tests.unit.test_tool_calls import read
+from tests.support.tools import read
 
 FOLDER = model_folder("demo", "target")
 OPEN, CLOSE = Marker("<tool_call>", 6, False), Marker("</tool_call>", 7, False)
@@ -134,8 +134,8 @@ def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
     names = set()
     for seed in range(12):
         parser = format.form.reader({"weather": CITY, "stop": NO_ARGUMENTS})
-        content, calls = read(parser, list(sentence(grammar, seed)))
-        assert content == ""
+        thought, content, calls = read(parser, list(sentence(grammar, seed)))
+        assert thought == content == ""
         [(name, arguments)] = calls
         names.add(name)
         values = json.loads(arguments)

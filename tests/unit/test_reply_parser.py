@@ -1,24 +1,30 @@
-"""Replies as models of these families write them, by their documentation, templates and parsers'
-examples: read the same however they are cut."""
+"""Law: a reply's thinking, content and calls are read out of its text the same however it is cut,
+and nothing is lost. The recorded texts are as models of these families write them, by their
+documentation, templates and parsers' examples."""
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from server.text.reasoning import Thinking
-from server.text.tool_calls import (
+from server.text.reasoning import HARMONY, Thinking
+from server.text.reply_parser import (
+    DeepSeekParser,
+    HarmonyParser,
     HermesParser,
     LlamaParser,
+    MistralParser,
     Offered,
+    Piece,
     PlainParser,
     ReplyParser,
+    TagParser,
 )
-from server.text.tool_parsers import DeepSeekParser, HarmonyParser, MistralParser, TagParser
-from tests.unit.test_tool_calls import cut
+from tests.support.tools import Read, read
 
 PARAMETERS: dict[str, Any] = {
     "city": {"type": "string"},
@@ -34,43 +40,93 @@ OFFERED: Offered = {
         "type": "object", "properties": PARAMETERS, "$defs": {"at": {"type": "object"}},
     },
     "get_time": {},
+    "add": {},
 }  # fmt: skip
-Read = tuple[str, str, list[tuple[str, str]]]  # thinking, content, calls
 
 MAY = Thinking("think", ())
 INSIDE = replace(MAY, inside=True)
-HARMONY = Thinking("harmony", ())
+CHANNELED = Thinking("harmony", ())
 D = DeepSeekParser
-MARKS = (
-    *HarmonyParser.MARKS,
-    D.OPEN,
-    D.CLOSE,
-    *D.INNER,
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "[THINK]",
-    "[/THINK]",
-)
-
-
-def read(parser: ReplyParser, pieces: list[str]) -> Read:
-    thought, content, calls = "", "", list[tuple[str, str]]()
-    for found in [*map(parser.push, pieces), parser.push("", last=True)]:
-        for piece in found:
-            if piece.thinking:
-                thought += piece.text
-            elif piece.call is None:
-                content += piece.text
-            elif piece.name is not None:
-                calls.append((piece.name, ""))
-            else:
-                calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
-    return thought, content, calls
-
-
+MARKS = (*HARMONY, D.OPEN, D.CLOSE, *D.INNER, "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]")
 ROME = ("get_weather", '{"city": "Rome"}')
 NOW = ("get_time", "{}")
 
+HERMES = [
+    ("no call at all\n ", ("no call at all\n ", [])),
+    ("", ("", [])),
+    (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {}]}}\n</tool_call>',
+        ("", [("add", '{"a": 1, "b": [2, {}]}')]),
+    ),
+    (  # content before, between and after
+        'Let me see.\n<tool_call>{"name": "add", "arguments": {}}</tool_call> and\n'
+        '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>\n',
+        ("Let me see.\n and", [("add", "{}"), ("get_time", "{}")]),
+    ),
+    (  # brackets, quotes and tags inside strings end nothing
+        '<tool_call>{"name": "add", "arguments": {"a": "}\\"{</tool_call>\\\\"}}</tool_call>',
+        ("", [("add", '{"a": "}\\"{</tool_call>\\\\"}')]),
+    ),
+    (  # other orders, other spaces, Llama's word for arguments, other keys
+        '<tool_call>{ "id": 7 , "parameters" : {"a":1} ,"name":"add"}</tool_call>',
+        ("", [("add", '{"a":1}')]),
+    ),
+    ('<tool_call>{"name": "add"}</tool_call>', ("", [("add", "{}")])),
+    ('<tool_call>{"name": "add", "arguments": null}</tool_call>', ("", [("add", "{}")])),
+    (  # arguments in a string
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>!',
+        ("!", [("add", '{"a": 1}')]),
+    ),
+    (  # a bracket too many, one too few, a key after the arguments
+        '<tool_call>{"name": "add", "arguments": {}}}</tool_call>'
+        '<tool_call>{"name": "add", "arguments": {}</tool_call>'
+        '<tool_call>{"name": "add", "arguments": {}, "id": "x"}</tool_call>',
+        ("", [("add", "{}")] * 3),
+    ),
+    (  # the end of the reply within a call
+        '<tool_call>{"name": "add", "arguments": {"a": "unfin',
+        ("", [("add", '{"a": "unfin')]),
+    ),
+    ('<tool_call>{"name": "ad', ('<tool_call>{"name": "ad', [])),
+    ("a <tool", ("a <tool", [])),
+    (  # half a tag behind a call was to close it
+        'a <tool_call>{"name": "add", "arguments": {}}\n</tool_',
+        ("a", [("add", "{}")]),
+    ),
+    ("a </tool_call> b", ("a </tool_call> b", [])),
+    (  # a function that is not on offer is no call
+        ' <tool_call>{"name": "rm", "arguments": {}}</tool_call>\n',
+        (' <tool_call>{"name": "rm", "arguments": {}}</tool_call>\n', []),
+    ),
+    (
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', []),
+    ),
+    (
+        '<tool_call>nonsense<tool_call>\n{"name": "add", "arguments": {}}</tool_call>',
+        ("<tool_call>nonsense", [("add", "{}")]),
+    ),
+    ('{"name": "add", "arguments": {}}', ('{"name": "add", "arguments": {}}', [])),
+]
+
+LLAMA = [
+    ("plain {text}", ("plain {text}", [])),
+    ('{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
+    (
+        '\n<|python_tag|>{"type": "function", "name": "add", "parameters": {}}',
+        ("", [("add", "{}")]),
+    ),
+    (
+        '{"name": "add", "parameters": {"a": ";"}}; {"name": "get_time", "parameters": {}}',
+        ("", [("add", '{"a": ";"}'), ("get_time", "{}")]),
+    ),
+    ('I will. <|python_tag|>{"name": "add", "parameters": {}}', ("I will.", [("add", "{}")])),
+    # a reply in JSON is no call
+    (' {"city": "Rome", "name": "add"} ', (' {"city": "Rome", "name": "add"} ', [])),
+    ('{"name": "Rome", "parameters": {}}', ('{"name": "Rome", "parameters": {}}', [])),
+    ("<|python_tag|>search.call()", ("<|python_tag|>search.call()", [])),
+    ('a {"name": "add", "parameters": {}}', ('a {"name": "add", "parameters": {}}', [])),
+]
 MISTRAL = [
     (  # Mistral 7B v0.3 and Nemo
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome"}}]',
@@ -195,16 +251,24 @@ THOUGHT = [  # with what was told of the prompt
      ("Hm.", "", [NOW])),
     (TagParser, INSIDE, f"Hm.\n</think>\n\n{TAGS[0][0]}", ("Hm.", "I look.", [ROME])),
     (DeepSeekParser, INSIDE, f"Hm.</think>{DEEPSEEK[1][0]}", ("Hm.", "I look.", [ROME, NOW])),
-    (HarmonyParser, replace(HARMONY, inside=True),
+    (HarmonyParser, replace(CHANNELED, inside=True),
      "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.", ("Hm.", "Hi.", [])),
 ]  # fmt: skip
 CASES = [
+    *((HermesParser, None, text, ("", *told)) for text, told in HERMES),
+    *((LlamaParser, None, text, ("", *told)) for text, told in LLAMA),
     *((MistralParser, None, *case) for case in MISTRAL),
     *((DeepSeekParser, None, *case) for case in DEEPSEEK),
     *((TagParser, None, *case) for case in TAGS),
-    *((HarmonyParser, HARMONY, *case) for case in CHANNELS),
+    *((HarmonyParser, CHANNELED, *case) for case in CHANNELS),
     *THOUGHT,
 ]
+
+
+def cut(text: str, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    places = sorted(rng.choices(range(len(text) + 1), k=rng.randint(0, 12)))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 @pytest.mark.parametrize(("parser", "thinking", "text", "expected"), CASES)
@@ -212,13 +276,18 @@ def test_what_is_read(
     parser: type[ReplyParser], thinking: Thinking | None, text: str, expected: Read
 ) -> None:
     """The whole at once, one character at a time, and cut anywhere: always the same."""
-    assert read(parser(OFFERED, thinking=thinking), [text]) == expected
-    assert read(parser(OFFERED, thinking=thinking), list(text)) == expected
-    for seed in range(50):
-        assert read(parser(OFFERED, thinking=thinking), cut(text, seed)) == expected
+    cuts = [[text], list(text), *(cut(text, seed) for seed in range(50))]
+    for pieces in cuts:
+        assert read(parser(OFFERED, thinking=thinking), pieces) == expected
 
 
-WORDS = [
+OF_OBJECTS = [
+    '<tool_call>{"name": "add", "arguments": ', '{"name": "add", "parameters": {"a": ',
+    "<tool_call>", "</tool_call>", "<|python_tag|>", '{"name": "add", ', '"arguments": ', '{"a": ',
+    '"x\\"', '"', "}", "}}", "{", ": ", ", ", "\n", " ", ";", "1", "null", '"name"', "word", "\\",
+    '{"name": "get_time", "parameters": {', "<", "é", "[", "]",
+]  # fmt: skip
+OF_ALL = [
     *MARKS, *(text for _, _, text, _ in CASES if len(text) < 90), "get_weather", "get_time", "json",
     "function", "```json\n", "{}", '{"city": "', '"}', "[", "]", ", ", "\n", " ", "to=functions.",
     "analysis", "final", "assistant", "<parameter=city>", "</parameter>", "</function>", "<think>",
@@ -230,13 +299,20 @@ WORDS = [
     ("parser", "thinking"), dict.fromkeys((parser, thinking) for parser, thinking, _, _ in CASES)
 )
 def test_any_text_cut_anyhow(parser: type[ReplyParser], thinking: Thinking | None) -> None:
-    """Law: pieces are a function of the text alone, for nonsense as well as for calls."""
-    for seed in range(400):
+    """Law: pieces are a function of the text alone, for nonsense as well as for calls, and without
+    a call or thinking all of it is content."""
+    is_object = parser in (HermesParser, LlamaParser) and thinking is None
+    words, num_calls = OF_OBJECTS if is_object else OF_ALL, 0
+    for seed in range(1500 if is_object else 400):
         rng = random.Random(seed)
-        text = "".join(rng.choices(WORDS, k=rng.randint(1, 12)))
+        text = "".join(rng.choices(words, k=rng.randint(1, 14)))
         whole = read(parser(OFFERED, thinking=thinking), [text])
         assert read(parser(OFFERED, thinking=thinking), list(text)) == whole, text
         assert read(parser(OFFERED, thinking=thinking), cut(text, seed)) == whole, text
+        num_calls += len(whole[2])
+        if thinking is None and not whole[2]:
+            assert whole[1] == text
+    assert num_calls > 20 or not is_object
 
 
 def test_a_string_between_tags_streams() -> None:
@@ -254,10 +330,42 @@ def test_a_string_between_tags_streams() -> None:
         (MistralParser, "a[TOOL_CALLS]b[ARGS]c", "abc"),
         (DeepSeekParser, f"a{D.OPEN}b{D.SEP}c{D.CLOSE}", "abc"),
         (PlainParser, "a[/THINK]b", "ab"),
+        (LlamaParser, "<|python_tag|>print(1)", "print(1)"),
+        (HermesParser, "<tool_call>what</tool_call>", "what"),
     ],
 )
 def test_markers_that_leave_no_text_are_never_shown(
     parser: type[ReplyParser], text: str, left: str
 ) -> None:
     """They are shown to the parser only; what it does not take as a mark it must not tell."""
-    assert read(parser(OFFERED, hidden=MARKS), list(text)) == ("", left, [])
+    hidden = [*MARKS, LlamaParser.TAG, "<tool_call>", "</tool_call>"]
+    assert read(parser(OFFERED, hidden=hidden), list(text)) == ("", left, [])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A long argument must not be held back until its end."""
+    parser = HermesParser(OFFERED)
+    begun = parser.push('<tool_call>{"name": "add", "arguments": {"a": "')
+    assert begun == [Piece("", 0, "add"), Piece('{"a": "', 0)]
+    for word in ("once ", "upon ", "a time"):
+        assert parser.push(word) == [Piece(word, 0)]
+    assert parser.push('"}}</tool') == [Piece('"}', 0)]
+    assert parser.push("_call>") == []
+    assert parser.push("", last=True) == []
+
+
+def test_content_that_may_become_a_tag_waits_and_no_longer() -> None:
+    """Half a tag is held, the rest of the text is not; a tag that is none comes late."""
+    parser = HermesParser(OFFERED)
+    assert parser.push("one <tool") == [Piece("one")]
+    assert parser.push("s> two") == [Piece(" <tools> two")]
+
+
+def test_a_long_reply_is_read_in_linear_time() -> None:
+    """Held text was once searched again for every piece: a minute for what must be instant."""
+    arguments = json.dumps({"a": ["x" * 50] * 4000})
+    text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    late = f'<tool_call>{{"arguments": {arguments}, "name": "add"}}</tool_call>'
+    for whole in (text, late):
+        pieces = [whole[i : i + 4] for i in range(0, len(whole), 4)]
+        assert read(HermesParser(OFFERED), pieces) == ("", "", [("add", arguments)])

@@ -1,5 +1,5 @@
 """ReplyParser: the text of a reply -> its thinking, its content and its calls, as soon as each is
-certain.
+certain. At the end of the file a parser for each form in which models write calls.
 
 Promise: the pieces depend on the text alone, not on how it was cut; names come before arguments,
 and the pieces of arguments put together are the whole, byte for byte as the model wrote it. Text
@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from server.text.detokenizer import partial_length
-from server.text.reasoning import Thinking
+from server.text.reasoning import CHANNEL, CONSTRAIN, HARMONY, MESSAGE, START, Thinking
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-Offered = Mapping[str, Mapping[str, Any]]  # functions, with the schema of their arguments
+Schema = Mapping[str, Any]
+Offered = Mapping[str, Schema]  # functions, with the schema of their arguments
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 KEYS = (*ARGUMENT_KEYS, "type", "id")  # of what is not a call if it has others
@@ -33,6 +34,12 @@ _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _SCALAR_END = re.compile(r"[ \t\r\n,}\]]")
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)  # group: its end
 _BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*(["{}\[\]]?)')
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # that templates write for constants
+_MAX_REFERENCES = 8
+_TYPES = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string",
+    list: "array", dict: "object",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,10 @@ class Reader:
 class ReplyParser(Reader, ABC):
     """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
     would have left no text of their own, so that nothing must show them. `thinking`: how it is told
-    apart; None: it is not."""
+    apart; None: it is not. `OPENS`: markers that a call may begin with; `CLOSE` may follow it."""
+
+    OPENS: tuple[str, ...] = ()
+    CLOSE: str | None = None
 
     def __init__(
         self,
@@ -300,10 +310,7 @@ class PlainParser(ReplyParser):
 
 
 class MarkedParser(ReplyParser):
-    """Calls anywhere in the text, each behind one of `OPENS`; `CLOSE` may follow."""
-
-    OPENS: tuple[str, ...]
-    CLOSE: str | None = None
+    """Calls anywhere in the text, each behind one of `OPENS`."""
 
     @abstractmethod
     def one(self, marker: str) -> Steps[bool]:
@@ -359,6 +366,173 @@ class LlamaParser(ReplyParser):
                 return
 
 
+class MistralParser(MarkedParser):
+    """`[TOOL_CALLS] [{"name": .., "arguments": {..}}, ..]`, or `[TOOL_CALLS]name[ARGS]{..}` for
+    each call."""
+
+    OPENS = ("[TOOL_CALLS]",)
+    _NOT_HEADER = re.compile(r"[^\w\s\[\]-]")
+    _HEADER = re.compile(r"\s*([\w-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?")
+
+    def one(self, marker: str) -> Steps[bool]:
+        start = self.at
+        if (yield from self.spaces()) in ("[", "{"):
+            self.at += self.text[self.at] == "["
+            return (yield from self._list())
+        yield from self.find(self._NOT_HEADER)
+        found = self._HEADER.fullmatch(self.text, start, self.at)
+        return (yield from self.named(found[1])) if found else False
+
+    def _list(self) -> Steps[bool]:
+        called, mark = False, ","
+        while mark == ",":
+            start = self.at
+            if not (yield from self.call()):
+                self.at = start
+                break
+            called = True
+            yield from self.rest_of_call()
+            if (mark := (yield from self.spaces())) in (",", "]"):
+                self.at += 1
+        return called
+
+
+class DeepSeekParser(MarkedParser):
+    """Within the markers of all calls, each call in markers of its own: `function<sep>name` and the
+    arguments in a fence (V3, R1), or `name<sep>` and the arguments (V3.1)."""
+
+    OPEN, CLOSE = (
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    )
+    BEGIN, END = "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>"
+    SEP = "<\uff5ctool\u2581sep\uff5c>"
+    OPENS, INNER = (OPEN, BEGIN), (BEGIN, END, SEP)
+    _ENDS = re.compile(f"\\{{|{END}|{CLOSE}")
+    _HEADER = re.compile(rf"\s*(?:function{SEP}([\w-]+)\s*```(?:json)?|([\w-]+){SEP})\s*")
+
+    def one(self, marker: str) -> Steps[bool]:
+        if marker == self.OPEN and not (yield from self.takes(self.BEGIN)):
+            return False
+        start = self.at
+        yield from self.find(self._ENDS)
+        found = self._HEADER.fullmatch(self.text, start, self.at)
+        if found is None or not (yield from self.named(found[1] or found[2])):
+            return False
+        yield from self.text_until(self.END, self.CLOSE, in_call=True, out=drop)
+        return True
+
+
+class TagParser(MarkedParser):
+    """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, with
+    line ends around each value: Qwen3-Coder, and Qwen from 3.5 on. The outer tag may be missing.
+    The arguments are told as a JSON object: strings as they come, other values when they end."""
+
+    FUNCTION, PARAMETER, DONE = "<function=", "<parameter=", "</function>"
+    VALUE_END = "</parameter>"
+    OPENS, CLOSE = ("<tool_call>", FUNCTION), "</tool_call>"
+    _NAME_END = re.compile(r"[<>\n]")
+
+    def one(self, marker: str) -> Steps[bool]:
+        if marker != self.FUNCTION and not (yield from self.takes(self.FUNCTION)):
+            return False
+        name = yield from self._name()
+        if name not in self._offered:
+            return False
+        self._announce(name)
+        schema, separator = self._offered[name], "{"
+        properties = schema.get("properties")
+        known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        while (mark := (yield from self._next())) == self.PARAMETER:
+            if not (key := (yield from self._name())):
+                continue
+            self._add_arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            is_known = key in known
+            types = types_of(resolved(known[key], schema)) if is_known else {"string"}
+            yield from self._value(types)
+        if mark:
+            self._add_arguments("{}" if separator == "{" else "}")
+        return True
+
+    def _next(self) -> Steps[str]:
+        ends = self.PARAMETER, self.DONE, self.CLOSE
+        return (yield from self.text_until(*ends, in_call=True, out=drop))
+
+    def _name(self) -> Steps[str]:
+        """Up to the end of the tag, which is taken; "" where the tag has none."""
+        start = self.at
+        closed = (yield from self.find(self._NAME_END)) == ">"
+        self.at += closed
+        return self.text[start : self.at - 1].strip() if closed else ""
+
+    def _value(self, types: Collection[str]) -> Steps[None]:
+        """Without the line ends that the tags have; what the text ends within is no value, but for
+        a string."""
+        while self.at == len(self.text) and not self.ended:
+            yield
+        self.at += self.text.startswith("\n", self.at)
+        streams, parts = set(types) == {"string"}, list[str]()
+        if streams:
+            self._add_arguments('"')
+        out = self._add_string if streams else parts.append
+        ends = f"\n{self.VALUE_END}", self.VALUE_END
+        if (yield from self.text_until(*ends, in_call=True, out=out)):
+            self._add_arguments('"' if streams else value_of("".join(parts), types))
+
+    def _add_string(self, text: str) -> None:
+        self._add_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+class HarmonyParser(ReplyParser):
+    """Messages, each with a header: `<|channel|>analysis<|message|>`, which is thinking, `final`
+    and `commentary`, which are content, or a recipient in it, `to=functions.name`, whose message is
+    the arguments of a call. A reply begins within the first header (gpt-oss)."""
+
+    OPENS = (CHANNEL,)
+    _RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
+
+    def program(self) -> Steps[None]:
+        header = list[str]()
+        out: Callable[[str], None] = header.append
+        if self._thinking is not None and self._thinking.inside:
+            out = self.thought
+        elif (yield from self.takes("to=")):
+            header.append("to=")
+        elif not (yield from self.takes(CHANNEL)) and not (yield from self.takes(START)):
+            out = self.content  # behind a message that goes on, or of a model that forgot itself
+        while marker := (yield from self.text_until(*HARMONY, out=out)):
+            if marker == MESSAGE:
+                out = yield from self._message("".join(header))
+            elif marker in (START, CHANNEL, CONSTRAIN):
+                if marker == START or out != header.append:
+                    header.clear()
+                header.append(" ")
+                out = header.append
+            else:
+                header.clear()
+                out = drop
+
+    def _message(self, header: str) -> Steps[Callable[[str], None]]:
+        """Where the text of a message goes; a call is read."""
+        found = self._RECIPIENT.search(header)
+        if found is not None and found[1] in self._offered:
+            if (yield from self.spaces()) != "{":
+                self._announce(found[1])
+                self._add_arguments("{}")
+            else:
+                yield from self.named(found[1])
+            return drop
+        thinks = "analysis" in header.split() and self._thinking is not None
+        if thinks in self._said:
+            self._add(Piece("\n", thinking=thinks))
+        return self.thought if thinks else self.content
+
+
+def drop(text: str) -> None:
+    """For text that is nothing to tell."""
+
+
 def decoded(raw: str) -> str | None:
     """The value of a JSON string; control characters, which models write, are let pass."""
     try:
@@ -374,3 +548,47 @@ def _arguments_of(raw: str) -> str | None:
     if inner is None or inner.strip() in ("", "null"):
         return "{}"
     return inner if inner.strip().startswith("{") else None
+
+
+def resolved(schema: Any, root: Schema) -> Schema:
+    """The schema that is meant, of a reference to one within `root`; empty for what is none."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        if not isinstance(path := schema.get("$ref"), str) or not path.startswith("#/"):
+            return schema
+        target: Any = root
+        for step in path[2:].split("/"):
+            target = target.get(step) if isinstance(target, Mapping) else None
+        schema = target
+    return {}
+
+
+def types_of(schema: Schema) -> frozenset[str]:
+    """Those that a value may have; empty: nothing is said."""
+    if said := schema.get("type"):
+        return frozenset(map(str, said if isinstance(said, list) else [said]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(_TYPES[type(value)] for value in values)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            each = [
+                types_of(part) if isinstance(part, Mapping) else frozenset() for part in branches
+            ]
+            return frozenset().union(*each) if all(each) else frozenset()
+    return frozenset()
+
+
+def value_of(text: str, types: Collection[str]) -> str:
+    """The JSON of what stands between tags: of the types that are allowed, and a string if it is
+    nothing else."""
+    spoken = _WORDS.get(text.strip(), text)
+    try:
+        found = _TYPES[type(json.loads(spoken, parse_constant=int))]  # which refuses NaN
+    except (ValueError, RecursionError):
+        found = "string"
+    alike = {"integer", "number"} if found == "integer" else {found}
+    if found == "string" or ("string" in types and not alike & set(types)):
+        return json.dumps(text, ensure_ascii=False)
+    return spoken.strip()
