@@ -70,9 +70,9 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
     [
         ((), ["holds no prompt"]),
         (("   ", ""), ["holds no prompt"]),
-        (({"prompt": "a"}, "b"), ["line 2", "not a JSON object"]),
-        (({"prompt": "a"}, "[1]"), ["line 2", "not a JSON object"]),
-        (({"prompt": "a"}, '{"prompt": '), ["line 2", "not a JSON object"]),
+        (({"prompt": "a"}, "b"), ["line 2", "is not JSON"]),
+        (({"prompt": "a"}, "[1]"), ["line 2", "must be a JSON object"]),
+        (({"prompt": "a"}, '{"prompt": '), ["line 2", "is not JSON"]),
         ((batch("x", "/v1/embeddings"),), ["line 1", "`url`", "/v1/completions"]),
         ((batch("x", url=3),), ["line 1", "`url`"]),
         ((batch("x", body="text"),), ["line 1", "`body` must be an object"]),
@@ -81,7 +81,7 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
         (({"prompt": "a", **CHAT},), ["line 1", "`prompt` or `messages`"]),
         (("a", "b\0"), ["line 2", "NUL"]),
         (("[" * 100_000, "b"), []),
-        (("{" * 100_000,), ["line 1", "not a JSON object"]),
+        (("{" * 100_000,), ["line 1", "is not JSON"]),
     ],
 )
 def test_a_mixed_up_file_is_one_sentence(

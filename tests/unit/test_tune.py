@@ -281,13 +281,21 @@ def test_prompts_are_the_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", '{"prompt": ""}', '{"prompt": 1}', '{"messages": []}', "no"]
+    ("line", "said"),
+    [
+        ("{}", " must be an object with .*: "),
+        ('{"prompt": ""}', " must be an object with .*: "),
+        ('{"prompt": 1}', " must be an object with .*: "),
+        ('{"messages": []}', " must be an object with .*: "),
+        ("no", " is not JSON"),
+        ('{"prompt": "a", "prompt": "b"}', ": `prompt` is given twice"),
+    ],
 )
-def test_mistakes_in_a_file_are_one_sentence(line: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_file_are_one_sentence(line: str, said: str, tmp_path: Path) -> None:
     """Law: the line is named, and what it must be."""
     file = tmp_path / "p"
     file.write_text(f'{{"prompt": "a"}}\n{line}\n')
-    with pytest.raises(ConfigError, match=r"line 2 must be an object with .*: ") as caught:
+    with pytest.raises(ConfigError, match=f"line 2{said}") as caught:
         from_file(str(file), render, 0, 9)
     assert "\n" not in str(caught.value)
 

@@ -9,6 +9,7 @@ from itertools import product
 
 from engine.arguments import Parser, lists_of, names_of, number, whole
 from engine.errors import ConfigError
+from engine.lab.comparison.prompt_files import read_texts
 from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import (
     FROM_FILE,
@@ -19,7 +20,6 @@ from engine.lab.comparison.workload import (
     Workload,
     parse_arms,
     pool,
-    read_prompts,
 )
 from engine.lab.files import writable
 
@@ -100,7 +100,7 @@ def settings(
     if parsed.prompts is not None and parsed.kinds is not None:
         raise ConfigError("--kinds is for the built-in prompts, and --prompts names others")
     preset = quick if parsed.quick else usual
-    given: Pools = {} if parsed.prompts is None else {FROM_FILE: read_prompts(parsed.prompts)}
+    given: Pools = {} if parsed.prompts is None else {FROM_FILE: read_texts(parsed.prompts)}
     kinds = given or parsed.kinds or preset.kinds
     # What shares prompts stays together.
     grid = product(

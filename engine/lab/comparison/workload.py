@@ -6,16 +6,12 @@ same work with the same seeds: common random numbers.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import random
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
-from pathlib import Path
 from typing import Literal
 
 from engine.demo.chat import edits
@@ -169,61 +165,3 @@ def pool(kind: str, count: int = POOL) -> list[str]:
 def edits_asked() -> dict[str, str]:
     """By prompt, the prediction that is sent with it."""
     return {asked(dialogue): prediction for dialogue, prediction in edits(SEED)}
-
-
-def read_lines(path: str | Path) -> list[tuple[str, str]]:
-    """Of a file of prompts: where each line is, for sentences about it, and what it says. Raises
-    ConfigError."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"cannot read the prompts in {path}: it is no regular file")
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the prompts in {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}, line {number}: this is not UTF-8") from None
-    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
-    for where, line in lines:
-        if "\0" in line:
-            raise ConfigError(f"{where}: the character NUL (U+0000) is no text")
-    return lines
-
-
-def read_parts(path: str | Path) -> tuple[list[tuple[str, str]], bool]:
-    """The prompts of a file and where each is, and whether they are JSON objects, one a line; else
-    they are texts, separated by blank lines if there are any, else one a line. Raises
-    ConfigError."""
-    lines = read_lines(path)
-    full = groupby(lines, lambda line: bool(line[1].strip()))
-    blocks = [list(block) for is_full, block in full if is_full]
-    if not blocks:
-        raise ConfigError(f"{path} holds no prompt")
-    are_objects = blocks[0][0][1].lstrip().startswith("{")
-    if are_objects or len(blocks) == 1:
-        blocks = [[line] for block in blocks for line in block]
-    texts = [(block[0][0], "\n".join(line for _, line in block)) for block in blocks]
-    return texts, are_objects
-
-
-def read_prompts(path: str) -> list[str]:
-    """One prompt a line; in a file named *.jsonl each line is a JSON string, or an object with the
-    text under "prompt". Raises ConfigError naming the line."""
-    is_json = path.endswith(".jsonl")
-    prompts = [_prompt(line, at, is_json=is_json) for at, line in read_lines(path) if line.strip()]
-    if not prompts:
-        raise ConfigError(f"{path} has no prompts: it must hold one in each line")
-    return prompts
-
-
-def _prompt(line: str, where: str, *, is_json: bool) -> str:
-    if not is_json:
-        return line
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{where} is not JSON") from None
-    text = found.get("prompt") if isinstance(found, dict) else found
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f'{where} must be a text, or an object with a text under "prompt"')
-    return text

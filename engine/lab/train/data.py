@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from tqdm import tqdm
 
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.comparison.workload import read_prompts
+from engine.lab.comparison.prompt_files import read_texts
 from engine.messages import SamplingParams, Submit
 
 Encode = Callable[[str], list[int]]
@@ -83,20 +82,10 @@ def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
         step += 1
 
 
-def read_text(path: str) -> str:
-    """Raises ConfigError."""
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the text in {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text in UTF-8") from None
-
-
 def prompts_in(path: str, tokenizer: Any, encode: Encode) -> list[list[int]]:
     """Of a file as `foredraft bench --prompts` reads it. A line is what a user says, where the
     model has a chat template; a text of a *.jsonl is gone on with as it is. Raises ConfigError."""
-    texts = read_prompts(path)
+    texts = read_texts(path)
     if tokenizer.chat_template and not path.endswith(".jsonl"):
         shape = {"tokenize": False, "add_generation_prompt": True}
         chats = [[{"role": "user", "content": text}] for text in texts]

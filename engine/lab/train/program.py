@@ -27,6 +27,7 @@ from engine.arguments import Parser, exit_code, number, show, whole
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.core import Engine
 from engine.errors import ConfigError, one_line
+from engine.lab.comparison.prompt_files import read_text
 from engine.lab.files import replace_file, writable
 from engine.lab.train.data import (
     Rows,
@@ -35,7 +36,6 @@ from engine.lab.train.data import (
     batches,
     passages,
     prompts_in,
-    read_text,
     rows_of,
     split,
     written,

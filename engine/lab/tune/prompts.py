@@ -3,7 +3,6 @@ conversations; in an order drawn by a seed, at the temperatures in turn."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
@@ -12,7 +11,8 @@ from typing import Any
 
 from engine.demo.corpus import heldout_dialogues
 from engine.errors import ConfigError, one_line
-from engine.lab.comparison.workload import POOL, Request, pool, read_parts
+from engine.lab.comparison.prompt_files import read_entries
+from engine.lab.comparison.workload import POOL, Request, pool
 
 EACH = 16  # built-in prompts of a kind
 Messages = Sequence[Mapping[str, Any]]
@@ -39,25 +39,25 @@ def built_in(render: Render, seed: int) -> list[str]:
 
 def from_file(path: str, render: Render, seed: int, most: int) -> list[str]:
     """`most` of them at most. Raises ConfigError with the line of what cannot be used."""
-    parts, are_objects = read_parts(path)
-    drawn = Random(seed).sample(parts, min(most, len(parts)))
-    if are_objects:
-        return [_of_object(where, line, render) for where, line in drawn]
-    return [render([{"role": "user", "content": text}]) for _, text in drawn]
+    entries = read_entries(path)
+    drawn = Random(seed).sample(entries, min(most, len(entries)))
+    return [_of_entry(where, said, render) for where, said in drawn]
 
 
-def _of_object(where: str, line: str, render: Render) -> str:
-    """Of `prompt` or `messages`, by themselves or in the `body` of OpenAI's batch format."""
+def _of_entry(where: str, said: Any, render: Render) -> str:
+    """A text is a message; an object has `prompt` or `messages`, by themselves or in the `body` of
+    OpenAI's batch format."""
+    if isinstance(said, str):
+        return render([{"role": "user", "content": said}])
     try:
-        found = json.loads(line)
-        body = found.get("body", found)
+        body = said.get("body", said)
         text = body["prompt"] if "prompt" in body else render(body["messages"])
         if isinstance(text, str) and text:
             return text
-        said = "the text is empty, or no text"
+        why = "the text is empty, or no text"
     except Exception as error:  # chat templates raise what they like
-        said = one_line(error)
-    raise ConfigError(f"{where} must be an object with `prompt` or `messages`: {said}")
+        why = one_line(error)
+    raise ConfigError(f"{where} must be an object with `prompt` or `messages`: {why}")
 
 
 def requests(

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.workload import read_parts
-from server.api.body import duplicate_key, parse_json
+from engine.lab.comparison.prompt_files import read_entries
+from server.api.body import parse_json
 from server.api.errors import ApiError
 from server.api.schema import ChatRequest, CompletionRequest
 
@@ -70,33 +70,18 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """All prompts of a file, at least one, in order. Raises ConfigError."""
-    parts, are_objects = read_parts(path)
-    if are_objects:
-        return [_object(where, line) for where, line in parts]
-    return [Prompt(where, COMPLETIONS, {"prompt": text}, plain=True) for where, text in parts]
+    return [_prompt(where, said) for where, said in read_entries(path)]
 
 
-def _object(where: str, line: str) -> Prompt:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where} is not a JSON object, as the first line is")
-    if (twice := duplicate_key(line.encode())) is not None:
-        raise ConfigError(f"{where}: `{twice}` is given twice")
-    return _batch(where, found) if "body" in found else _body(where, found)
-
-
-def _batch(where: str, found: dict[str, Any]) -> Prompt:
-    if found.get("url") not in (CHAT, COMPLETIONS):
+def _prompt(where: str, said: Any) -> Prompt:
+    if isinstance(said, str):
+        return Prompt(where, COMPLETIONS, {"prompt": said}, plain=True)
+    if "body" not in said:
+        if ("prompt" in said) == ("messages" in said):
+            raise ConfigError(f"{where} must have `prompt` or `messages`, one of the two")
+        return Prompt(where, CHAT if "messages" in said else COMPLETIONS, said)
+    if said.get("url") not in (CHAT, COMPLETIONS):
         raise ConfigError(f"{where}: `url` must be {CHAT} or {COMPLETIONS}")
-    if not isinstance(found["body"], dict):
+    if not isinstance(said["body"], dict):
         raise ConfigError(f"{where}: `body` must be an object")
-    return Prompt(where, found["url"], found["body"])
-
-
-def _body(where: str, found: dict[str, Any]) -> Prompt:
-    if ("prompt" in found) == ("messages" in found):
-        raise ConfigError(f"{where} must have `prompt` or `messages`, one of the two")
-    return Prompt(where, CHAT if "messages" in found else COMPLETIONS, found)
+    return Prompt(where, said["url"], said["body"])
