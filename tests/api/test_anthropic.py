@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,18 +29,6 @@ OTHER = {"type": "tool_use", "id": "t2", "name": "look_up", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [TEXT]}
 ANSWERED = [{"role": "user", "content": [RESULT]}]
 IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(FakeClient(tokens_per_step=3)) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
 
 
 def call(id: str, city: dict[str, Any]) -> dict[str, Any]:

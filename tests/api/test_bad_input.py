@@ -261,12 +261,6 @@ def served() -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
-
-
 def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]

@@ -8,10 +8,7 @@ import httpx
 import pytest
 
 from tests.api.test_fields import FLAT, LOGPROBS
-from tests.support import responses
 from tests.support.responses import BODY, RESPONSES, SAID
-
-served, http = responses.served, responses.http
 
 BAD = [
     ({"resume": {"token_ids": [1], "seed": 1}}, "resume", "unsupported_field"),

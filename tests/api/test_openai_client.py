@@ -18,12 +18,6 @@ KEY = "sk-a-key"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serve(FakeClient(tokens_per_step=3)) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
 def sdk(served: Served) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
         yield sdk

@@ -24,12 +24,6 @@ def served() -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
-
-
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
 def test_open_paths(http: httpx.Client, path: str) -> None:
     """Platforms probe and scrape without a key."""

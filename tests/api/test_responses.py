@@ -13,15 +13,12 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.api.test_fields import FLAT, LOGPROBS
-from tests.support import responses
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script
 from tests.support.response_law import told
 from tests.support.responses import BODY, RESPONSES, SAID
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, scripted
-
-served, http = responses.served, responses.http
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,6 @@ def served() -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(scope="module")
-def http(served: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served.url) as http:
-        yield http
-
-
 def ask(http: httpx.Client, **fields: Any) -> Any:
     reply = http.post("/tokenize", json=fields)
     assert reply.status_code == 200, reply.text
