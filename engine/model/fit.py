@@ -42,8 +42,7 @@ class Vocabulary:
         """Of a model that is loaded, and of which that was known `before`."""
         if before is not None:
             return replace(before, size=model.vocab_size, eos_ids=model.eos_ids)
-        file = model.folder / "tokenizer.json" if model.folder else None
-        file = file if file is not None and file.is_file() else None
+        file = model.folder and _file(model.path, model.folder, None, "tokenizer.json")
         return cls(model.path, model.role, model.vocab_size, model.eos_ids, file)
 
     def texts(self) -> dict[int, str]:
