@@ -29,7 +29,7 @@ from server.app import create_app
 from server.config import Config
 from server.engine.lifecycle import EngineState
 from server.listening import cut_connections, http_server, listen, load_certificate, tls_context
-from server.replica import Replica, begin_to_log
+from server.replicas.replica import Replica, begin_to_log
 from server.supervise.starting import StartDisplay
 from server.supervise.supervisor import ENGINE_COMMAND
 from server.text.tokenizer import Tokenizer

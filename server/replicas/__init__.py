@@ -1,1 +1,1 @@
-"""Many replicas of one model as one server."""
+"""One replica: all that serves an engine but HTTP; and many of one model as one server."""

@@ -30,9 +30,9 @@ from server.api.errors import ApiError
 from server.app import create_app
 from server.config import Config, explain, load_config
 from server.engine.lifecycle import EngineState
-from server.replica import Replica, begin_to_log
 from server.replicas.answer import answer
 from server.replicas.ingress import Forwarded, Ingress, Part, ReplicaLost
+from server.replicas.replica import Replica, begin_to_log
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 

@@ -245,8 +245,8 @@ def test_the_front_end_holds_no_torch() -> None:
     """Bug: transformers imported it for a tokenizer, in each start for seconds. Nor does anybody
     hear that there are no models in here."""
     script = (
-        "import sys; from server.config import load_config; from server.replica import load_for;"
-        "tokenizer = load_for(load_config(None, []));"
+        "import sys; from server.config import load_config;"
+        "from server.replicas.replica import load_for; tokenizer = load_for(load_config(None, []));"
         "print([name for name in sys.modules if name.startswith('torch.')]);"
         "print(tokenizer.decode(tokenizer.encode_plain('as ever'), skip_special_tokens=False))"
     )

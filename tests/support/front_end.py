@@ -28,7 +28,7 @@ def main() -> int:
         return load_config(files[0] if files else None, overrides, {})
 
     config = load()
-    with patch("server.replica.load_for", lambda config: ByteTokenizer()):
+    with patch("server.replicas.replica.load_for", lambda config: ByteTokenizer()):
         return exit_code("foredraft", lambda: serve(config, command=ENGINES[engine], reload=load))
 
 

@@ -38,7 +38,7 @@ SERVER_LEVELS = {
     "server.generation": 3,
     "server.api": 4,
     "server.app": 5, "server.connection": 5,
-    "server.replica": 6, "server.listening": 6,
+    "server.replicas.replica": 6, "server.listening": 6,
     "server.serve": 7, "server.replicas": 7, "server.cli": 8, "server.__main__": 9,
     "server.lab": 8,
 }  # fmt: skip

@@ -26,7 +26,7 @@ from engine.lab.files import writable, write_json
 from server.config import load_config
 from server.lab.bench.player import Server
 from server.lab.bench.spawned import spawned
-from server.replica import load_for
+from server.replicas.replica import load_for
 
 _MOST = 10**6  # of anything that is counted
 SCENES = ("alone", "load", "flood")
