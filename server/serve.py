@@ -109,7 +109,7 @@ class Service:
         app = create_app(self._replica.services(tokenizer))
         self._http = http = http_server(app, server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
-        telling = asyncio.create_task(self._replica.tell_throughput())
+        telling = asyncio.create_task(self._replica.log_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)

@@ -26,8 +26,8 @@ from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_guesses, draw_rows
 from engine.sampling.noise import token_words_of
 from engine.sampling.plain import GENERATED
-from engine.sampling.row_facts import COLUMNS, UNWISHED, Facts, Numbers, Wishes
-from engine.sampling.token_counts import Counts, Held, adjusted
+from engine.sampling.row_facts import COLUMNS, UNADJUSTED, Adjustments, Facts, Numbers
+from engine.sampling.token_counts import Counts, CountSlots, adjusted
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
@@ -37,7 +37,7 @@ PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what dep
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
-_SLOT, _OWN = UNWISHED, UNWISHED + Wishes._fields.index("early")
+_SLOT, _OWN = UNADJUSTED, UNADJUSTED + Adjustments._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
 
@@ -92,7 +92,7 @@ class _Chain:
         first: Sequence[int],
         starts: Sequence[Start],
         table: Numbers,
-        held: Held | None,
+        held: CountSlots | None,
     ) -> None:
         """`first`: rows of the logits; `table`: of `steps` rows of each sequence. Rows beyond the
         sequences draw greedily from whatever is there, in the scrap block."""
@@ -137,8 +137,8 @@ class _Chain:
             facts[_KEYS] = self._keys.there[step]
             if counts is not None:
                 early = self._early.there[step : step + 1]
-                wishes = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
-                logits = adjusted(logits, counts, wishes, self._none, 0)
+                fields = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
+                logits = adjusted(logits, counts, fields, self._none, 0)
             found.append(draw(logits, self._words, Facts(*facts)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None
@@ -192,7 +192,7 @@ class ChainGraphs:
         *,
         steps: int,
         table: Numbers,
-        held: Held | None,
+        held: CountSlots | None,
     ) -> Guessed:
         """`steps` tokens of each; `first`: rows of the logits; see ModelRunner.unseen_chain. `fits`
         must hold."""

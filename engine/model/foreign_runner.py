@@ -13,7 +13,7 @@ from engine.model.batch import Unseen
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.model.runner import ModelOutput, ModelRunner
-from engine.sampling.device_draws import Question
+from engine.sampling.device_draws import Sampling
 from engine.scheduling.segment import Segment
 
 
@@ -42,11 +42,11 @@ class ForeignRunner(ModelRunner):
         self,
         segments: Sequence[Segment],
         unseen: Unseen | None = None,
-        question: Question | None = None,
+        sampling: Sampling | None = None,
         *,
         states: bool = True,
     ) -> ModelOutput:
-        return ModelOutput(self._translated(super().forward(segments, unseen, question).logits))
+        return ModelOutput(self._translated(super().forward(segments, unseen, sampling).logits))
 
     @torch.inference_mode()
     def _translated(self, logits: Tensor) -> Tensor:

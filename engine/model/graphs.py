@@ -25,7 +25,7 @@ from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBa
 from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
-from engine.sampling.device_draws import Question, draw_rows
+from engine.sampling.device_draws import Sampling, draw_rows
 from engine.sampling.row_facts import UNFILTERED, Facts, Numbers
 from engine.scheduling.memory import buckets
 
@@ -99,21 +99,21 @@ class Inputs(Protocol):
 
 
 Key = TypeVar("Key", bound=Hashable)
-Held = TypeVar("Held", bound=Inputs)
+Kept = TypeVar("Kept", bound=Inputs)
 
 
-class GraphPool(Generic[Key, Held]):
+class GraphPool(Generic[Key, Kept]):
     """`make` allots the inputs of a key. The last used `most` of them are kept, with their
     graphs."""
 
     def __init__(
-        self, recorder: Recorder, make: Callable[[Key], Held], most: int = MOST_GRAPHS
+        self, recorder: Recorder, make: Callable[[Key], Kept], most: int = MOST_GRAPHS
     ) -> None:
         self._recorder, self._make, self._most = recorder, make, most
-        self._held: OrderedDict[Key, Held] = OrderedDict()
+        self._held: OrderedDict[Key, Kept] = OrderedDict()
         self._recorded: dict[Key, Recorded] = {}
 
-    def inputs(self, key: Key) -> Held:
+    def inputs(self, key: Key) -> Kept:
         """To be filled before `replay`."""
         if key not in self._held:
             if len(self._held) >= self._most:
@@ -135,7 +135,7 @@ class GraphPool(Generic[Key, Held]):
 
 
 class Forwarded(NamedTuple):
-    """Float32 `logits` of the rows that a batch keeps. Of a question about them, what went `along`,
+    """Float32 `logits` of the rows that a batch keeps. Of their sampling, what went `along`,
     on the device; and, if it is a plain one, what was `drawn` from these rows and any behind
     them."""
 
@@ -162,8 +162,8 @@ class _Static:
         self._call, self._logits, self._words = call, logits[:rows], words
         self.drawn: Tensor | None = None  # by the last run
 
-    def fill(self, batch: Batch, spans: Sequence[Span], question: Question | None) -> Tensor | None:
-        """Where, on the device, a question's numbers are that `run` does not know."""
+    def fill(self, batch: Batch, spans: Sequence[Span], sampling: Sampling | None) -> Tensor | None:
+        """Where, on the device, the sampling's numbers are that `run` does not know."""
         used, unseen, along = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
@@ -171,18 +171,18 @@ class _Static:
         self._kept.host[:asked] = np.arange(first, used) if batch.trailing else batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
-        if question is not None:
-            along = question.numbers(drawn=self.answers(question))
-            facts = question.plan.table.T[:UNFILTERED, :, None]
+        if sampling is not None:
+            along = sampling.numbers(drawn=self.draws_all(sampling))
+            facts = sampling.plan.table.T[:UNFILTERED, :, None]
             self._scales.host[:, :asked], self._keys.host[:, :asked] = facts[:2], facts[2:]
         there = self.send(spans, along)
         if unseen is not None:
             self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
         return there
 
-    def answers(self, question: Question) -> bool:
+    def draws_all(self, sampling: Sampling) -> bool:
         """Whether `drawn` is all that it asks to be drawn."""
-        return self._words is not None and question.is_plain
+        return self._words is not None and sampling.is_plain
 
     def send(self, spans: Sequence[Span], along: Numbers | None = None) -> Tensor | None:
         """For a capture: what is computed means nothing."""
@@ -223,7 +223,7 @@ class ForwardGraphs:
             self._pool.replay(size)
             yield
 
-    def __call__(self, batch: Batch, question: Question | None) -> Forwarded | None:
+    def __call__(self, batch: Batch, sampling: Sampling | None) -> Forwarded | None:
         """None if the batch is not for graphs."""
         rows = len(batch.tokens)
         if rows > self.sizes[-1] or not batch.rows:
@@ -233,7 +233,7 @@ class ForwardGraphs:
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
-        along = static.fill(batch, spans, question)
+        along = static.fill(batch, spans, sampling)
         self._pool.replay(size)
-        drawn = static.drawn if question is not None and static.answers(question) else None
+        drawn = static.drawn if sampling is not None and static.draws_all(sampling) else None
         return Forwarded(self._logits[: len(batch.rows)], along, drawn)

@@ -28,12 +28,12 @@ from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
-from engine.sampling.device_draws import Question
+from engine.sampling.device_draws import Sampling
 from engine.sampling.noise import token_words_of
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
 from engine.sampling.row_facts import Numbers, flat
-from engine.sampling.token_counts import Held
+from engine.sampling.token_counts import CountSlots
 from engine.sampling.triton_draws import available
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import HiddenRows, Segment, Start, Window
@@ -281,12 +281,12 @@ class ModelRunner:
         self,
         segments: Sequence[Segment],
         unseen: Unseen | None = None,
-        question: Question | None = None,
+        sampling: Sampling | None = None,
         *,
         states: bool = True,
     ) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
-        `start + len(tokens)`, and everything before `start` must have been computed. A `question`
+        `start + len(tokens)`, and everything before `start` must have been computed. A `sampling`
         about the rows that are asked for goes along with what the forward needs. Without `states`
         nobody asks for the hidden ones."""
         if self.window is not None:
@@ -299,12 +299,12 @@ class ModelRunner:
             batch = Batch.pack(segments, self.model.device, unseen)
             if self._forwards is not None:
                 with self._timer:
-                    replayed = self._forwards(batch, question)
+                    replayed = self._forwards(batch, sampling)
                 if replayed is not None:
                     return self._output(replayed, segments)
             along = None
-            if question is not None:
-                along = sent_alone(flat(question.parts), self.model.device)
+            if sampling is not None:
+                along = sent_alone(flat(sampling.parts), self.model.device)
             return self._output(Forwarded(self._eager(batch), along), segments)
 
     def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:
@@ -372,7 +372,7 @@ class ModelRunner:
         *,
         steps: int,
         table: Numbers,
-        held: Held | None = None,
+        held: CountSlots | None = None,
     ) -> Guessed:
         """`chain` in one graph, which makes the noise itself. `table` as row_facts.Plan's, of
         `steps` rows of each sequence, and what they hold if any asks for more than filters. Still

@@ -27,8 +27,8 @@ from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
 from engine.sampling.row_facts import (
     COLUMNS,
+    UNADJUSTED,
     UNFILTERED,
-    UNWISHED,
     Facts,
     Fields,
     Numbers,
@@ -45,7 +45,7 @@ from engine.sampling.row_facts import (
     sent,
     shape_of,
 )
-from engine.sampling.token_counts import Held, TokenCounts, adjusted
+from engine.sampling.token_counts import CountSlots, TokenCounts, adjusted
 from engine.sampling.triton_draws import available, draw, draw_likeliest
 from engine.scheduling.sequence import Sequence
 
@@ -90,7 +90,7 @@ class Enqueued(NamedTuple):
         return logprobs.from_scores(numbers, tokens, counts)
 
 
-class Question(NamedTuple):
+class Sampling(NamedTuple):
     """Rows to draw from, their plan, whether any needs penalties, bias or min_tokens (`wanting`),
     and the arrays to send for it, including draft tokens known to the host if `wanting`."""
 
@@ -105,7 +105,7 @@ class Question(NamedTuple):
         return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
 
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
-        """The array to send, or None: less if a plain question is already `drawn`."""
+        """The array to send, or None: less if a plain one is already `drawn`."""
         if not drawn:
             return flat(self.parts)
         return self.plan.scored if len(self.plan.scored) else None
@@ -179,32 +179,32 @@ class DeviceDraws:
             shape = self._shape = shape_of(asked, fields)
         return plan_of(asked, fields, shape)
 
-    def ask(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Question:
+    def prepare(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Sampling:
         """All must satisfy `takes`. `unseen`: how many draft tokens only the device knows."""
         wanted = self._wanted([rows.seq for rows in asked])
-        width = COLUMNS if wanted else UNWISHED if len(plan.filtered) else UNFILTERED
+        width = COLUMNS if wanted else UNADJUSTED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
         if wanted:
             slots, news = wanted
             add_slots(plan, asked, slots, unseen)
             known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
             parts += [known, *news]
-        return Question(asked, plan, wanted is not None, parts)
+        return Sampling(asked, plan, wanted is not None, parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """All must satisfy `takes`. `unseen`: int64, the draft tokens that only the device knows,
         of the Rows without `guesses` in turn."""
-        question = self.ask(asked, self.plan(asked), 0 if unseen is None else len(unseen))
-        there = sent_alone(flat(question.parts), self._device)
-        return self.answer(logits, question, unseen, there)
+        sampling = self.prepare(asked, self.plan(asked), 0 if unseen is None else len(unseen))
+        there = sent_alone(flat(sampling.parts), self._device)
+        return self.sample(logits, sampling, unseen, there)
 
-    def answer(
-        self, logits: Tensor, question: Question, unseen: Tensor | None, there: Tensor | None,
+    def sample(
+        self, logits: Tensor, sampling: Sampling, unseen: Tensor | None, there: Tensor | None,
         drawn: Tensor | None = None,
     ) -> Enqueued:  # fmt: skip
-        """`enqueue` with the question's numbers on the device already (`there`), or with the plain
+        """`enqueue` with its numbers on the device already (`there`), or with the plain
         draws of these rows, and any after them, already `drawn`."""
-        asked, plan, wanting, parts = question
+        asked, plan, wanting, parts = sampling
         scored = there
         if drawn is None:
             assert there is not None
@@ -219,8 +219,8 @@ class DeviceDraws:
                 self.counts.write(*written)
                 if unseen is not None:
                     ids = torch.cat([unseen, ids]) if len(ids) else unseen
-                wishes = table[:, UNWISHED:]
-                out = adjusted(logits, self.counts.tables, wishes, ids, plan.most)
+                fields = table[:, UNADJUSTED:]
+                out = adjusted(logits, self.counts.tables, fields, ids, plan.most)
             drawn = self._drawn(out, table, filtered, plan.look)
         results = [drawn]
         if scored is not None and len(scored):
@@ -230,14 +230,14 @@ class DeviceDraws:
             results.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
         return Enqueued(asked, results)
 
-    def held(self, seqs: Seq[Sequence]) -> Held | None:
+    def held(self, seqs: Seq[Sequence]) -> CountSlots | None:
         """Current slots and counts of these sequences; None if none needs any."""
         if not (wanted := self._wanted(seqs)):
             return None
         slots, news = wanted
         there, *written = sent(self._device, [np.array(slots), *news])
         self.counts.write(*written)
-        return Held(there, self.counts.tables)
+        return CountSlots(there, self.counts.tables)
 
     def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
         """Slot of each sequence (0: it needs only temperature and filters), and the updates to
@@ -277,7 +277,7 @@ class DeviceDraws:
 
 def facts_in(table: Tensor) -> Facts:
     """The Facts in Plan.table, on the device."""
-    return Facts(*torch.split(table[:, :UNWISHED], 1, dim=1))
+    return Facts(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:

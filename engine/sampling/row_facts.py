@@ -1,7 +1,7 @@
 """Sampling parameters per row of logits, as arrays for the device, sent in one copy.
 
-The columns of one array hold the fields of `Facts` and `Wishes`, one row per row of logits. Numbers
-have eight bytes, int64 or float64, which holds every id.
+The columns of one array hold the fields of `Facts` and `Adjustments`, one row per row of logits.
+Numbers have eight bytes, int64 or float64, which holds every id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     filtered: Tensor = _NOT_SENT
 
 
-class Wishes(NamedTuple):
+class Adjustments(NamedTuple):
     """Per row, `[rows, 1]` each, for penalties, bias and min_tokens: the slot of the sequence (0:
     none needed), where in the list of draft tokens those start that the row follows, and how many
     these are; whether ending is still impossible (not 0); and the penalties."""
@@ -58,17 +58,17 @@ class Wishes(NamedTuple):
     presence: Tensor
 
 
-COLUMNS = len(Facts._fields) + len(Wishes._fields)
-UNFILTERED, UNWISHED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
-_LOW, _SLOT = Facts._fields.index("low"), UNWISHED + Wishes._fields.index("slots")
-_DEPTHS = UNWISHED + Wishes._fields.index("depths")
+COLUMNS = len(Facts._fields) + len(Adjustments._fields)
+UNFILTERED, UNADJUSTED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
+_LOW, _SLOT = Facts._fields.index("low"), UNADJUSTED + Adjustments._fields.index("slots")
+_DEPTHS = UNADJUSTED + Adjustments._fields.index("depths")
 
 
 class Fields(NamedTuple):
     """The fields of some sequences, constant while they live. `table` float64 `[sequences,
     COLUMNS]`, 0 in columns that depend on row or step; `seeds`: splitmix64 of them; `counts`:
     alternatives in log-probabilities (-1: not requested); `early`: lengths below which they may not
-    end. `adjusts`: any needs Wishes; `look`: see filters.survivors, 0 if none is filtered."""
+    end. `adjusts`: any needs Adjustments; `look`: see filters.survivors, 0 if none is filtered."""
 
     table: Numbers
     seeds: Numbers
@@ -151,7 +151,7 @@ def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
     plan = Plan(
         table,
         nothing if (first == before).all() else (first - before).repeat(sizes) + numbers,
-        table[:, UNWISHED - 1].nonzero()[0] if fields.look else nothing,
+        table[:, UNADJUSTED - 1].nonzero()[0] if fields.look else nothing,
         (fields.counts.repeat(sizes) >= 0).nonzero()[0] if alternatives >= 0 else nothing,
         alternatives,
         fields.look,

@@ -30,7 +30,7 @@ def bytes_of(sequences: int, vocab_size: int) -> int:
     return (sequences + 1) * vocab_size * 8
 
 
-class Held(NamedTuple):
+class CountSlots(NamedTuple):
     """The `slots` int64 `[sequences]` of `counts` that sequences have, on the device."""
 
     slots: Tensor
@@ -117,13 +117,13 @@ class _Entries:
         return np.array(self._places, np.int64), np.array(self._numbers, np.float64)
 
 
-def adjusted(logits: Tensor, tables: Counts, wishes: Tensor, ids: Tensor, most: int) -> Tensor:
+def adjusted(logits: Tensor, tables: Counts, fields: Tensor, ids: Tensor, most: int) -> Tensor:
     """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order.
-    `wishes` `[rows, fields of Wishes]`; of the draft tokens `ids` int64, those that a row follows,
+    `fields` `[rows, Adjustments]`; of the draft tokens `ids` int64, those that a row follows,
     `most` at most, count as generated. A row with slot 0 stays as it is."""
     if available(logits.device):
-        return adjust(logits, *tables, wishes, ids)
-    slots, first, depths, early, repetition, frequency, presence = torch.split(wishes, 1, dim=1)
+        return adjust(logits, *tables, fields, ids)
+    slots, first, depths, early, repetition, frequency, presence = torch.split(fields, 1, dim=1)
     seen, biases = (each.index_select(0, slots[:, 0].long()) for each in tables)
     if most:
         steps = torch.arange(most, device=seen.device)

@@ -49,7 +49,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
     return drawn
 
 
-def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Tensor) -> Tensor:
+def adjust(logits: Tensor, seen: Tensor, biases: Tensor, fields: Tensor, ids: Tensor) -> Tensor:
     """`token_counts.adjusted` of `[rows, vocab]` logits, bit for bit. One launch."""
     from engine.sampling import triton_kernels as kernels
 
@@ -58,7 +58,7 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, wishes: Tensor, ids: Te
     blocks = -(-vocab // kernels.BLOCK.value)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         kernels.adjust_blocks[rows, blocks](
-            out, logits, seen, biases, wishes, ids, *wishes.stride(),
+            out, logits, seen, biases, fields, ids, *fields.stride(),
             WIDTH=vocab, **kernels.OPTIONS,
         )  # fmt: skip
     return out

@@ -25,7 +25,7 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
-# Columns of `token_counts.adjusted`'s wishes: the fields of row_facts.Wishes, which imports this.
+# Columns of `fields` of `token_counts.adjusted`: row_facts.Adjustments, which imports this.
 _SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )
@@ -146,16 +146,16 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=("of_row", "of_column"), do_not_specialize_on_alignment=("wishes", "ids")
+    do_not_specialize=("of_row", "of_column"), do_not_specialize_on_alignment=("fields", "ids")
 )
 def adjust_blocks(
-    out, logits, seen, biases, wishes, ids, of_row, of_column, WIDTH: tl.constexpr
+    out, logits, seen, biases, fields, ids, of_row, of_column, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Each `(row, block)` of `token_counts.adjusted`. `of_...`: from one number of `wishes` to the
+    """Each `(row, block)` of `token_counts.adjusted`. `of_...`: from one number of `fields` to the
     next. What is one number for a row is float32 from the start, as in torch."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
-    there, own = lanes < WIDTH, wishes + row * of_row
+    there, own = lanes < WIDTH, fields + row * of_row
     at = tl.load(own + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
     first = tl.load(own + _FIRST_GUESS * of_column).to(tl.int64)
     depth = tl.load(own + _DEPTH * of_column).to(tl.int32)

@@ -37,7 +37,7 @@ from engine.messages import (
 )
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
-from server.engine.open_requests import Held, OpenRequests
+from server.engine.open_requests import OpenRequests, ResumeOutcome
 from server.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EngineClient:
         *,
         on_metrics: Callable[[StepMetrics], None] = lambda metrics: None,
         resume_seconds: float = 0.0,
-        on_held: Callable[[Held, float], None] = lambda outcome, seconds: None,
+        on_held: Callable[[ResumeOutcome, float], None] = lambda outcome, seconds: None,
     ) -> None:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None  # of the current incarnation, else of the last one

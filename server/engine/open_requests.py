@@ -24,7 +24,7 @@ from server.engine.mailbox import Stream
 
 logger = logging.getLogger(__name__)
 
-Held = Literal["resumed", "too_late", "given_up"]  # outcome of a held request
+ResumeOutcome = Literal["resumed", "too_late", "given_up"]  # outcome of a held request
 
 
 class OpenRequest:
@@ -83,7 +83,7 @@ class OpenRequests:
         send: Callable[[Command], None],
         *,
         seconds: float,
-        on_held: Callable[[Held, float], None],
+        on_held: Callable[[ResumeOutcome, float], None],
     ) -> None:
         self._send = send
         self.hold_seconds = seconds
@@ -215,7 +215,7 @@ class OpenRequests:
             request.stream.fail(message)
         self._let_go(late)
 
-    def _end_held(self, request: OpenRequest, outcome: Held) -> None:
+    def _end_held(self, request: OpenRequest, outcome: ResumeOutcome) -> None:
         del self._requests[request.id]
         now = time.monotonic()
         self._on_held(outcome, now - (request.cut_at or now))

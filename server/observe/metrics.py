@@ -27,7 +27,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.messages import CheckOutcome, Mode, StepMetrics
 from server.engine.lifecycle import EngineState
-from server.engine.open_requests import Held
+from server.engine.open_requests import ResumeOutcome
 from server.observe.exchange import Ended
 from server.observe.metrics_table import METRICS, PARTS, ROUTER_NAMES, Finish, Rejection
 from server.observe.speculation import Gain, Regret, compared, seconds_of
@@ -206,7 +206,7 @@ class Metrics(Collector):
         self._add("grammar_checks_total", 1, outcome)
         self._histograms["grammar_check_seconds"].observe(seconds)
 
-    def observe_held(self, outcome: Held, seconds: float) -> None:
+    def observe_held(self, outcome: ResumeOutcome, seconds: float) -> None:
         """The outcome of a held sequence, `seconds` after its engine was lost."""
         self._add("held_requests_total", 1, outcome)
         if outcome == "resumed":

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from engine.config import MAX_K, PROPOSERS
 from engine.messages import CONTEXTS, CheckOutcome, Mode, Reason, SwapOutcome
 from server.engine.lifecycle import EngineState
-from server.engine.open_requests import Held
+from server.engine.open_requests import ResumeOutcome
 
 Finish = Literal["stop", "length", "abort", "timeout", "refused", "error"]
 Rejection = Literal[
@@ -243,7 +243,7 @@ METRICS: tuple[Metric, ...] = (
         " was none, by what became of them:"
         " `resumed`, `too_late` (`server.resume_seconds` were over) or `given_up` (they were alone"
         " with two engines in a row that were lost)",
-        {"outcome": get_args(Held)},
+        {"outcome": get_args(ResumeOutcome)},
     ),
     histogram(
         "resume_gap_seconds",

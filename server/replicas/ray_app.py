@@ -89,7 +89,7 @@ class Served:
         except BaseException:
             await self.__del__()
             raise
-        self._telling = asyncio.create_task(replica.tell_throughput())
+        self._telling = asyncio.create_task(replica.log_throughput())
 
     def _on_state(self, state: EngineState) -> None:
         if state in ("ready", "failed"):

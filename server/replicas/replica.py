@@ -100,7 +100,7 @@ class Replica:
         threading.Thread(target=run, name="tokenizer", daemon=True).start()
         return asyncio.wrap_future(loaded)
 
-    async def tell_throughput(self) -> None:
+    async def log_throughput(self) -> None:
         """Runs for ever."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)

@@ -156,7 +156,7 @@ def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
 @pytest.mark.parametrize("across", [False, True])
 def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     """Law: bit for bit, behind guesses and without, for rows that ask for some, for all or for
-    nothing; whether the numbers of a row or those of a wish lie side by side."""
+    nothing; whether the numbers of a row or those of an adjustment lie side by side."""
     generator, width = np.random.default_rng(3), 1100
     logits = normal(width)
     logits[3, :9] = -np.inf
@@ -164,7 +164,7 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     biases = np.round(generator.standard_normal((4, width))).astype(np.float32)
     seen[0], biases[0] = 0, 0
     ids = np.array([5, 5, 1099, 1023, 7, 8, 5])
-    wishes = np.array(
+    fields = np.array(
         [  # slot, first guess, guesses, early, repetition, frequency, presence
             [0, 0, 3, 0, 1, 0, 0],
             [1, 0, 3, 1, 1.3, 0.7, -0.4],
@@ -174,11 +174,11 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
             [2, 3, 4, 0, 1.9, 0, 0],
         ]
     )
-    wishes = np.asfortranarray(wishes).astype(np.float32) if across else wishes
+    fields = np.asfortranarray(fields).astype(np.float32) if across else fields
     texts = torch.from_numpy(seen), torch.from_numpy(biases)
-    there = torch.from_numpy(wishes.T.copy()).T if across else torch.from_numpy(wishes)
+    there = torch.from_numpy(fields.T.copy()).T if across else torch.from_numpy(fields)
     expected = by_torch(torch.from_numpy(logits), texts, there, torch.from_numpy(ids), 4).numpy()
-    found = interpreted(adjusted, logits, seen, biases, wishes, ids)
+    found = interpreted(adjusted, logits, seen, biases, fields, ids)
     assert np.array_equal(found, expected)
     assert np.array_equal(found[0], logits[0])
 
@@ -272,7 +272,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert "fma." not in text
     pointers = {"out": "*fp32", "logits": "*fp32", "seen": "*i32", "biases": "*fp32", "ids": "*i64"}
     for kind in ("*fp64", "*fp32"):
-        pointers |= {"wishes": kind, "of_row": "i32", "of_column": "i32"}
+        pointers |= {"fields": kind, "of_row": "i32", "of_column": "i32"}
         text = compiled(kernels.adjust_blocks, pointers, {"WIDTH": 128_256})
         assert "ld.global.v4.b32" in text
     left = {"tops": "*i64", "sums": "*fp32"}

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import EngineLost
 from engine.messages import Abort, Begun, Command, Output, SamplingParams, Speculation, Submit
 from server.engine.mailbox import Stream
-from server.engine.open_requests import Held, OpenRequests
+from server.engine.open_requests import OpenRequests, ResumeOutcome
 from tests.support.fake_client import make_ready
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
@@ -28,7 +28,7 @@ class World:
         self.held: list[tuple[str, float]] = []
         self.requests = OpenRequests(self.told.append, seconds=seconds, on_held=self._note)
 
-    def _note(self, outcome: Held, seconds: float) -> None:
+    def _note(self, outcome: ResumeOutcome, seconds: float) -> None:
         self.held.append((outcome, seconds))
 
     @property
