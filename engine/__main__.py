@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.logs import configure_logging
 from engine.process import EngineProcess, StepEngine
-from engine.progress import tell
+from engine.progress import report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def _make_engine(path: Path, measured: Path | None) -> StepEngine:
     config = read_config(path)
     known = measured.read_bytes() if measured is not None else b""
     limit_threads(config.threads, os.environ)
-    tell("importing torch")
+    report("importing torch")
     gc.disable()  # what is imported stays, and is not to be walked, now or later
     from engine.core import Engine  # brings torch in, which reads the environment once
     from engine.cpu.jit import logged_compilation

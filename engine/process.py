@@ -37,7 +37,7 @@ from engine.messages import (
     Submit,
     SwapDraft,
 )
-from engine.progress import heard
+from engine.progress import reported_to
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class EngineProcess:
     def run(self) -> int:
         built = False
         try:
-            with heard(lambda *told: self._send(Starting(*told))):
+            with reported_to(lambda *progress: self._send(Starting(*progress))):
                 engine = self._make_engine()
             built = True
             freeze_memory()

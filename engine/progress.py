@@ -1,6 +1,6 @@
-"""How far the start of an engine has come. Whoever works tells; an engine process passes it on to
-its front end, which draws it or logs it. By way of a logger, so that no function on the way down to
-a loop has to know; where nobody listens, nothing happens."""
+"""Progress of the engine's start: whoever works reports it, and an engine process sends it to its
+front end, which draws or logs it. Reports go through a logger, so that no function on the way down
+to a loop takes a callback; without a listener nothing happens."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 
-def tell(stage: str, done: int = 0, total: int = 0) -> None:
+def report(stage: str, done: int = 0, total: int = 0) -> None:
     """`stage`: what is done now; `total`: 0 where it is not known."""
-    logger.debug("%s", stage, extra={"told": (stage, done, total)})
+    logger.debug("%s", stage, extra={"progress": (stage, done, total)})
 
 
 def counted(stage: str, items: Collection[Item]) -> Iterator[Item]:
-    """The items; told is how many are done."""
+    """The items, reporting how many are done."""
     for number, item in enumerate(items):
-        tell(stage, number, len(items))
+        report(stage, number, len(items))
         yield item
-    tell(stage, len(items), len(items))
+    report(stage, len(items), len(items))
 
 
 class _Listener(logging.Handler):
-    def __init__(self, hear: Callable[[str, int, int], None]) -> None:
+    def __init__(self, callback: Callable[[str, int, int], None]) -> None:
         super().__init__()
-        self._hear = hear
+        self._callback = callback
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._hear(*record.told)  # type: ignore[attr-defined]
+        self._callback(*record.progress)  # type: ignore[attr-defined]
 
 
 @contextmanager
-def heard(hear: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Meanwhile `hear` gets what is told, in the thread that tells it, and no log does."""
-    listener = _Listener(hear)
+def reported_to(callback: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Meanwhile `callback` gets every report, in the thread that makes it, and no log does."""
+    listener = _Listener(callback)
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False

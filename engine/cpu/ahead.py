@@ -17,7 +17,7 @@ from engine.child import die_with_parent
 from engine.cpu.jit import is_kept
 from engine.cpu.kernels_draws import draw, guess_rows
 from engine.messages import SamplingParams
-from engine.progress import tell
+from engine.progress import report
 from engine.sampling.plain import plain_of
 
 COMMAND = (sys.executable, "-m", "engine.cpu.ahead")
@@ -38,7 +38,7 @@ def compiled_ahead(device: str, command: Sequence[str] = COMMAND) -> Iterator[No
         except BaseException:
             child.kill()
             raise
-        tell("compiling for this processor")  # until the child has ended
+        report("compiling for this processor")  # until the child has ended
 
 
 def compile_draws() -> None:

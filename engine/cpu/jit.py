@@ -19,7 +19,7 @@ import numba
 from numba.core import caching, event
 
 from engine.errors import one_line
-from engine.progress import tell
+from engine.progress import report
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class _Told(event.Listener):  # type: ignore[misc]
 
     def on_start(self, event: Any) -> None:
         self._count += 1
-        tell("compiling for this processor: functions", self._count)
+        report("compiling for this processor: functions", self._count)
         if self._count > 1:
             return
         folder = getattr(event.data["dispatcher"]._cache, "cache_path", None)

@@ -36,7 +36,7 @@ from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, front_door
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
-from engine.progress import tell
+from engine.progress import report
 from engine.sampling.triton_draws import available
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class _Source:
         that are to be int8, or this raises _NotCompiled. Raises ModelError."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
-        tell(f"loading the {role}" if folder else f"fetching and loading the {role}")
+        report(f"loading the {role}" if folder else f"fetching and loading the {role}")
         plain = where.type == "cpu" and (self.quantization == "none" or self.own_int8)
         llama = read_llama(folder, role) if folder is not None and plain else None
         if llama is not None:
@@ -162,7 +162,7 @@ def _proven(
     steady: bool = False,
 ) -> LoadedModel:
     """Called in the quickest way there is, or by what is `steady`. Raises ModelError."""
-    tell(f"checking the {make.keywords['role']}")
+    report(f"checking the {make.keywords['role']}")
     loaded = make(
         model=model,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),

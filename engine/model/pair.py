@@ -53,7 +53,7 @@ from engine.model.memory import device_limit, reserve_of, table_bytes, weights_o
 from engine.model.precision import named_dtype
 from engine.model.proof import waits_for_device
 from engine.model.runner import Graphs, ModelRunner
-from engine.progress import tell
+from engine.progress import report
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
@@ -253,7 +253,7 @@ def runner_of(
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
     for number, _ in enumerate(readied(config, runner, cache) if ready else ()):
-        tell(f"preparing the {model.role}'s forwards", number)
+        report(f"preparing the {model.role}'s forwards", number)
     return runner
 
 

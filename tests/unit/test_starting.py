@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from engine.messages import Starting
-from engine.progress import counted, heard, tell
+from engine.progress import counted, report, reported_to
 from server.supervise.starting import LOGGED_SECONDS, StartDisplay
 
 
@@ -24,16 +24,18 @@ class Clock:
         return self.now
 
 
-def test_progress_goes_to_who_listens_and_to_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Law: told is how many are done, and nothing once nobody listens."""
-    told: list[tuple[str, int, int]] = []
+def test_progress_is_reported_to_its_listener_and_to_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Law: how many are done is reported, and nothing where nobody listens."""
+    reports: list[tuple[str, int, int]] = []
     with caplog.at_level(logging.DEBUG):
-        with heard(lambda *said: told.append(said)):
+        with reported_to(lambda *progress: reports.append(progress)):
             assert list(counted("loading", "ab")) == ["a", "b"]
-            tell("checking")
+            report("checking")
         assert not caplog.records
-        tell("later")
-    assert told == [("loading", 0, 2), ("loading", 1, 2), ("loading", 2, 2), ("checking", 0, 0)]
+        report("later")
+    assert reports == [("loading", 0, 2), ("loading", 1, 2), ("loading", 2, 2), ("checking", 0, 0)]
 
 
 def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
