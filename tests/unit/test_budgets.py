@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_354,
-    "lab": 8_337,  # engine/lab and server/lab
+    "lab": 8_383,  # engine/lab and server/lab
     "serving": 29_993,  # everything else but the script that trained the built-in pair
-    "all": 45_067,
+    "all": 45_113,
     "page": 1_747,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
