@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.config import DraftModelConfig, ModelConfig, Role, folder_of, model_folder
+from engine.config import AnyProposer, DraftModelConfig, ModelConfig, Role, folder_of, model_folder
 from engine.cpu.jit import multiplies
 from engine.errors import ModelError
 from engine.grammar.translation import Translation
@@ -112,6 +112,18 @@ def warn_of_slow(
                 "the %s's dtype is %r, which is slow on this CPU, since it has no instructions for"
                 " it: leave dtype out, or say 'float32'", role, model.dtype,
             )  # fmt: skip
+
+
+def compare_files(
+    target: ModelConfig, draft: AnyProposer
+) -> tuple[Vocabulary | None, Vocabulary | None, Translation | None]:
+    """Vocabularies of both, None where files do not say them, and what `compare` says of them; of a
+    `draft` that is no model nothing. Raises ModelError also where the two are swapped."""
+    if not isinstance(draft, DraftModelConfig):
+        return None, None, None
+    refuse_swapped({"target": target, "draft": draft})
+    ours, theirs = vocabulary_in(target, "target"), vocabulary_in(draft, "draft")
+    return ours, theirs, compare(ours, theirs) if ours and theirs else None
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:

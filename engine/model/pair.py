@@ -35,14 +35,7 @@ from engine.grammar.vocabulary import load_vocabulary
 from engine.model.attention_choice import choose_attention
 from engine.model.eagle_head import EagleHead, Target, load_eagle
 from engine.model.early_exit import best_exit, early_exit
-from engine.model.fit import (
-    Vocabulary,
-    check_lengths,
-    compare,
-    refuse_swapped,
-    vocabulary_in,
-    warn_of_slow,
-)
+from engine.model.fit import Vocabulary, check_lengths, compare, compare_files, warn_of_slow
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.graphs import CudaRecorder
 from engine.model.kv_cache import KVCache, bytes_per_token
@@ -89,7 +82,6 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
         models["draft"] = proposer
     device = pick_device(config.device)
     warn_of_slow(models, device.type)
-    refuse_swapped(models)
     refuse_weights(config, models)
     use_device(device)
     if isinstance(proposer, DraftModelConfig):
@@ -108,17 +100,13 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
 
 
 def _load_both(config: EngineConfig, said: DraftModelConfig, target: LoadedModel | None) -> Pair:
-    """Their vocabularies are compared before weights are read, and again if these say otherwise.
-    Raises ModelError."""
-    ours, theirs = vocabulary_in(config.target, "target"), vocabulary_in(said, "draft")
-    known = translation = None
-    if ours is not None and theirs is not None:
-        known, translation = (ours, theirs), compare(ours, theirs)
+    """Vocabularies are compared again if weights say other ones than files. Raises ModelError."""
+    ours, theirs, translation = compare_files(config.target, said)
     target = target or _load(config, config.target, "target", config.target.max_model_len)
     draft = load_draft(config, said)
     check_lengths(target, draft)
     found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
-    return Pair(target, draft, translation if found == known else compare(*found))
+    return Pair(target, draft, translation if found == (ours, theirs) else compare(*found))
 
 
 def load_draft(config: EngineConfig, said: DraftModelConfig) -> LoadedModel:

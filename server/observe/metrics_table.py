@@ -222,7 +222,8 @@ METRICS: tuple[Metric, ...] = (
         "spec_decode_compared_seconds_total",
         "seconds of steps without prompts, as they were (`taken`), and that their tokens would have"
         " taken without guesses, as the controller expects (`plain`): the rate of this by the rate"
-        " of those is the speed-up over any time and all replicas",
+        " of those is the speed-up over any time and all replicas. No step counts for more than"
+        " guesses that take no time would bring, so an overloaded machine tells too little",
         {"kind": ("taken", "plain")},
     ),
     gauge(

@@ -81,12 +81,13 @@ def seconds_of(seconds: StepSeconds) -> float:
 
 def compared(step: StepMetrics) -> tuple[float, float]:
     """(seconds that the step took, estimate for its tokens without speculation); zeros if
-    unknown."""
+    unknown. The estimate is bounded by its value if speculation took no time at all."""
     if not step.plain_seconds:
         return 0.0, 0.0
     taken = seconds_of(step.seconds)
     guessed = step.num_proposed or step.seconds.propose_forward
-    return taken, step.plain_seconds if guessed else taken
+    most = taken * step.num_generated_tokens / step.num_sampling
+    return taken, min(step.plain_seconds, most) if guessed else taken
 
 
 class Gain:
@@ -109,8 +110,6 @@ class Gain:
         taken, plain = compared(step)
         sums["taken"] += taken
         sums["plain"] += plain
-        # Bound on "plain": its value if speculation took no time at all.
-        sums["most"] += taken * step.num_generated_tokens / step.num_sampling
         sums["tokens"] += step.num_generated_tokens
         sums["rounds"] += step.num_sampling
         for name, (proposed, accepted) in step.by_proposer.items():
@@ -128,8 +127,8 @@ class Gain:
     @property
     def speedup(self) -> float | None:
         """Relative to no speculation; None if not known."""
-        sums = self._sums
-        return min(sums["plain"], sums["most"]) / sums["taken"] if sums["taken"] > 0.0 else None
+        taken = self._sums["taken"]
+        return self._sums["plain"] / taken if taken > 0.0 else None
 
     @property
     def tokens_per_round(self) -> float | None:

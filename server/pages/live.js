@@ -81,7 +81,7 @@ export class LiveView {
   headline(minute) {
     const { speedup, tokens } = minute;
     const idle = tokens ? "Not known" : "Nothing ran in the last minute";
-    put("gain", speedup === null ? idle : `${minute.isBound ? "≤ " : ""}${figure(speedup)}×`);
+    put("gain", speedup === null ? idle : `${figure(speedup)}×`);
     at("headline").classList.toggle("unknown", speedup === null);
     at("gain-why").textContent = speedup !== null ? reasons(minute)
       : tokens ? "This server does not estimate what steps without guesses would take, since its K is fixed."
@@ -132,15 +132,13 @@ export class LiveView {
 }
 
 // What the headline is estimated from.
-function reasons({ seconds, tokens, tokensPerRound, isBound, plainSteps, compared: { plain, taken } }) {
-  const bounded = isBound
-    ? ` That is more than can be, so the number is the bound: ${figure(tokensPerRound)} tokens a step and request.` : "";
+function reasons({ seconds, tokens, plainSteps, compared: { plain, taken } }) {
   const checked = plainSteps
     ? `${many(plainSteps, "step")} ran without guesses and count as they were.`
     : "No step ran without guesses meanwhile, so nothing checked what they would cost.";
   return `Estimated from the last ${Math.round(seconds)} s with ${many(tokens, "token")}. Steps took ${figure(taken)} s; ` +
-    `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves.` +
-    `${bounded} ${checked} Steps with prompts are left out.`;
+    `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves. ` +
+    `${checked} Steps with prompts are left out.`;
 }
 
 function put(id, text) {

@@ -68,20 +68,9 @@ export class Span {
     return this.grownBy("spec_decode_compared_seconds_total", "kind");
   }
 
-  // Tokens that a request gets in a step, at the mean; 1 without guesses.
-  get tokensPerRound() {
-    return ratio(this.tokens, this.grown("spec_decode_num_drafts_total"));
-  }
-
-  // Against no guesses; as the server does, not above what guesses that take no time would bring.
+  // Against no guesses.
   get speedup() {
-    const { plain, taken } = this.compared;
-    return taken > 0 ? Math.min(plain / taken, this.tokensPerRound ?? Infinity) : null;
-  }
-
-  // Whether that bound is what `speedup` is.
-  get isBound() {
-    return this.speedup !== null && this.speedup === this.tokensPerRound && this.speedup > 1;
+    return ratio(this.compared.plain, this.compared.taken);
   }
 
   // Steps that ran without guesses, to compare or since none would pay.

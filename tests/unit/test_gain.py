@@ -7,7 +7,7 @@ from dataclasses import astuple
 import pytest
 
 from engine.messages import Estimates, Mode, StepMetrics, StepSeconds
-from server.observe.speculation import Gain
+from server.observe.speculation import Gain, compared
 
 
 def step(
@@ -147,6 +147,15 @@ def test_it_is_never_faster_than_its_guesses_allow() -> None:
     stale = gain_of(*[step(tokens=6, sampling=2, seconds=1.0, plain=4.0)] * 5)
     assert stale.speedup == pytest.approx(3.0)
     assert stale.tokens_per_round == pytest.approx(3.0)
+
+
+def test_no_step_is_worth_more_than_its_guesses_allow() -> None:
+    """Bug: after a step that was preempted for seconds, what steps take without guesses was
+    believed to be as much, and dashboards, which add seconds of steps, showed gains of 20."""
+    assert compared(step(tokens=6, sampling=2, seconds=0.01, plain=0.5)) == pytest.approx(
+        (0.01, 0.03)
+    )
+    assert compared(step(tokens=6, sampling=2, seconds=0.4, plain=0.5)) == (0.4, 0.5)
 
 
 def test_a_single_guess_is_told_for_a_while() -> None:

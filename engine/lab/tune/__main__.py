@@ -48,6 +48,7 @@ from engine.lab.tune.measuring import Measuring
 from engine.lab.tune.prompts import built_in, from_file, renderer, requests
 from engine.lab.tune.report import as_dict, lines, sentence
 from engine.lab.tune.settings import config_text, settings_of
+from engine.model.fit import compare_files
 from engine.model.pair import load_pair
 
 MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # tokens of a prompt
@@ -100,6 +101,7 @@ def tune(parsed: argparse.Namespace) -> int:
     configs = {name: config_of(parsed, proposer_of(name, parsed.dtype)) for name in drafts}
     for config in (plain, *configs.values()):
         check_folders(config)
+        compare_files(config.target, config.speculation.proposer)
     settings = settings_of({name: c.speculation.proposer for name, c in configs.items()})
     set_threads(parsed.threads)
     player, asked = load(parsed, plain, settings)

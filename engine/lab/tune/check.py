@@ -1,62 +1,106 @@
 """`python -m engine.lab.tune.check`: do intervals of `foredraft tune` hold what a long bench finds?
 
 One `foredraft bench` of the same texts at one request, then tune with ten seeds: how many intervals
-of the first draft hold the bench's ratio. Exit code 1 where fewer than nine of ten do. All other
-options go to both (--target, --draft, --tokens, --threads). For a machine that nobody else uses.
+of the first draft hold the bench's ratio. Exit code 1 where fewer than nine of ten do, where one
+took longer than --minutes, or where a draft was recommended that the bench finds of no use. All
+other options go to both (--target, --draft, --tokens, --threads). For a machine that nobody else
+uses; with --results it can be interrupted.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from engine.arguments import Parser, number, whole
+from engine.lab.comparison.race import PATIENCE
+from engine.lab.tune.estimate import Ratio, ratio
 
 _BENCH = "--modes off,draft_model --kinds chat,json,code,prose --concurrency 1 --ends --rounds 1000"
+_DOUBT = 0.05  # of the bench's own interval
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    parsed, others = parse(arguments)
+    truth, held, late, recommended = Ratio(0.0), 0, 0, 0
+    if parsed.bench_minutes:
+        bench = [*_BENCH.split(), f"--minutes={parsed.bench_minutes / PATIENCE}", *others]
+        truth = bench_ratio(known("engine.lab.bench", bench, parsed.results))
+        print(f"bench: {truth} of plain decoding", flush=True)
+    for seed in range(1, parsed.runs + 1):
+        own = [f"--seed={seed}", f"--minutes={parsed.minutes}"]
+        found = known("engine.lab.tune", [*own, *others], parsed.results)
+        loads, took = found["loads"], found["took"]
+        against = loads[0]["against_off"] if loads else {}
+        _, low, high = next(
+            (r for arm, r in against.items() if arm.startswith("draft ")), (0, 1, 0)
+        )
+        held += low <= truth.value <= high
+        late += took > 60 * parsed.minutes
+        recommended += found["best"].startswith("draft ")
+        print(f"{seed}: {low:.3f} to {high:.3f}; {took:.0f} s; {found['sentence']}", flush=True)
+    misses = parsed.bench_minutes > 0 and held < 0.9 * parsed.runs
+    if parsed.bench_minutes:
+        print(f"{held} of {parsed.runs} intervals hold what the bench found")
+    print(f"{recommended} of {parsed.runs} recommend a draft, {late} took too long")
+    return int(misses or late > 0 or (truth.value <= 1 and recommended > 0))
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """And the options that go to both."""
     parser = Parser("python -m engine.lab.tune.check", __doc__)
     add = parser.add_argument
     add("--runs", type=whole(1, 100), default=10, help="of tune (10)")
     add("--minutes", type=number(0, 1e3), default=5.0, help="of each (5)")
-    add("--bench-minutes", type=number(0, 1e3), default=20.0, help="of bench (20)")
+    add("--bench-minutes", type=number(0, 1e3), default=20.0,
+        help="of bench (20); 0: none, for a draft that is known to be of no use")  # fmt: skip
+    add("--results", type=Path, metavar="FILE",
+        help="JSON Lines, one for each that has run; what is there is not run again")  # fmt: skip
     parsed, others = parser.parse_known_args(arguments)
-    others += [] if "--tokens" in others else ["--tokens", "200"]
-    bench = [*_BENCH.split(), f"--minutes={parsed.bench_minutes}", *others]
-    truth, held = bench_ratio(figures_of("engine.lab.bench", bench)), 0
-    print(f"bench: {truth:.3f}x of plain decoding", flush=True)
-    for seed in range(1, parsed.runs + 1):
-        own = [f"--seed={seed}", f"--minutes={parsed.minutes}"]
-        found = figures_of("engine.lab.tune", [*own, *others])
-        known = found["loads"][0]["against_off"] if found["loads"] else {}
-        _, low, high = next((r for arm, r in known.items() if arm.startswith("draft ")), (0, 1, 0))
-        held += low <= truth <= high
-        print(f"{seed}: {low:.3f} to {high:.3f}; {found['sentence']}", flush=True)
-    print(f"{held} of {parsed.runs} intervals hold what the bench found")
-    return int(held < 0.9 * parsed.runs)
+    return parsed, others if "--tokens" in others else [*others, "--tokens", "200"]
+
+
+def known(module: str, options: Sequence[str], results: Path | None) -> Any:
+    """The figures of a run with these options among `results`, else of one that is added there."""
+    command = [module, *options]
+    lines = results.read_text().splitlines() if results and results.exists() else []
+    for run in map(json.loads, lines):
+        if run["command"] == command:
+            return run["figures"]
+    figures = figures_of(module, options)
+    if results:
+        with results.open("a") as file:
+            file.write(json.dumps({"command": command, "figures": figures}) + "\n")
+    return figures
 
 
 def figures_of(module: str, options: Sequence[str]) -> Any:
+    """What it writes with --json, and the seconds that it `took`."""
     with NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", module, *options, "--json", file.name]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads(Path(file.name).read_text())  # which replaced it
+        command, began = [sys.executable, "-m", module, *options], time.monotonic()
+        subprocess.run([*command, "--json", file.name], check=True, stdout=subprocess.DEVNULL)
+        found = json.loads(Path(file.name).read_text())  # which replaced it
+        return {**found, "took": time.monotonic() - began}
 
 
-def bench_ratio(found: Any) -> float:
-    """Seconds of plain decoding over those of the draft alone, for the same tokens of all cells."""
+def bench_ratio(found: Any) -> Ratio:
+    """Seconds of plain decoding over those of the draft alone. As many rounds of each cell count,
+    as tune asks for as many texts of each kind: with as much time for each, kinds of short replies
+    would count for more."""
     modes = [cell["modes"] for cell in found["cells"]]
-    pairs = [(mode["off"]["rounds"], mode["draft_model"]["rounds"]) for mode in modes]
-    rounds = [each for off, auto in pairs for each in zip(off, auto, strict=True)]
-    off = sum(one["tokens"] / one["rate"] for one, _ in rounds)
-    auto = sum(one["tokens"] / other["rate"] for one, other in rounds)
-    return float(off / auto)
+    least = min(len(each["off"]["rounds"]) for each in modes)
+    off, auto = (
+        [sum(each[mode]["rounds"][i]["seconds"] for each in modes) for i in range(least)]
+        for mode in ("off", "draft_model")
+    )
+    return ratio(off, auto, doubt=_DOUBT)
 
 
 if __name__ == "__main__":
