@@ -163,7 +163,7 @@ def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
     page.fill("#say", "Once upon a time")
     page.route("**/v1/completions", endless)
     page.press("#say", "Control+Enter")
-    page.wait_for_selector(".turn.coming .token")
+    page.locator(".turn.coming .token").first.wait_for(state="attached")  # may be a line break
     page.click("#stop")
     turn = page.locator(".turn")
     expect(turn.locator(".facts")).to_contain_text("stopped")
