@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from tests.support.byte_tokenizer import EOS
@@ -26,11 +27,13 @@ CALLS = (
 )
 
 
-def scripted(text: str, *, tokens_per_step: int = 1) -> FakeClient:
-    """An engine that says `text`, in bytes, and ends."""
+def scripted(
+    text: str, *, tokens_per_step: int = 1, gate: asyncio.Semaphore | None = None
+) -> FakeClient:
+    """An engine that says `text`, in bytes, and ends. `gate`: as of a FakeClient."""
     script = listed_script(list(text.encode()), then=EOS)
     ready = make_ready(eos_ids=[EOS], max_model_len=2048)
-    return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step)
+    return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step, gate=gate)
 
 
 def accumulated(chunks: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ BUDGETS = {
     "lab": 8_337,  # engine/lab and server/lab
     "serving": 29_993,  # everything else but the script that trained the built-in pair
     "all": 45_067,
-    "page": 1_760,  # scripts, style sheet and markup, not in "all"
+    "page": 1_784,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
 
