@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_354,
     "lab": 8_337,  # engine/lab and server/lab
-    "serving": 29_993,  # everything else but the script that trained the built-in pair
-    "all": 45_067,
+    "serving": 30_007,  # everything else but the script that trained the built-in pair
+    "all": 45_081,
     "page": 1_784,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
