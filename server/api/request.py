@@ -4,11 +4,12 @@ Strict types (a bool is no number, "3" is not 3), no NaN, unknown members refuse
 number bounded. A null is the same as leaving the member out. Models say what is allowed once, for
 reading and for /openapi.json. Facts of the engine (vocabulary, context) are checked in `intake`.
 
-Messages name strings and containers by their kind only, so that none repeats a prompt.
+Messages say what was given, but no text that is part of a prompt or could be one by mistake.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -115,13 +116,22 @@ class RequestBody(Part):
                 raise unsupported(name, f"is not supported under the present settings: {reason}")
 
 
-def wrong(path: str, allowed: str, value: Any) -> ApiError:
-    """`path` must be (allowed), but (this) was given."""
-    return invalid(path, f"must be {allowed}, but {shown(value)} was given")
+# Fields with text of the prompt, and how much of a string a message repeats: of those where one of
+# some words was expected, and of others, where what is longer may be a text in the wrong field.
+TEXTS = {"input", "instructions", "messages", "prediction", "prompt", "suffix", "system", "tools"}
+LONGEST_WORD, LONGEST_OTHER = 40, 16
 
 
-def shown(value: Any) -> str:
-    """What was given: numbers and booleans as they are, anything longer by its kind."""
+def wrong(path: str, allowed: str, value: Any, *, word: bool = False) -> ApiError:
+    """`path` must be (allowed), but (this) was given. `word`: one of some words was expected."""
+    most = 0 if re.split(r"[.\[]", path)[0] in TEXTS else LONGEST_OTHER
+    said = shown(value, MAX_STOP_LENGTH if word else most)
+    return invalid(path, f"must be {allowed}, but {said} was given")
+
+
+def shown(value: Any, most: int) -> str:
+    """What was given: numbers and booleans as they are, containers by their kind, strings of more
+    than `most` characters by their length."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -130,10 +140,13 @@ def shown(value: Any) -> str:
         case int() | float():
             text = repr(value) if abs(value) < 1e40 else "a number out of range"
             return text if len(text) <= 40 else text[:37] + "..."
-        case str() if len(value) > MAX_STOP_LENGTH:  # its length may be what is wrong
-            return f"a string of {len(value)} characters"
+        case "":
+            return "an empty string"
+        case str() if len(value) > most:
+            return f"a string of {len(value)} character{'s' * (len(value) > 1)}"
         case str():
-            return "a string" if value else "an empty string"
+            text = value if len(value) <= LONGEST_WORD else value[: LONGEST_WORD - 3] + "..."
+            return json.dumps(text, ensure_ascii=not text.isprintable())
         case list() | tuple():
             return f"a list of {len(value)}"
         case dict():
@@ -199,14 +212,15 @@ def explain(
             return unsupported(path, said)
         case "union_tag_not_found" if isinstance(_value(steps, data), dict):
             return missing(f"{path}.type")
+    value, here = _value(steps, data), [other for there, other in places if there == steps]
+    word = any(other["type"] in ("literal_error", "union_tag_invalid") for other in here)
     if row is not None:
-        return wrong(path, row.allowed, data[path])
-    value = _value(steps, data)
-    expected = dict.fromkeys(_expected(other) for there, other in places if there == steps)
-    allowed = " or ".join(expected)
+        return wrong(path, row.allowed, value, word=word)
+    allowed = " or ".join(dict.fromkeys(map(_expected, here)))
     if steps[-1] == "type" and isinstance(value, str):
-        return unsupported(path, f"must be {allowed}: nothing else is supported here")
-    return wrong(path, allowed, value)
+        said = f"must be {allowed}, but {shown(value, MAX_STOP_LENGTH)} was given"
+        return unsupported(path, f"{said}: nothing else is supported here")
+    return wrong(path, allowed, value, word=word)
 
 
 def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:

@@ -70,7 +70,7 @@ export function capital(text) {
 
 // The chunks of a streamed completion or chat, the last one with the usage.
 export async function* stream(path, body, signal) {
-  const asked = { ...body, stream: true, stream_options: { include_usage: true } };
+  const asked = { ...body, stream: true, stream_options: { include_usage: true, ...body.stream_options } };
   const reply = await request(path, { body: asked, signal });
   let whole = false;
   for await (const data of events(reply.body, signal)) {

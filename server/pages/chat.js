@@ -118,6 +118,7 @@ export class ChatView {
     else {
       path = "v1/chat/completions";
       body.messages = this.messages();
+      body.stream_options = { continuous_usage_stats: true }; // which counts the thinking
       if (begun) {
         body.messages.push({ role: "assistant", content: begun });
         body.continue_final_message = true;
@@ -184,6 +185,9 @@ function parsed(id, fits) {
 class Turn {
   constructor(view, message) {
     [this.view, this.message, this.begun] = [view, message, message.content];
+    this.thoughts = el("div", {});
+    this.thought = el("details", { class: "thought", open: true, hidden: true },
+      el("summary", {}, "Thinking"), this.thoughts);
     this.text = el("div", { class: "text" }, message.content);
     this.legend = el("ul", { class: "legend", "aria-label": "Tokens by who proposed them" });
     this.facts = el("p", { class: "facts" });
@@ -192,15 +196,16 @@ class Turn {
     this.actions = el("div", { class: "actions" }, edit);
     const who = view.mode === "completion" ? "Text" : WHO[message.role];
     this.element = el("li", { class: `turn ${message.role}` },
-      el("h3", {}, who), this.text, this.more, this.legend, this.facts, this.actions);
+      el("h3", {}, who), this.thought, this.text, this.more, this.legend, this.facts, this.actions);
   }
 
   async run(path, body, signal) {
-    const tokens = new Tokens(this.text, this.legend);
+    const tokens = new Tokens(this.text, this.legend, this.thoughts);
     this.element.classList.add("coming");
     try {
-      const whole = await generate(path, body, signal, part => {
-        following(() => tokens.push(part.tokens));
+      const whole = await generate(path, body, signal, (part, { usage }) => {
+        const thought = usage?.completion_tokens_details.reasoning_tokens;
+        following(() => this.show(tokens, part.tokens, thought));
       });
       following(() => this.end(whole));
     } catch (error) {
@@ -209,6 +214,14 @@ class Turn {
     } finally {
       this.element.classList.remove("coming");
     }
+  }
+
+  // The thinking is folded away once, when the answer begins.
+  show(tokens, more, thought) {
+    const answered = tokens.spans.length > tokens.thought;
+    tokens.push(more, thought);
+    this.thought.hidden = !tokens.thought;
+    if (tokens.thought && !answered && tokens.spans.length > tokens.thought) this.thought.open = false;
   }
 
   end(whole) {

@@ -61,19 +61,27 @@ function join(calls, { index, id, function: piece }) {
   call.function.arguments += piece?.arguments ?? "";
 }
 
-// Shows tokens in `where`, and who proposed how many of them in `legend`.
+// Shows tokens in `where`, those of its thinking in `thoughts`, and who proposed how many of them
+// in `legend`.
 export class Tokens {
-  constructor(where, legend) {
-    [this.where, this.legend, this.counts] = [where, legend, {}];
+  constructor(where, legend, thoughts) {
+    [this.where, this.legend, this.thoughts, this.counts] = [where, legend, thoughts, {}];
+    [this.spans, this.thought] = [[], 0]; // of all tokens; how many of them are thinking
   }
 
-  push(tokens) {
+  // `thought`: how many of all tokens so far are thinking, which is known of some only later.
+  push(tokens, thought = 0) {
     if (!tokens.length) return;
     for (const { text, source } of tokens) {
       const name = source === "target" ? "drawn by the target" : `proposed by: ${nameOf(source)}`;
-      this.where.append(el("span", { class: `token by-${source}`, title: name }, text));
+      this.spans.push(el("span", { class: `token by-${source}`, title: name }, text));
       this.counts[source] = (this.counts[source] ?? 0) + 1;
     }
+    this.where.append(...this.spans.slice(-tokens.length));
+    const blank = span => span && !span.textContent.trim(); // between the thinking and the answer
+    while (thought && blank(this.spans[thought])) thought += 1;
+    this.thoughts?.append(...this.spans.slice(this.thought, thought));
+    this.thought = Math.min(Math.max(this.thought, thought), this.spans.length);
     this.legend.replaceChildren(...this.entries());
   }
 
@@ -91,7 +99,7 @@ const ENDS = {
 export function summary(whole) {
   const { usage, end, first, seed, finish } = whole;
   const facts = [];
-  if (usage) {
+  if (usage?.completion_tokens) {
     const { rounds, proposed } = usage.speculation;
     facts.push(`${many(usage.completion_tokens, "token")} in ${many(rounds, "step")}`);
     facts.push(`${figure(usage.completion_tokens / rounds)} a step`, `${proposed} guessed`);

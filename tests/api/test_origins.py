@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -46,6 +47,29 @@ def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
     foreign = httpx.get(f"{plain.url}/v1/models", headers={"origin": PAGE})
     assert foreign.status_code == 200
     assert "access-control-allow-origin" not in foreign.headers
+
+
+def test_no_answer_to_a_get_may_be_read_by_another_page(plain: Served) -> None:
+    """Law: of any path; a browser keeps from a page what does not name it. None changes anything
+    that another GET tells."""
+    paths = httpx.get(f"{plain.url}/openapi.json", timeout=60).json()["paths"]
+    asked = [path.replace("{name}", MODEL) for path, found in paths.items() if "get" in found]
+
+    def answer(path: str) -> httpx.Response:
+        return httpx.get(plain.url + path, headers={"origin": PAGE}, timeout=60)
+
+    first, second = [{path: answer(path) for path in ["/", *asked]} for _ in range(2)]
+    assert {"/v1/models", "/metrics", "/speculation"} <= first.keys()
+    for path, reply in first.items():
+        assert reply.status_code == 200
+        assert not [name for name in reply.headers if name.startswith("access-control-")]
+        assert own(reply) == own(second[path])
+
+
+def own(reply: httpx.Response) -> list[str]:
+    """The lines without what /metrics has of the process: its memory, time and files."""
+    lines = reply.text.splitlines()
+    return [line for line in lines if not re.match("(python|process)_", line)]
 
 
 @pytest.mark.parametrize(

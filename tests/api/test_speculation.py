@@ -107,7 +107,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
         ({"mode": "fixed", "k": 10**400}, "k", "out of range"),
         ({"mode": "fixed", "k": 2.0}, "k", "2.0 was given"),
         ({"mode": "fixed", "k": True}, "k", "true was given"),
-        ({"mode": "fixed", "k": "2"}, "k", "a string was given"),
+        ({"mode": "fixed", "k": "2"}, "k", 'but "2" was given'),
         ({"mode": "off", "k": 0}, "k", 'not with "off"'),
         ({"mode": "auto", "k": 2}, "k", 'not with "auto"'),
         ({"mode": "off", "K": 2}, "K", "unknown field"),

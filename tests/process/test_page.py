@@ -25,7 +25,10 @@ import httpx
 import pytest
 
 from tests.process.served import ROOT, SCRIPTED, Server, serving
+from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.scripted import Script
+from tests.support.serving import serve
+from tests.support.tools import scripted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -163,7 +166,7 @@ def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
     page.fill("#say", "Once upon a time")
     page.route("**/v1/completions", endless)
     page.press("#say", "Control+Enter")
-    page.wait_for_selector(".turn.coming .token")
+    page.locator(".turn.coming .token").first.wait_for(state="attached")  # may be a line break
     page.click("#stop")
     turn = page.locator(".turn")
     expect(turn.locator(".facts")).to_contain_text("stopped")
@@ -180,6 +183,44 @@ def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
 def endless(route: Any) -> None:
     """The request as it is, but for an end that the model would choose."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: str) -> None:
+    """Law: it is shown while it comes, folded away once the answer begins, and opened by keyboard;
+    no token of it stands in the answer, whatever the steps were, and all are counted."""
+    gate = asyncio.Semaphore(0)
+    said = "<think>\nThe boot? Rome.\n</think>\n\nIt is Rome."
+    client = scripted(said, tokens_per_step=3, gate=gate)
+    tokenizer = ByteTokenizer(thinks="<think></think>")
+    with serve(client, tokenizer=tokenizer, served_model_name="foredraft-demo") as served:
+        visit = Visit(browser, served.url, color_scheme=scheme)
+        page = visit.open("chat")
+        page.fill("#say", "What is the capital of Italy?")
+        page.press("#say", "Enter")
+        turn = page.locator(".turn.assistant")
+        thought, answer = turn.locator(".thought > div"), turn.locator(".text")
+        expect(turn).to_have_class(re.compile("coming"))
+        expect(thought).to_be_hidden()
+        for _ in range(6):
+            served.call(gate.release)
+        expect(thought).to_have_text(re.compile("The boot"))
+        expect(thought).to_be_visible()
+        expect(answer).to_be_empty()
+        for _ in range(len(said)):
+            served.call(gate.release)
+        expect(turn.locator(".facts")).to_contain_text("seed")
+        assert answer.inner_text() == "It is Rome."
+        expect(thought).to_be_hidden()
+        turn.locator(".thought summary").press("Enter")
+        expect(thought).to_be_visible()
+        assert thought.text_content() == said.removesuffix("It is Rome.")
+        counts = [int(count) for count in turn.locator(".legend b").all_inner_texts()]
+        assert sum(counts) == turn.locator(".token").count() == len(said)
+        if AXE.exists():
+            assert violations(page) == []
+        page.context.close()
+    assert visit.complaints == []
 
 
 def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:

@@ -3,6 +3,7 @@ to."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from server.text.reply_parser import ReplyParser
@@ -28,11 +29,13 @@ CALLS = (
 )
 
 
-def scripted(text: str, *, tokens_per_step: int = 1) -> FakeClient:
-    """An engine that says `text`, in bytes, and ends."""
+def scripted(
+    text: str, *, tokens_per_step: int = 1, gate: asyncio.Semaphore | None = None
+) -> FakeClient:
+    """An engine that says `text`, in bytes, and ends. `gate`: as of a FakeClient."""
     script = listed_script(list(text.encode()), then=EOS)
     ready = make_ready(eos_ids=[EOS], max_model_len=2048)
-    return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step)
+    return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step, gate=gate)
 
 
 Read = tuple[str, str, list[tuple[str, str]]]  # thinking, content, and each call's name, arguments

@@ -14,9 +14,9 @@ BUDGETS = {
     "engine/control": 1_604,
     "engine/cpu": 3_354,
     "lab": 8_381,  # engine/lab and server/lab
-    "serving": 29_970,  # everything else but the script that trained the built-in pair
-    "all": 45_088,
-    "page": 1_745,  # scripts, style sheet and markup, not in "all"
+    "serving": 29_984,  # everything else but the script that trained the built-in pair
+    "all": 45_102,
+    "page": 1_769,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
 
