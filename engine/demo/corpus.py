@@ -161,7 +161,8 @@ def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogu
     """Conversations from a seed that training does not use: new sentences, the same world."""
     rng = random.Random(HELD_OUT_SEED)
     if kind == "json":
-        written = [(extraction if rng.random() < 0.7 else invent_json)(rng) for _ in range(3 * count)]
+        pick = [extraction if rng.random() < 0.7 else invent_json for _ in range(3 * count)]
+        written = (writer(rng) for writer in pick)
         return [some for some in written if some[-1]["content"][0] in "{["][:count]
     plain = (dialogue for dialogue, tools in dialogues(HELD_OUT_SEED, 3 * count) if not tools)
     return list(islice(plain, count))
