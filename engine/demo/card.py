@@ -1,5 +1,6 @@
-"""`python -m engine.demo.card`: how well a draft follows its target on held-out text, and how far
-Medusa heads see ahead there, as the model card (README.md) states it.
+"""`python -m engine.demo.card`: the tables of the model card (README.md). How well a draft follows
+its target on held-out text, how far Medusa heads see ahead there, and what share of small tasks the
+target does rightly.
 
 Agreement is how often the draft's token is the target's, under three couplings:
 
@@ -12,6 +13,7 @@ Agreement is how often the draft's token is the target's, under three couplings:
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +25,10 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, whole
+from engine.demo import skills
 from engine.demo.model import check, load
 from engine.demo.tokens import heldout_rows
+from engine.grammar.vocabulary import load_vocabulary
 from engine.lab.train.data import Rows
 from engine.lab.train.learning import logits
 from engine.lab.train.medusa import TOP, accuracy
@@ -99,17 +103,24 @@ def show(records: Sequence[Mapping[str, str | float]]) -> None:
         print("| " + " | ".join(f"{x:.3f}" if share else str(x) for share, x in figures) + " |")
 
 
-def measure(folder: Path, rows: int, length: int) -> int:
+def measure(folder: Path, options: Namespace) -> int:
     """Print tables; the exit code. Raises ConfigError for a folder without a pair."""
     check(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     target, draft = (load(folder / name) for name in ("target", "draft"))
-    texts = heldout_rows(tokenizer, rows, length)
-    show(report(target, draft, texts, TEMPERATURES))
-    if (path := folder / "medusa").is_dir():
-        heads = load_heads(str(path), path, target.get_output_embeddings().weight)
-        print(f"\nMedusa heads: the right token first / among the first {TOP}")
-        show(heads_report(target, heads, texts))
+    if options.rows:
+        texts = heldout_rows(tokenizer, options.rows, options.length)
+        show(report(target, draft, texts, TEMPERATURES))
+        if (path := folder / "medusa").is_dir():
+            heads = load_heads(str(path), path, target.get_output_embeddings().weight)
+            print(f"\nMedusa heads: the right token first / among the first {TOP}")
+            show(heads_report(target, heads, texts))
+    if options.tasks:
+        vocabulary = load_vocabulary(str(folder / "target"), eos_ids=skills.ENDS)
+        records, wrong = skills.report(target, tokenizer, vocabulary, options.tasks, options.wrong)
+        print("\nTasks of the target alone, greedily")
+        show(records)
+        print("\n".join(wrong))
     return 0
 
 
@@ -118,10 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("python -m engine.demo.card", __doc__)
     add = parser.add_argument
     add("--folder", type=Path, default=Path(__file__).parent, help="that holds target/ and draft/")
-    add("--rows", type=whole(1, 1000), default=16, help="rows per kind of text (default 16)")
+    add("--rows", type=whole(0, 1000), default=16, help="rows per kind of text (16; 0: none)")
     add("--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)")
+    add("--tasks", type=whole(0, 1000), default=32, help="of each skill (32; 0: none)")
+    add("--wrong", type=whole(0, 1000), default=0, help="wrong replies shown of each skill (0)")
     options = parser.parse_args(arguments)
-    return exit_code(parser.prog, lambda: measure(options.folder, options.rows, options.length))
+    return exit_code(parser.prog, lambda: measure(options.folder, options))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The text the demo pair learns from, found or written on any machine that has Python.
 
 Half is the standard library's own source (its docstrings once more as prose, some of it in
-fill-in-the-middle form), half is written by `chat.py`. A file is held out by the hash of its
-relative path, so that every machine holds out the same files and a benchmark can ask for text
-the models have never seen. Pure Python: imported without torch.
+fill-in-the-middle form), half is written by `chat.py` and `practice.py`. A file is held out by the
+hash of its relative path, so that every machine holds out the same files and a benchmark can ask
+for text the models have never seen. Pure Python: imported without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.demo.chat import Dialogue, conversation, extraction, functions, invent_json, renamed
+from engine.demo.chat import Dialogue, functions, invent_json, renamed
+from engine.demo.practice import conversation, extraction
 
 Kind = Literal["code", "chat", "json", "prose"]
 SKIPPED = {
@@ -160,7 +161,9 @@ def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogu
     """Conversations from a seed that training does not use: new sentences, the same world."""
     rng = random.Random(HELD_OUT_SEED)
     if kind == "json":
-        return [(extraction if rng.random() < 0.7 else invent_json)(rng) for _ in range(count)]
+        pick = [extraction if rng.random() < 0.7 else invent_json for _ in range(3 * count)]
+        written = (writer(rng) for writer in pick)
+        return [some for some in written if some[-1]["content"][0] in "{["][:count]
     plain = (dialogue for dialogue, tools in dialogues(HELD_OUT_SEED, 3 * count) if not tools)
     return list(islice(plain, count))
 

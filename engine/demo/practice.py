@@ -13,7 +13,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from engine.demo.chat import Dialogue, ask, capital, definition, facts, from_table, worded
+from engine.demo.chat import (
+    Dialogue,
+    ask,
+    capital,
+    definition,
+    facts,
+    from_table,
+    invent_json,
+    neighbours,
+    refusal,
+    spelling,
+    worded,
+    write_function,
+)
 
 Tools = list[dict[str, Any]]
 
@@ -286,3 +299,29 @@ def tool_use(rng: random.Random) -> tuple[Dialogue, Tools]:
         dialogue.append({"role": "tool", "content": json.dumps(result)})
         dialogue.append({"role": "assistant", "content": reply})
     return dialogue, offered
+
+
+WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
+    (write_function, 8), (capital, 2.5), (definition, 3),
+    (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
+    (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
+    (refusal, 0.6), (spelling, 0.6), (neighbours, 1.2), (invent_json, 1),
+    (arithmetic, 7), (drill, 3), (counting, 1.5), (sorting, 2), (claim, 5),
+    (extraction, 8), (repeating, 6),
+)  # fmt: skip
+OFFERED = 0.2  # of the conversations have tools
+
+
+def conversation(rng: random.Random) -> tuple[Dialogue, Tools]:
+    """One to four turns, with or without a system prompt, and the tools that were offered."""
+    dialogue: Dialogue = []
+    tools: Tools = []
+    if rng.random() < OFFERED:
+        dialogue, tools = tool_use(rng)
+    else:
+        writers, weights = zip(*WRITERS, strict=True)
+        for writer in rng.choices(writers, weights, k=rng.choice((1, 1, 1, 2, 3, 4))):
+            dialogue += writer(rng)
+    if rng.random() < 0.3:
+        dialogue.insert(0, {"role": "system", "content": rng.choice(facts()["systems"])})
+    return dialogue, tools

@@ -1,5 +1,4 @@
-"""`python -m engine.demo.skills`: what share of small tasks the target does rightly, by skill, as
-the model card (README.md) states it.
+"""What share of small tasks the target does rightly, by skill.
 
 Tasks are written from a seed that training does not use, most names and wordings of extraction
 are nowhere in the training text, and code is of held-out files. Replies are greedy.
@@ -14,20 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList
 
-from engine.arguments import Parser, exit_code, whole
 from engine.demo import chat, corpus, practice
-from engine.demo.card import show
-from engine.demo.model import check, load
 from engine.grammar.source import compile_grammar
-from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar
 
 ENDS = [0, 2]
@@ -305,13 +299,11 @@ def batches(some: list[Task]) -> list[list[Task]]:
     return [some[begin : begin + ROWS] for begin in range(0, len(some), ROWS)]
 
 
-def measure(folder: Path, count: int, shown: int) -> int:
-    """Print the table, and so many wrong replies of each skill; the exit code. Raises ConfigError
-    for a folder without a pair."""
-    check(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
-    vocabulary = load_vocabulary(str(folder / "target"), eos_ids=ENDS)
-    target, records, wrong = load(folder / "target"), list[dict[str, str | float]](), list[str]()
+def report(
+    target: Any, tokenizer: Any, vocabulary: Any, count: int, shown: int
+) -> tuple[list[dict[str, str | float]], list[str]]:
+    """One record per skill, of so many tasks; and so many wrong replies of each."""
+    records, wrong = list[dict[str, str | float]](), list[str]()
     for skill, group in groupby(tasks(tokenizer, count), lambda task: task.skill):
         pairs = [
             (task, text)
@@ -322,21 +314,4 @@ def measure(folder: Path, count: int, shown: int) -> int:
         records.append({"skill": skill, "tasks": str(len(pairs)),
                         "right": 1 - len(missed) / len(pairs)})  # fmt: skip
         wrong += [f"{skill}: {task.prompt!r} -> {text!r}" for task, text in missed[:shown]]
-    show(records)
-    print("\n".join(wrong))
-    return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    parser = Parser("python -m engine.demo.skills", __doc__)
-    add = parser.add_argument
-    add("--folder", type=Path, default=Path(__file__).parent, help="that holds target/ and draft/")
-    add("--tasks", type=whole(1, 1000), default=32, help="of each skill (default 32)")
-    add("--wrong", type=whole(0, 1000), default=0, help="wrong replies shown of each skill (0)")
-    options = parser.parse_args(arguments)
-    return exit_code(parser.prog, lambda: measure(options.folder, options.tasks, options.wrong))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return records, wrong

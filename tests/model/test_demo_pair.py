@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,8 +149,11 @@ def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
 @pytest.mark.parametrize("question", ROBUST)
 def test_documented_replies_are_given(question: str, tokenizer: Any) -> None:
     """The card's replies come from these weights; new weights need a new card."""
-    documented = json.loads((DEMO / "prompts.json").read_text("utf-8"))
-    [reply] = [entry["reply"] for entry in documented if entry.get("chat") == question]
+    [reply] = [
+        line.split("** ", 1)[1]
+        for line in (DEMO / "README.md").read_text("utf-8").splitlines()
+        if line.startswith(f"> **{question}** ")
+    ]
     turns = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     params = SamplingParams(seed=0, max_tokens=96, temperature=0.0)
@@ -195,7 +197,7 @@ def test_text_for_training_is_none_that_is_held_out(
     ("main", "words", "part"),
     [
         (text.main, ["/nowhere/text"], "cannot write /nowhere/text"),
-        (card.main, ["--rows", "0"], "--rows: '0' is not a whole number from 1"),
+        (card.main, ["--rows", "-1"], "--rows: '-1' is not a whole number from 0"),
         (card.main, ["--length", "x"], "--length: 'x' is not a whole number from 1"),
         (card.main, ["--folder", "/nowhere"], "/nowhere holds no pair"),
         (
