@@ -87,7 +87,7 @@ def test_a_draft_that_does_not_fit_is_told_before_anything_is_loaded(
     """Bug: whose second draft had other words heard of it when the target was loaded and measured
     engines were being built."""
     odd = tiny.draft_of(tiny_text.target())
-    odd.resize_token_embeddings(odd.config.vocab_size + 8)
+    odd.resize_token_embeddings(tiny_text.vocab_size() + 8)
     odd.save_pretrained(tmp_path)
     assert main(["--target", folders[0], "--draft", folders[1], "--draft", str(tmp_path)]) == 2
     told = capfd.readouterr()
