@@ -98,11 +98,11 @@ class Rounds:
         drawing = self._draws.plan(rows)
         unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
         seconds.propose = lap()
-        sampling = self._draws.prepare(rows, drawing, len(places))
-        output = self._runner.forward(packed, unseen, sampling)
+        prepared = self._draws.prepare(rows, drawing, len(places))
+        output = self._runner.forward(packed, unseen, prepared)
         seconds.verify = lap()
         known = unseen.ids, output.along, output.drawn
-        drawn = self._draws.sample(output.logits, sampling, *known)
+        drawn = self._draws.sample(output.logits, prepared, *known)
         numbers = read_together([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
