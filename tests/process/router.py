@@ -101,6 +101,7 @@ def routing(replicas: Sequence[str], *, policy: str) -> Iterator[str]:
         "--worker-startup-check-interval", "1",  # seconds, and those between two looks at the load
         "--health-check-interval-secs", "1", "--health-check-endpoint", "/ready",
         "--disable-circuit-breaker",  # which keeps a replica that came back out for a minute
+        "--retry-max-retries", "10",  # four seconds, so until the dead one is found unhealthy
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     with running(command, url, "/health"):
