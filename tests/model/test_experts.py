@@ -1,16 +1,13 @@
-"""Mixtures of experts on this machine: what the profile at start says of them, and the K of it.
+"""Mixtures of experts: what the profile at start says of them, and the K of it.
 
-Seconds are the thread's own, so that a busy machine changes little.
+Seconds are those of a clock that counts the experts that are read, so no machine changes them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from shutil import rmtree
 from statistics import mean, median, median_low
 
 import numpy as np
@@ -31,39 +28,47 @@ from engine.step.profiling import Rehearsal, profile_at_start
 from tests.support import tiny
 from tests.support.controller_world import World, play
 
-WIDE = tiny.GROUPED | {
-    "hidden_size": 384,
-    "head_dim": 32,
-    "num_hidden_layers": 1,
-    "intermediate_size": 1536,
-}
 COUNT, K_MAX, CROWD = 24, 8, 4
 MIXTURES = {"mixtral": tiny.mixtral, "qwen3_moe": tiny.qwen3_moe}
 Runners = tuple[ModelRunner, ModelRunner, KVCache]  # target, a draft that is all alike, its cache
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+class Reads:
+    """A clock that goes on by what a model reads: a millisecond for each expert of a layer that a
+    forward is routed to and one for all else, of a dense model as many as for a token."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.now = 0.0
+        self._experts = [m for name, m in model.named_modules() if name.endswith(".experts")]
+        for part in self._experts:
+            part.register_forward_pre_hook(self._routed)
+        model.register_forward_pre_hook(self._begun)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def _begun(self, *_: object) -> None:
+        self.now += 1e-3 if self._experts else 3e-3
+
+    def _routed(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        read = set(given[1].flatten().tolist())
+        self.now += 1e-3 * len(read) / len(self._experts)
 
 
-def _runners(model: PreTrainedModel, folder: Path) -> Runners:
+def _runner(model: PreTrainedModel, role: Role, folder: Path, cache: KVCache) -> ModelRunner:
+    """With `Reads` for its clock."""
+    loaded = load_model(tiny.save(model, folder / role), role=role, device="cpu")
+    runner = ModelRunner(replace(loaded, compiled=None), cache, role, clock=Reads(loaded.model))
+    runner._call = front_door(loaded.model)
+    return runner
+
+
+@pytest.fixture(params=sorted(MIXTURES))
+def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> Runners:
     cache = KVCache(256, 16, "cpu")
-    found = []
-    both: dict[Role, PreTrainedModel] = {"target": model, "draft": tiny.llama()}
-    for role, one in both.items():
-        loaded = load_model(tiny.save(one, folder / role), role=role, dtype="float32", device="cpu")
-        rmtree(folder / role)  # a hundred megabytes
-        found.append(ModelRunner(loaded, cache, role, clock=time.thread_time))
-    return found[0], found[1], cache
-
-
-@pytest.fixture(scope="module", params=sorted(MIXTURES))
-def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runners:
-    return _runners(MIXTURES[request.param](WIDE, COUNT), tmp_path_factory.mktemp(request.param))
+    model = MIXTURES[request.param](experts=COUNT)
+    target = _runner(model, "target", tmp_path, cache)
+    return target, _runner(tiny.llama(), "draft", tmp_path, cache), cache
 
 
 def _profile(target: ModelRunner, draft: ModelRunner | None, cache: KVCache) -> Profile:
@@ -111,38 +116,14 @@ class Told(World):
         return float(np.interp(rows, *np.array(self.points).T))
 
 
-class Reads:
-    """A clock that goes on by what a model reads: a millisecond for each expert of a layer that a
-    forward is routed to and one for all else, of a dense model as many as for a token."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.now = 0.0
-        self._experts = [m for name, m in model.named_modules() if name.endswith(".experts")]
-        for part in self._experts:
-            part.register_forward_pre_hook(self._routed)
-        model.register_forward_pre_hook(self._begun)
-
-    def __call__(self) -> float:
-        return self.now
-
-    def _begun(self, *_: object) -> None:
-        self.now += 1e-3 if self._experts else 3e-3
-
-    def _routed(self, _: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        read = set(given[1].flatten().tolist())
-        self.now += 1e-3 * len(read) / len(self._experts)
-
-
 @pytest.mark.parametrize("family", sorted(MIXTURES))
 def test_k_falls_against_a_dense_target(family: str, tmp_path: Path) -> None:
     """Law: with the same draft and agreement K is smaller where reading experts is what takes
     time, as the profile counts them."""
     chosen = []
     for name, model in (("mixture", MIXTURES[family](experts=COUNT)), ("dense", tiny.llama())):
-        loaded = load_model(tiny.save(model, tmp_path / name), role="target", device="cpu")
-        clock, cache = Reads(loaded.model), KVCache(256, 16, "cpu")
-        runner = ModelRunner(replace(loaded, compiled=None), cache, "target", clock=clock)
-        runner._call = front_door(loaded.model)
+        cache = KVCache(256, 16, "cpu")
+        runner = _runner(model, "target", tmp_path / name, cache)
         measured = replace(_profile(runner, None, cache), draft=[(1, 4e-4), (CROWD, 4e-4)])
         controller = AdaptiveK(K_MAX, stops=False)
         controller.profile(measured)
