@@ -302,12 +302,12 @@ def tool_use(rng: random.Random) -> tuple[Dialogue, Tools]:
 
 
 WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
-    (write_function, 8), (capital, 2.5), (definition, 3),
+    (write_function, 6), (capital, 2.5), (definition, 3),
     (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
     (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
-    (refusal, 0.6), (spelling, 0.6), (neighbours, 1.2), (invent_json, 1),
-    (arithmetic, 7), (drill, 3), (counting, 1.5), (sorting, 2), (claim, 5),
-    (extraction, 8), (repeating, 6),
+    (refusal, 0.6), (spelling, 0.6), (neighbours, 2.5), (invent_json, 0.7),
+    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 2.5), (claim, 7),
+    (extraction, 10), (repeating, 5),
 )  # fmt: skip
 OFFERED = 0.2  # of the conversations have tools
 
