@@ -66,6 +66,11 @@ def test_k_max_alone_means_an_adaptive_controller() -> None:
     assert said.k_max == 5
 
 
+def test_a_path_alone_means_a_draft_model() -> None:
+    said = SpeculationConfig.model_validate({"proposer": {"path": "some/draft"}})
+    assert said.proposer.kind == "draft_model"
+
+
 def test_configs_do_not_change_after_they_were_read() -> None:
     config = EngineConfig()
     with pytest.raises(ValidationError, match="frozen"):

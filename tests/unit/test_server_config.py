@@ -194,7 +194,10 @@ def test_model_name_of_a_folder() -> None:
         ("server.grace_seconds=nan", ["server.grace_seconds = nan", "finite"]),
         ("server.log_level=loud", ["server.log_level = loud", "'debug'"]),
         ("device=tpu", ["device = tpu"]),
-        ("speculation.proposer={kind='ngram', n_min=9, n_max=3}", ["(9) must not exceed", "(3)"]),
+        (
+            "speculation.proposer={kind='ngram', n_min=9, n_max=3}",
+            ["n_min (9) must not exceed n_max (3)"],
+        ),
         ("speculation.controller={kind='fixed', k_max=3}", ["unknown key", "kind fixed", "k"]),
         ("server.served_model_name=[]", ["server.served_model_name", "at least 1"]),
         ("server.served_model_name=['a', 3]", ["server.served_model_name.1 = 3", "string"]),
