@@ -13,7 +13,7 @@ from engine.errors import EngineError
 Value = TypeVar("Value")
 
 
-class Once(argparse._StoreAction):
+class SingleValue(argparse._StoreAction):
     """An option with one value, of which argparse would take the last in silence."""
 
     _taken: argparse.Namespace | None = None

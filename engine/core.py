@@ -57,7 +57,7 @@ from engine.step.draft_swap import DraftSwap
 from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
-from engine.step.report import begun_ending, ending, introduction, report
+from engine.step.report import begun_ending, ending, ready_message, report
 from engine.step.rounds import Rounds
 from engine.step.trace import open_trace
 
@@ -135,7 +135,7 @@ class Engine:
         )  # fmt: skip
         if known is not None:
             self._cache.populate()
-        self.ready = self._introduction(config, target, memory, profile)
+        self.ready = self._ready_message(config, target, memory, profile)
         self._trace = open_trace(config, self.ready, profile, stops=stops)
         self._id_log = open_id_log(config.speculation, target.vocab_size)
 
@@ -158,10 +158,10 @@ class Engine:
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )
 
-    def _introduction(
+    def _ready_message(
         self, config: EngineConfig, target: LoadedModel, memory: MemoryPlan, profile: Profile
     ) -> Ready:
-        return introduction(
+        return ready_message(
             config,
             target,
             memory,
@@ -320,7 +320,7 @@ class Engine:
                 proposed, accepted = len(item.proposal.tokens), item.num_accepted
                 predicted = proposed if item.proposal.source == PREDICTION else 0
                 if item.proposal.branches is not None:
-                    kept = self._cache.straighten(seq.blocks, len(seq.tokens), item.path[:accepted])
+                    kept = self._cache.move_path(seq.blocks, len(seq.tokens), item.path[:accepted])
                     seq.num_draft_computed = min(seq.num_draft_computed, kept)
                 self._scheduler.commit(chunk, item.tokens, accepted, proposed, predicted)
         for item in sampled:

@@ -79,5 +79,5 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=["*"],
             allow_private_network=True,
         )
-    app.middleware_stack = Exchanges(whole, paths=paths, tell=services.tell)
+    app.middleware_stack = Exchanges(whole, paths=paths, on_end=services.on_end)
     return app

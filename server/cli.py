@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from engine.arguments import Once, Parser, exit_code, whole
+from engine.arguments import Parser, SingleValue, exit_code, whole
 from server.config import Config, load_config, overrides_of
 
 # Offline commands are programs of their own, so that the front end's modules need not import them.
@@ -93,7 +93,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     serve = commands.add_parser(
         "serve", help="serve a model, or the built-in pair", description=SERVE
     )
-    serve.register("action", None, Once)
+    serve.register("action", None, SingleValue)
     add = serve.add_argument
     add("config", nargs="?", metavar="CONFIG.toml", help="configuration file")
     add("--target", dest="target.path", metavar="MODEL", help="the model: a folder or a hub name")

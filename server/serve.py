@@ -109,7 +109,7 @@ class Service:
         app = create_app(self._replica.services(tokenizer))
         self._http = http = http_server(app, server, self._tls)
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
-        telling = asyncio.create_task(self._replica.log_throughput())
+        logging_task = asyncio.create_task(self._replica.log_throughput())
         self._ready.add_done_callback(self._say_ready)
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ class Service:
             left = 0.0 if http.force_exit else ends - asyncio.get_running_loop().time()
             await asyncio.wait([serving], timeout=max(left, CLOSE_SECONDS))
         finally:
-            telling.cancel()
+            logging_task.cancel()
             http.should_exit = True
             cut_connections(http)
             await serving
@@ -195,7 +195,7 @@ def _text_of(config: EngineConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
 
 
-def welcome(config: Config, port: int) -> str:
+def start_banner(config: Config, port: int) -> str:
     """The address, who guesses, where to look, and a command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
@@ -229,7 +229,7 @@ def serve(
     config: Config,
     *,
     command: Sequence[str] = ENGINE_COMMAND,
-    announce: Callable[[Config, int], str] = welcome,
+    announce: Callable[[Config, int], str] = start_banner,
     reload: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.torchao_warnings import mute
+from engine.attention.torchao_warnings import silence
 from engine.errors import ModelError
 
 NAME = "foredraft"
@@ -240,7 +240,7 @@ def attention_forward(
 
 def register() -> None:
     """Register `attn_implementation="foredraft"` with transformers. May be called again."""
-    mute()
+    silence()
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 
-def mute() -> None:
+def silence() -> None:
     """Call before transformers is imported: only errors of these two loggers remain."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -95,7 +95,7 @@ class AcceptanceEstimate:
         self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
         variance *= max(1.0, n / rounds / _APART)
         if not self._trees and self.surprise.add(float(wrong.sum()), expected, variance, n):
-            self.doubt(_AFTER_CHANGE)
+            self.limit_weight(_AFTER_CHANGE)
             self.rejection = min(max(self.rejection * self.surprise.ratio, 0.01), 0.95)
             self.surprise = Surprise()
             self.changes += 1
@@ -113,7 +113,7 @@ class AcceptanceEstimate:
             self._weight = weight + trials
             self.rejection = (self.rejection * weight + wrong) / self._weight
 
-    def doubt(self, trials: float) -> None:
+    def limit_weight(self, trials: float) -> None:
         """Limit the weight of the past to `trials` per depth, so that news can outweigh it."""
         for count, total in ((self._wrong, self._trials), (self._offered, self._asked)):
             count *= trials / np.maximum(total, trials)

@@ -116,10 +116,10 @@ class AdaptiveK:
         if changed:
             self._explore.restart(self._sequences.bit_length())
             self._turned = 0
-        goodput.renew(self._sequences, 0.0 if changed else goodput.present)
+        goodput.refresh(self._sequences, 0.0 if changed else goodput.present)
         best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (best > 0) != (self._k > 0):
-            self._explore.turned(back=best > 0 and not changed)
+            self._explore.switched(back=best > 0 and not changed)
             self._turned = 0
         self._k, goodput.present = best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
@@ -237,7 +237,7 @@ class AdaptiveK:
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
-            self._guesses.acceptance.doubt(_DOUBT)
+            self._guesses.acceptance.limit_weight(_DOUBT)
         if seen.is_decode and seen.num_sequences:
             settled = not 0 < self._plain <= _SETTLED
             self._costs.learn(seen, caught_up=self._caught_up, settled=settled)

@@ -51,7 +51,7 @@ class Exploration:
         """Acceptance has changed: start a trial soon."""
         self._probes, self._idle = _TRIAL_EVERY, self._interval
 
-    def turned(self, *, back: bool) -> None:
+    def switched(self, *, back: bool) -> None:
         """K went from 0 to above 0, or back. `back`: from 0 to above, within one batch size: the
         cost of K = 0 is known, and the debt is cancelled, since exploration found something."""
         self._left = 0

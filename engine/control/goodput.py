@@ -39,7 +39,7 @@ class Goodput:
         self._chances = [0.0] * k_max  # by depth, if all before it are right
         self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
-    def renew(self, sequences: int, present: float) -> None:
+    def refresh(self, sequences: int, present: float) -> None:
         """Take the current estimates and costs, at the `present` goodput."""
         self.sequences, self.present = sequences, present
         self._guesses.refresh()

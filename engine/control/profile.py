@@ -48,10 +48,10 @@ class Profile:
 
 def alone(k_max: int) -> tuple[int, ...]:
     """Row counts for one sequence: those of up to `k_max` draft tokens and the next."""
-    return telling(_ALONE, k_max)
+    return row_counts(_ALONE, k_max)
 
 
-def telling(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:
+def row_counts(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:
     """The first of the ascending `lengths`: those of up to `k_max` draft tokens and the next."""
     return tuple(lengths[: 1 + sum(rows < k_max + 1 for rows in lengths)])
 

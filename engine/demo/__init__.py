@@ -6,6 +6,6 @@ text.py writes such text to a file, for `foredraft train medusa`, which made the
 Nothing of the engine imports this package; the models are loaded by their folders.
 """
 
-from engine.attention.torchao_warnings import mute
+from engine.attention.torchao_warnings import silence
 
-mute()  # its modules begin by importing transformers
+silence()  # its modules begin by importing transformers

@@ -35,7 +35,7 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.arguments import Parser, number
 from engine.child import die_with_parent
 from engine.errors import ModelError
-from engine.grammar.source import GrammarRefused, compile_grammar, require_sound
+from engine.grammar.source import GrammarRefused, compile_grammar, require_no_error
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import CheckOutcome, Grammar
 
@@ -196,7 +196,7 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
         for step in range(STEPS):
             bits = np.frombuffer(walker.compute_bitmask(), dtype=np.uint8)
             allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            require_sound(walker)
+            require_no_error(walker)
             if not len(allowed):
                 raise GrammarRefused(
                     f"after {step} tokens nothing is allowed any more: no text satisfies it"
@@ -209,7 +209,7 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
             if not going_on:
                 break
             walker.consume_token(rng.choice(going_on))
-            require_sound(walker)
+            require_no_error(walker)
 
 
 def set_limits() -> None:

@@ -82,11 +82,11 @@ def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     except RecursionError:
         raise GrammarRefused("it is nested too deeply") from None
     matcher = LLMatcher(vocabulary, source, limits=limits(), log_level=0)
-    require_sound(matcher)
+    require_no_error(matcher)
     return matcher
 
 
-def require_sound(matcher: LLMatcher) -> None:
+def require_no_error(matcher: LLMatcher) -> None:
     """Raises GrammarRefused when the matcher is in its error state, which it never leaves."""
     if matcher.is_error():
         raise GrammarRefused(sentence(matcher.get_error()))

@@ -18,17 +18,17 @@ from engine.lab.bench.options import add_pair, pair_config, set_threads
 from engine.lab.comparison.report import table
 from engine.lab.files import writable, write_json
 from engine.model.pair import Pair, build_cache, load_pair, runner_of
-from engine.step.profiling import CHAINED, Rehearsal
+from engine.step.profiling import CHAINED, ForwardTimer
 
 SEQUENCES, ROWS, CONTEXTS = (1, 8, 32, 64), (1, 2, 5, 8), (64, 1024, 8192)
 
 Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
 
 
-def sizes(rehearsal: Rehearsal, longest: int) -> Iterator[Size]:
+def sizes(timer: ForwardTimer, longest: int) -> Iterator[Size]:
     """Those that there is room for."""
     for sequences, rows, context in product(SEQUENCES, ROWS, CONTEXTS):
-        if context + rows <= longest and rehearsal.fits(sequences, rows, context):
+        if context + rows <= longest and timer.fits(sequences, rows, context):
             yield sequences, rows, context
 
 
@@ -38,15 +38,15 @@ def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], 
     cache, _ = build_cache(config, pair)
     target = runner_of(config, pair.target, cache)
     draft = runner_of(config, pair.draft, cache) if pair.draft else None
-    rehearsal = Rehearsal(target, cache, draft)
-    chosen = list(sizes(rehearsal, pair.target.max_model_len))
+    timer = ForwardTimer(target, cache, draft)
+    chosen = list(sizes(timer, pair.target.max_model_len))
     asked = [(sequences, rows) for sequences, rows, _ in chosen]
-    seconds = rehearsal.seconds(asked, contexts=[context for *_, context in chosen])
+    seconds = timer.seconds(asked, contexts=[context for *_, context in chosen])
     chains: dict[int, float] = {}
     if draft is not None:
-        rehearsal = Rehearsal(draft, cache)
-        some = [n for n in SEQUENCES if rehearsal.chains(n, CHAINED)]
-        chains = {n: rehearsal.chained(n, CHAINED) for n in some if rehearsal.fits(n, 1 + CHAINED)}
+        timer = ForwardTimer(draft, cache)
+        some = [n for n in SEQUENCES if timer.chains(n, CHAINED)]
+        chains = {n: timer.chained(n, CHAINED) for n in some if timer.fits(n, 1 + CHAINED)}
     return target.backend.name, dict(zip(chosen, seconds, strict=True)), chains
 
 

@@ -153,7 +153,7 @@ class KVCache:
         touching.start()
         return touching
 
-    def straighten(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> int:
+    def move_path(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> int:
         """Move the KV of the kept nodes of a token tree to where a chain would have written it.
         `before`: tokens of the sequence in front of the tree, whose node i was written at position
         `before + i`; `path`: the nodes kept, in order. Up to which position nothing was moved, so

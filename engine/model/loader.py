@@ -173,10 +173,12 @@ def _proven(
     prove(loaded, expected, name)
     if steady:
         return _steady(loaded, expected, name)
-    return loaded if is_quantized(model) else _quickened(loaded, expected, eight=eight, int8=int8)
+    return (
+        loaded if is_quantized(model) else _with_own_code(loaded, expected, eight=eight, int8=int8)
+    )
 
 
-def _quickened(
+def _with_own_code(
     loaded: LoadedModel, expected: Tensor, *, eight: bool, int8: Quantised | None
 ) -> LoadedModel:
     """With code of ours, where there is some and the same proof holds for it."""

@@ -226,9 +226,8 @@ def runner_of(
     ready: bool = True,
 ) -> ModelRunner:
     """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
-    `hidden` as of ModelRunner. With a `translation`, for the target's ids. If not `ready`, it is
-    still to be `readied`. Raises ConfigError where the configured attention cannot serve the
-    model."""
+    `hidden` as of ModelRunner. With a `translation`, for the target's ids. If not `ready`, call
+    `warm_up` later. Raises ConfigError where the configured attention cannot serve the model."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
     if model.role == "draft" and isinstance(config.speculation.proposer, DraftModelConfig):
@@ -240,12 +239,12 @@ def runner_of(
     if runner.attention == "compiled" and config.attention not in ("auto", "compiled"):
         what = "attention is %r, but compiled code runs the %s model, with attention of its own"
         logger.warning(what, config.attention, model.role)
-    for number, _ in enumerate(readied(config, runner, cache) if ready else ()):
+    for number, _ in enumerate(warm_up(config, runner, cache) if ready else ()):
         report(f"preparing the {model.role}'s forwards", number)
     return runner
 
 
-def readied(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterator[None]:
+def warm_up(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterator[None]:
     """Piece by piece, what on CUDA nobody should wait for later. Writes to the cache's blocks."""
     yield from runner.capture()
     if runner.model.device.type == "cuda":

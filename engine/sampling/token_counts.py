@@ -67,7 +67,7 @@ class TokenCounts:
         for seq in seqs:
             if seq not in self._held:
                 self._held[seq] = self._free_slot(), seq.num_prompt
-                self._introduce(seq, adds, biases)
+                self._enter(seq, adds, biases)
             slot, length = self._held[seq]
             new = seq.tokens[length:]
             adds.put(slot * self._vocab, new, [GENERATED] * len(new))
@@ -93,7 +93,7 @@ class TokenCounts:
         self.biases[slot].zero_()
         return slot
 
-    def _introduce(self, seq: Sequence, adds: _Entries, biases: _Entries) -> None:
+    def _enter(self, seq: Sequence, adds: _Entries, biases: _Entries) -> None:
         first, params = self._held[seq][0] * self._vocab, seq.params
         prompt = list(set(seq.tokens[: seq.num_prompt]))
         adds.put(first, prompt, [PROMPT] * len(prompt))

@@ -35,7 +35,7 @@ from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.memory import device_limit
-from engine.model.pair import load_draft, readied, refuse_weights, runner_of, use_device
+from engine.model.pair import load_draft, refuse_weights, runner_of, use_device, warm_up
 from engine.model.proof import failure
 from engine.model.runner import ModelRunner
 from engine.scheduling.memory import gib
@@ -122,7 +122,7 @@ class DraftSwap:
             raise ConfigError(f"the draft model {self._path!r} is being loaded")
         self._path, self._stood_still = path, 0.0
         if reason := self._obstacle():
-            self._tell("refused", reason)
+            self._report("refused", reason)
             return
         self._loading = future = Future[Place]()
 
@@ -215,7 +215,7 @@ class DraftSwap:
         """Runs between steps, one piece per `next`. Raises EngineError."""
         runner, cache = place()
         yield
-        yield from readied(self._config, runner, cache)
+        yield from warm_up(self._config, runner, cache)
         measured, running = self._measured, self._running
         assert running is not None
         alike = cache.planes[runner.model.role] is running.cache.planes[runner.model.role]
@@ -228,7 +228,7 @@ class DraftSwap:
         self._trial, self._seen = Trial(running.controller, controller), {}
         self._before, self._look_at = running, self._clock()
         self._switch(_Draft(self._path, runner, cache, controller))
-        self._tell(
+        self._report(
             "trial",
             f"the draft model {self._path!r} guesses in the place of {running.path!r}, on trial;"
             f" no step waited longer than {self._stood_still:.3f} s while it was put there",
@@ -247,7 +247,7 @@ class DraftSwap:
     def _refuse(self, sentence: str) -> None:
         self._scheduler.forget_drafts()  # the new draft may have written into its plane
         self._end()
-        self._tell("refused", sentence)
+        self._report("refused", sentence)
 
     def _end(self) -> None:
         self._pieces, self._modes.paused = None, False
@@ -278,11 +278,11 @@ class DraftSwap:
             return
         self._before = None
         if verdict.stays:
-            self._tell("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
+            self._report("kept", f"the draft model {new.path!r} is kept: {verdict.words}", new.path)
             return
         self._switch(before)
         message = f"the draft model {new.path!r} was taken back for {before.path!r}"
-        self._tell("taken_back", f"{message}: {verdict.words}", new.path)
+        self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
     def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
         """Generated tokens since the last look; 0 if the sequence is too long to be read between
@@ -291,7 +291,7 @@ class DraftSwap:
             return 0, seq
         return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
 
-    def _tell(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
+    def _report(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
         """Log and report an outcome. `path`: the draft, if not the one being loaded."""
         level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
         logger.log(level, message)

@@ -27,7 +27,7 @@ from engine.control.profile import (
     Profile,
     alone,
     in_fours,
-    telling,
+    row_counts,
 )
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
@@ -67,8 +67,8 @@ def profile_at_start(
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile()
     most = min(schedule.max_step_tokens, schedule.max_sequences)
-    targets, k_max = Rehearsal(target, cache, draft), speculation.k_max
-    drafts = Rehearsal(draft, cache) if draft else None
+    targets, k_max = ForwardTimer(target, cache, draft), speculation.k_max
+    drafts = ForwardTimer(draft, cache) if draft else None
     single = targets.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
@@ -84,9 +84,9 @@ def profile_at_start(
     )
 
 
-def profile_plain(rehearsal: Rehearsal, numbers: Iterable[int]) -> Points:
+def profile_plain(timer: ForwardTimer, numbers: Iterable[int]) -> Points:
     """(sequences, seconds) of forwards with one row per sequence."""
-    return rehearsal.points((n, 1) for n in numbers)
+    return timer.points((n, 1) for n in numbers)
 
 
 def profile_another(
@@ -94,31 +94,29 @@ def profile_another(
 ) -> Generator[None, None, Profile]:
     """`known` with the step costs of another draft. Measured piece by piece, for up to `_SOME`
     sequences, since requests wait meanwhile. Overwrites the draft's KV plane."""
-    rehearsal, schedule = Rehearsal(draft, cache), config.schedule
+    timer, schedule = ForwardTimer(draft, cache), config.schedule
     points: list[tuple[int, float]] = []
     contexts = dict(known.token_seconds)
     for n in in_fours(1, min(schedule.max_step_tokens, schedule.max_sequences, _SOME)):
-        points += profile_draft(rehearsal, config.speculation.k_max, (n,))
+        points += profile_draft(timer, config.speculation.k_max, (n,))
         yield
         if n in contexts:
-            contexts[n] = (contexts[n][0], _of_a_token(rehearsal, n))
+            contexts[n] = (contexts[n][0], _of_a_token(timer, n))
             yield
-    window = rehearsal.window
+    window = timer.window
     return replace(known, draft=points, token_seconds=contexts, draft_window=window)
 
 
-def profile_draft(rehearsal: Rehearsal, k_max: int, sequences: Iterable[int]) -> Points:
+def profile_draft(timer: ForwardTimer, k_max: int, sequences: Iterable[int]) -> Points:
     """(sequences, seconds) of one draft step. Where a whole proposal is one call: of each step in
     it after the first, which has no host overhead and reads from warm caches."""
     steps, numbers = min(k_max, CHAINED), list(sequences)
-    chained = [n for n in numbers if steps > 1 and rehearsal.chains(n, steps)]
-    points = [(n, rehearsal.chained(n, steps)) for n in chained if rehearsal.fits(n, 1 + steps)]
-    return [*points, *profile_plain(rehearsal, (n for n in numbers if n not in chained))]
+    chained = [n for n in numbers if steps > 1 and timer.chains(n, steps)]
+    points = [(n, timer.chained(n, steps)) for n in chained if timer.fits(n, 1 + steps)]
+    return [*points, *profile_plain(timer, (n for n in numbers if n not in chained))]
 
 
-def profile_batches(
-    rehearsal: Rehearsal, k_max: int, schedule: ScheduleConfig
-) -> dict[int, Points]:
+def profile_batches(timer: ForwardTimer, k_max: int, schedule: ScheduleConfig) -> dict[int, Points]:
     """By number of sequences: (rows, seconds) with growing proposals. The cost of attention depends
     on sequences, that of matrix products on rows, so one curve is not enough."""
     batches: dict[int, Points] = {}
@@ -127,15 +125,15 @@ def profile_batches(
         if sequences > schedule.max_sequences:
             continue
         most = schedule.max_step_tokens // sequences
-        sizes = [(sequences, rows) for rows in telling(lengths, k_max) if rows <= most]
-        points = rehearsal.points(sizes, budget=BUDGET_SECONDS - (time.perf_counter() - began))
+        sizes = [(sequences, rows) for rows in row_counts(lengths, k_max) if rows <= most]
+        points = timer.points(sizes, budget=BUDGET_SECONDS - (time.perf_counter() - began))
         if len(points) > 1:
             batches[sequences] = points
     return batches
 
 
 def profile_contexts(
-    targets: Rehearsal, drafts: Rehearsal | None, most: int, longest: int
+    targets: ForwardTimer, drafts: ForwardTimer | None, most: int, longest: int
 ) -> dict[int, tuple[float, float]]:
     """By number of sequences: additional seconds per token of context, of target and draft; empty
     if not known."""
@@ -145,14 +143,14 @@ def profile_contexts(
     return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in sizes}
 
 
-def _of_a_token(rehearsal: Rehearsal, sequences: int) -> float:
+def _of_a_token(timer: ForwardTimer, sequences: int) -> float:
     contexts = (CONTEXT, LONG_CONTEXT)
-    short, long = rehearsal.seconds([(sequences, 1)] * 2, contexts=contexts)
-    seen = min(LONG_CONTEXT, rehearsal.window) - CONTEXT
+    short, long = timer.seconds([(sequences, 1)] * 2, contexts=contexts)
+    seen = min(LONG_CONTEXT, timer.window) - CONTEXT
     return max(long - short, 0.0) / (sequences * seen) if seen > 0 else 0.0
 
 
-class Rehearsal:
+class ForwardTimer:
     """Times forwards of `runner`, each after the forwards that precede it in a step: those of
     `draft`, if there is one, that draft its proposal."""
 
@@ -194,7 +192,7 @@ class Rehearsal:
         began, times_of = time.perf_counter(), list[list[float]]()
         planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]
         if planned and budget > 0.0:
-            self._settle(planned[0])
+            self._warm_up(planned[0])
         for size in counted("timing forwards", planned):
             if LEAST_TURNS * (time.perf_counter() - began) > budget:
                 break
@@ -236,7 +234,7 @@ class Rehearsal:
     def _starts(self, batch: list[Segment]) -> list[Start]:
         return [Start(segment.blocks, CONTEXT + 1) for segment in batch]
 
-    def _settle(self, size: _Size) -> None:
+    def _warm_up(self, size: _Size) -> None:
         """Warm up: earlier data leaves the CPU caches slowly."""
         before = inf
         for _ in range(TURNS):

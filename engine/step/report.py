@@ -17,7 +17,7 @@ from engine.scheduling.sequence import Sequence
 from engine.step.acceptance import Acceptor, Sampled
 
 
-def introduction(
+def ready_message(
     config: EngineConfig,
     target: LoadedModel,
     memory: MemoryPlan,

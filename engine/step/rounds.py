@@ -65,7 +65,7 @@ class Rounds:
             sampled = self._step_by_step(plan, seconds, lap)
         seconds.propose_forward = self._proposer.forward_seconds
         seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
-        settle(seconds)
+        move_late_seconds(seconds)
         return sampled
 
     def _step_by_step(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
@@ -170,7 +170,7 @@ def _packed(
     return packed, rows, places, guessed
 
 
-def settle(seconds: StepSeconds) -> None:
+def move_late_seconds(seconds: StepSeconds) -> None:
     """Count the time in which a device still computed forwards, while the host was in accept, as
     propose and verify. On a CPU nothing changes."""
     late = min(max(seconds.propose_forward - seconds.propose, 0.0), seconds.accept)

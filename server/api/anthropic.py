@@ -40,14 +40,14 @@ def anthropic_router(services: Services) -> APIRouter:
     async def create_message(http: Request, request: MessagesRequest) -> Response:
         with request.renamed():
             call = await start(services, http, request.chat, prefix="msg_")
-        telling = Telling(call, request)
+        reply = MessageReply(call, request)
         if request.stream:
-            return EventStream(call, telling.stream(), ping=PING)
+            return EventStream(call, reply.stream(), ping=PING)
         with request.renamed():
             [whole] = await gather(http, call.generation)
-        events = [*telling.of(whole), *telling.end()]
+        events = [*reply.of(whole), *reply.end()]
         assert events[-1]["type"] == "message_stop"
-        return JSONResponse(telling.writer.message)
+        return JSONResponse(reply.writer.message)
 
     @router.post(f"{MESSAGES}/count_tokens", response_model=replies.TokenCount, responses=REFUSALS)
     async def count_tokens(http: Request, request: CountTokensRequest) -> Response:
@@ -61,8 +61,8 @@ def anthropic_router(services: Services) -> APIRouter:
     return router
 
 
-class Telling:
-    """One generation, told as a message."""
+class MessageReply:
+    """One generation as a message."""
 
     def __init__(self, call: Call, request: MessagesRequest) -> None:
         self._call = call

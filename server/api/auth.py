@@ -45,23 +45,23 @@ class ApiKey:
             said, seconds = refusal
             self._metrics.count_rejection("rate_limited")
             error = ApiError(429, said, code="rate_limit_exceeded", retry_seconds=seconds)
-            await respond(error, scope["path"])(scope, receive, _told(send, tenant))
+            await respond(error, scope["path"])(scope, receive, _with_limits(send, tenant))
         else:
             with tenant.request():
-                await self._app(scope, receive, _told(send, tenant))
+                await self._app(scope, receive, _with_limits(send, tenant))
 
 
-def _told(send: Send, tenant: Tenant) -> Send:
+def _with_limits(send: Send, tenant: Tenant) -> Send:
     """`send` with what is left of the limits in the headers."""
     if not tenant.headers:
         return send
 
-    async def tell(message: Message) -> None:
+    async def add_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).update(tenant.headers)
         await send(message)
 
-    return tell
+    return add_headers
 
 
 def tenant_of(http: Request, keyring: Keyring) -> Tenant:

@@ -188,7 +188,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     for kind in (ApiError, EngineError, Exception):  # the last: logged by the ASGI server
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(ClientGone, _on_gone)
+    app.add_exception_handler(ClientGone, _on_disconnect)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -217,5 +217,5 @@ def _no_route(path: str, routes: set[str]) -> ApiError:
     return ApiError(404, f"there is no route {path}{''.join(near[:1])}", code="unknown_route")
 
 
-async def _on_gone(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nginx's number; never sent, the socket is closed

@@ -27,21 +27,21 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 class Exchanges:
-    """`paths`: of all routes. `tell` is called with each request when it has ended (traces)."""
+    """`paths`: of all routes. `on_end` is called with each request when it has ended (traces)."""
 
     def __init__(
-        self, app: ASGIApp, *, paths: Collection[str], tell: Callable[[Exchange], None] | None
+        self, app: ASGIApp, *, paths: Collection[str], on_end: Callable[[Exchange], None] | None
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
-        self._tell = tell
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange = exchange_of(scope)
-        if self._tell is not None:
+        if self._on_end is not None:
             headers = Headers(scope=scope)
             exchange.parent = {name: headers[name] for name in W3C if name in headers}
 
@@ -61,7 +61,7 @@ class Exchanges:
             EXCHANGE.reset(token)
             exchange.route = self._route(scope)
             exchange.key = scope.get("state", {}).get("key_name", "")
-            exchange.end(self._tell)
+            exchange.end(self._on_end)
 
     def _route(self, scope: Scope) -> str:
         """What was refused before it was routed has its path alone, if that is one of ours."""

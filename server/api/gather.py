@@ -19,7 +19,7 @@ async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
     closes first, EngineLost or GenerationFailed as the generation does; in each case nothing is
     left running."""
     work = asyncio.ensure_future(_collect(generation))
-    watch = asyncio.ensure_future(until_gone(http.receive))
+    watch = asyncio.ensure_future(until_disconnect(http.receive))
     try:
         await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -31,7 +31,7 @@ async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
         generation.close()
 
 
-async def until_gone(receive: Receive) -> None:
+async def until_disconnect(receive: Receive) -> None:
     """Returns when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -85,7 +85,7 @@ async def chat_ids(
 ) -> list[int]:
     """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
     that cannot fit, if all of it has to (`whole`: else its end is enough)."""
-    tools = [tool.as_template_sees() for tool in request.tools] if request.tells_tools else None
+    tools = [tool.as_template_sees() for tool in request.tools] if request.describes_tools else None
     variables = _template_variables(services, request)
     form = tool_format(services.tokenizer, services.config.server.tool_parser)
     turns = form.told(request.turns) if isinstance(form, ToolFormat) else request.turns

@@ -479,7 +479,7 @@ class ChatPrompt(RequestBody):
         return tool_choice(self.tool_choice)
 
     @property
-    def tells_tools(self) -> bool:
+    def describes_tools(self) -> bool:
         """Whether the prompt describes tools to the model."""
         return bool(self.tools) and self.choice.mode != "none"
 

@@ -37,7 +37,7 @@ class Services:
     metrics: Metrics
     grammars: GrammarChecker
     keyring: Keyring
-    tell: Callable[[Exchange], None] | None = None  # of each request that has ended
+    on_end: Callable[[Exchange], None] | None = None  # of each request that has ended
     _quiet_until: float = field(default=0.0, init=False)
 
     @cached_property

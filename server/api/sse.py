@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.api.errors import ApiError, as_api_error
-from server.api.gather import until_gone
+from server.api.gather import until_disconnect
 from server.api.intake import Call
 from server.api.replies import encode, many, usage_body
 from server.errors import GenerationFailed
@@ -68,7 +68,7 @@ class EventStream(StreamingResponse):
         writing = asyncio.create_task(self._write(send))
         tasks = [
             writing,
-            asyncio.create_task(until_gone(receive)),
+            asyncio.create_task(until_disconnect(receive)),
             asyncio.create_task(self._until_stuck(send)),
         ]
         try:

@@ -79,7 +79,7 @@ class Reading:
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
     """None when no call can come of this request; a model without tools was refused before."""
-    if not request.tells_tools:
+    if not request.describes_tools:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
     assert isinstance(found, ToolFormat), found

@@ -144,7 +144,7 @@ class EngineClient:
 
     def drain(self) -> None:
         """Have this incarnation finish all requests and exit."""
-        self._requests.hurry()
+        self._requests.submit_all()
         self.send(Drain())
 
     def hold(self, sentence: str, *, planned: bool = False) -> int:

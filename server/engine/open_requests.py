@@ -46,7 +46,7 @@ class OpenRequest:
         self._last: Output | None = None
 
     @property
-    def suspicion(self) -> tuple[int, int]:
+    def suspect_order(self) -> tuple[int, int]:
         """Sort key, the greatest first; most such requests kill the engine with their prompt."""
         return self.deaths, -len(self._tokens)
 
@@ -168,10 +168,10 @@ class OpenRequests:
             room = f"it may take {request.most} tokens, the engine now takes {ready.max_model_len}"
             request.stream.fail(f"{self._sentence}; the reply could not go on: {room}")
         suspects = [request for request in self._requests.values() if request.deaths > 1]
-        self._suspects = sorted(suspects, key=lambda request: request.suspicion)
+        self._suspects = sorted(suspects, key=lambda request: request.suspect_order)
         self._submit_next()
 
-    def hurry(self) -> None:
+    def submit_all(self) -> None:
         """Submit all that waits behind a suspect: a draining engine accepts nothing later."""
         self._suspects = []
         self._submit_next()

@@ -70,11 +70,11 @@ class Exchange:
         if self.id != unless:
             self.id = id
 
-    def end(self, tell: Callable[[Exchange], None] | None = None) -> None:
-        """Call when the last byte was handed over. `tell` is called before the line is logged."""
+    def end(self, on_end: Callable[[Exchange], None] | None = None) -> None:
+        """Call when the last byte was handed over. `on_end` is called before the line is logged."""
         self.total = time.monotonic() - self.began
-        if tell is not None:
-            tell(self)
+        if on_end is not None:
+            on_end(self)
         quiet = self.status < 400 and (self.route in PROBES or self.route.startswith(PAGE))
         level = logging.DEBUG if quiet else logging.INFO
         say(logger, level, f"{self.method} {self.route} {self.status}", self._fields())

@@ -18,14 +18,14 @@ _SUMS = (
 
 
 class ThroughputLog:
-    """Logs the growth of counters since the last `tell`, and the gauges."""
+    """Logs the growth of counters since the last `log`, and the gauges."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics, self._clock = metrics, clock
         self._at = clock()
         self._before = [0.0] * len(_SUMS)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """`k`: mean draft tokens verified per sequence and step; `acceptance`: their accepted
         share."""
         now, sums = self._clock(), [self._metrics.total(name) for name in _SUMS]

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.api.body import read_body
 from server.api.errors import MESSAGES, ApiError, ClientGone, respond
-from server.api.gather import until_gone
+from server.api.gather import until_disconnect
 from server.api.sse import DONE, PING_SECONDS, as_event
 from server.generation.progress import ReplyProgress
 from server.observe.metrics import CONTENT_TYPE
@@ -101,7 +101,7 @@ class Ingress:
             body = await read_body(http, self._max_body_bytes)
             plain = {name: scope[name] for name in PLAIN if name in scope}
             answer = _Answer(self._ask, Forwarded(plain, body), send, self._seconds)
-            await _unless_gone(answer.run(), answer.ping(self._ping_seconds), receive)
+            await _unless_disconnected(answer.run(), answer.ping(self._ping_seconds), receive)
         except ClientGone:
             pass
         except ApiError as error:
@@ -221,12 +221,12 @@ async def _live(receive: Receive, send: Send) -> None:
         await send({"type": f"lifespan.{kind}.complete"})
 
 
-async def _unless_gone(
+async def _unless_disconnected(
     work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None], receive: Receive
 ) -> None:
     """Raises ClientGone as soon as the client disconnects. `beside` is cancelled with the work."""
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(until_gone(receive))
+    watching = asyncio.ensure_future(until_disconnect(receive))
     tasks = (working, watching, asyncio.ensure_future(beside))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -57,7 +57,7 @@ class Replica:
             engine=lambda: self.supervisor.pid,
             router_names=config.server.router_names,
         )
-        self._tell = make_traces(config.server.otlp_endpoint, os.environ, model=name)
+        self._on_end = make_traces(config.server.otlp_endpoint, os.environ, model=name)
         self._throughput = ThroughputLog(self.metrics, time.monotonic)
         self._speculation_log = SpeculationLog(time.monotonic)
         self.keyring = Keyring(config.server)
@@ -82,7 +82,7 @@ class Replica:
             client=self.client,
             metrics=self.metrics,
             grammars=self.grammars,
-            tell=self._tell,
+            on_end=self._on_end,
             keyring=self.keyring,
         )
 
@@ -104,7 +104,7 @@ class Replica:
         """Runs for ever."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)
-            self._throughput.tell()
+            self._throughput.log()
 
     def _on_engine(self, state: EngineState) -> None:
         self.metrics.set_engine_state(state)

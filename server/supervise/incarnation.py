@@ -76,7 +76,7 @@ class Incarnation:
         self._exit = asyncio.create_task(self._process.wait())
         self._exit.add_done_callback(lambda exit: self.over.set())
 
-    def starved(self) -> float:
+    def cpu_wait(self) -> float:
         """Seconds since the last call in which its main thread stood ready, but other processes had
         the CPUs (Linux's `schedstat`, in nanoseconds; 0 elsewhere)."""
         try:

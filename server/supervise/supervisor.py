@@ -234,7 +234,7 @@ class EngineSupervisor:
         # in which the engine waited for a CPU most of the time says nothing of the engine.
         silent, tick = 0, settings.watchdog_seconds / WATCH_TICKS
         while not await _within(tick, over, self._end, self._replace):
-            if incarnation.starved() < tick / 2:
+            if incarnation.cpu_wait() < tick / 2:
                 silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False
             if silent >= WATCH_TICKS:

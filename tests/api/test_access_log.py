@@ -220,12 +220,12 @@ def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
     """Law: with the caller's context and with all that is known, and the line has the trace."""
     told: list[Exchange] = []
 
-    def tell(exchange: Exchange) -> None:
+    def on_end(exchange: Exchange) -> None:
         told.append(exchange)
         exchange.trace = "0af7"
 
     parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    with asking(tell=tell) as (served, http):
+    with asking(on_end=on_end) as (served, http):
         http.post("/v1/completions", json=BODY, headers={**parent, "tracestate": "a=b"})
         [(_, fields)] = lines.take(served)
     [exchange] = told

@@ -169,8 +169,8 @@ def serving() -> Iterator[str]:
     with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            welcome = server.stdout.readline()
-            yield welcome.split(" at ")[1].strip().removesuffix("/v1")
+            start_banner = server.stdout.readline()
+            yield start_banner.split(" at ")[1].strip().removesuffix("/v1")
         finally:
             server.terminate()
 

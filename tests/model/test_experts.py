@@ -24,7 +24,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.loaded import front_door
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
-from engine.step.profiling import Rehearsal, profile_at_start
+from engine.step.profiling import ForwardTimer, profile_at_start
 from tests.support import tiny
 from tests.support.controller_world import World, play
 
@@ -80,13 +80,13 @@ def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:
     """Law: the profile rises as experts are read, steeply at first. Bug: rows of one token read the
     experts of one."""
     target, _, cache = mixture
-    sizes, rehearsal = [(1, n) for n in (1, 2, 5, 17)], Rehearsal(target, cache)
-    one, two, five, most = (seconds for _, seconds in rehearsal.points(sizes))
+    sizes, timer = [(1, n) for n in (1, 2, 5, 17)], ForwardTimer(target, cache)
+    one, two, five, most = (seconds for _, seconds in timer.points(sizes))
     assert two > 1.15 * one
     assert most > 3 * one
     assert (five - one) / 4 > (most - five) / 12
-    rehearsal._tokens = repeat(7)  # type: ignore[assignment]
-    alike = rehearsal.points(sizes)[-1][1]
+    timer._tokens = repeat(7)  # type: ignore[assignment]
+    alike = timer.points(sizes)[-1][1]
     assert alike < 0.75 * most
 
 
@@ -96,11 +96,11 @@ def test_what_is_predicted_is_what_is_measured(mixture: Runners) -> None:
     target, draft, cache = mixture
     costs, errors = CostModel(), list[float]()
     costs.set_profile(_profile(target, draft, cache))
-    rehearsal = Rehearsal(target, cache)
+    timer = ForwardTimer(target, cache)
     for batch in range(1, CROWD + 1):
         expected = costs.by_rows(batch, batch * (K_MAX + 1))
         for each in range(1, K_MAX + 2):
-            took = [rehearsal._timed(rehearsal._batch((batch, each, 64))) for _ in range(4)]
+            took = [timer._timed(timer._batch((batch, each, 64))) for _ in range(4)]
             errors.append(abs(float(expected[batch * each]) / median_low(took) - 1))
     assert median(errors) < 0.1
     assert np.quantile(errors, 0.9) < 0.25

@@ -29,7 +29,7 @@ from engine.sampling.plain import Rows
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_model import DraftModelProposer
-from engine.step.rounds import settle
+from engine.step.rounds import move_late_seconds
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import Again
 from tests.support.reference import Reference
@@ -423,12 +423,12 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
 def test_what_the_device_did_meanwhile_is_verification() -> None:
     """Law: or drafting; the sum of a step stays; on a CPU nothing moves."""
     seconds = StepSeconds(verify=1.0, accept=5.0, verify_forward=4.0)
-    settle(seconds)
+    move_late_seconds(seconds)
     assert (seconds.verify, seconds.accept) == (4.0, 2.0)
-    settle(seconds)
+    move_late_seconds(seconds)
     assert (seconds.verify, seconds.accept) == (4.0, 2.0)
     seconds = StepSeconds(
         propose=1.0, propose_forward=3.0, verify=1.0, accept=5.0, verify_forward=6.0
     )
-    settle(seconds)
+    move_late_seconds(seconds)
     assert (seconds.propose, seconds.verify, seconds.accept) == (3.0, 4.0, 0.0)

@@ -82,7 +82,7 @@ def test_what_is_kept_of_a_tree_stands_as_a_chain() -> None:
     """Law: node i of a tree behind n tokens was written at position n + i, whichever block that is
     in; those kept follow the tokens in order, and nothing else moves."""
     cache = filled()
-    cache.straighten([2, 0, 1], before=3, path=[1, 3])  # from slots 0 and 2 to 11 and 0
+    cache.move_path([2, 0, 1], before=3, path=[1, 3])  # from slots 0 and 2 to 11 and 0
     expected = torch.arange(12.0)
     expected[11], expected[0] = 0.0, 2.0
     for offset, name in ((0, "target"), (100, "draft")):

@@ -72,9 +72,9 @@ async def serving(
     engine: int | None = None
     try:
         assert process.stdout is not None
-        welcome = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
-        assert b" at http://" in welcome, f"the server said {welcome!r}"
-        url = welcome.decode().split(" at ")[1].removesuffix("/v1\n")
+        start_banner = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+        assert b" at http://" in start_banner, f"the server said {start_banner!r}"
+        url = start_banner.decode().split(" at ")[1].removesuffix("/v1\n")
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
             server = Server(process, http)
             engine = server.engine

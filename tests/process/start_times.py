@@ -37,12 +37,12 @@ def start(clone: Path, home: Path, began: float) -> tuple[float, float]:
         assert process.stdout is not None
         try:
             lines = (line.strip() for line in process.stdout)
-            welcome = next((line for line in lines if " at http://" in line), None)
+            start_banner = next((line for line in lines if " at http://" in line), None)
             ready = time.monotonic() - began
-            if welcome is None:
+            if start_banner is None:
                 log.seek(0)
                 raise RuntimeError(f"the server did not start:\n{log.read()}")
-            url = welcome.split(" at ")[1]
+            url = start_banner.split(" at ")[1]
             httpx.post(f"{url}/completions", json=BODY, timeout=60).raise_for_status()
             return ready, time.monotonic() - began
         finally:

@@ -47,13 +47,13 @@ def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
             async with asyncio.timeout(PATIENCE):
                 while busy <= 1.0:
                     await asyncio.sleep(0.1)
-                    busy += incarnation.starved()
+                    busy += incarnation.cpu_wait()
             assert incarnation.pid is not None
             os.kill(incarnation.pid, signal.SIGSTOP)
             await asyncio.sleep(0.1)
-            incarnation.starved()
+            incarnation.cpu_wait()
             await asyncio.sleep(1.0)
-            return busy, incarnation.starved()
+            return busy, incarnation.cpu_wait()
         finally:
             await incarnation.close()
 

@@ -24,8 +24,8 @@ class ScriptedReplica:
             SCRIPTED, cwd=ROOT, env=script.environment(), stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None
-        welcome = self._process.stdout.readline().decode()
-        self._url = welcome.split(" at ")[1].removesuffix("/v1\n")
+        start_banner = self._process.stdout.readline().decode()
+        self._url = start_banner.split(" at ")[1].removesuffix("/v1\n")
         self._last_words = Path(folder) / f"{self._process.pid}"
         self._http = httpx.AsyncClient(base_url=self._url, timeout=60)
 

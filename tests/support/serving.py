@@ -59,7 +59,7 @@ def serve(
     client: FakeClient | None = None,
     *,
     tokenizer: Tokenizer | None = None,
-    tell: Callable[[Exchange], None] | None = None,
+    on_end: Callable[[Exchange], None] | None = None,
     **server: Any,
 ) -> Iterator[Served]:
     """`server` are fields of ServerConfig."""
@@ -81,7 +81,7 @@ def serve(
         client=client,
         metrics=metrics,
         grammars=grammars,
-        tell=tell,
+        on_end=on_end,
         keyring=Keyring(config.server),
     )
     app = create_app(services)

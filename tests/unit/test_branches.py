@@ -105,7 +105,7 @@ def goodput_of(row: float, *, free: int = 0) -> Goodput:
     costs, sizes = CostModel(), (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33)
     costs.set_profile(Profile([(n, 1e-2 + max(n - free, 0) * row) for n in sizes], [], 1e-4))
     goodput = Goodput(4, ProposalModel(4), costs)
-    goodput.renew(1, 0.0)
+    goodput.refresh(1, 0.0)
     goodput.present = goodput.rates[3]
     return goodput
 

@@ -18,7 +18,7 @@ from server.cli import build_parser, main, overrides
 from server.config import Config, load_config
 from server.lab.bench.front import main as bench_front
 from server.listening import listen
-from server.serve import welcome
+from server.serve import start_banner
 
 
 def parsed(*arguments: str) -> Config:
@@ -189,14 +189,14 @@ def test_offline_commands_are_programs(
 def test_welcome_can_be_pasted() -> None:
     """Law: the address shown can be reached from this machine, and no key is shown."""
     config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
-    said = welcome(config, 8123)
+    said = start_banner(config, 8123)
     assert "curl -N http://127.0.0.1:8123/v1/completions" in said
     assert '"model": "foredraft-demo"' in said
     assert "in a browser: http://127.0.0.1:8123/\n" in said
-    assert "browser" not in welcome(load_config(None, ["server.page=false"]), 1)
+    assert "browser" not in start_banner(load_config(None, ["server.page=false"]), 1)
     assert "Authorization" in said
     assert "s3cret" not in said
-    assert "http://[::1]:1/v1" in welcome(load_config(None, ["server.host=::"]), 1)
+    assert "http://[::1]:1/v1" in start_banner(load_config(None, ["server.host=::"]), 1)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_welcome_can_be_pasted() -> None:
     ],
 )
 def test_welcome_says_who_guesses(said: list[str], told: str) -> None:
-    assert f"\n  speculation: {told}\n" in welcome(load_config(None, said), 1)
+    assert f"\n  speculation: {told}\n" in start_banner(load_config(None, said), 1)
 
 
 @pytest.mark.filterwarnings("error")

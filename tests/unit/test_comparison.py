@@ -23,7 +23,7 @@ from engine.lab.comparison.figures import (
 )
 from engine.lab.comparison.options import build_parser, settings
 from engine.lab.comparison.prompt_files import read_texts
-from engine.lab.comparison.race import LONGEST, SHORTEST, Race, turned
+from engine.lab.comparison.race import LONGEST, SHORTEST, Race, rotated
 from engine.lab.comparison.report import card, show
 from engine.lab.comparison.workload import (
     AUTO,
@@ -164,7 +164,7 @@ def test_order_turns_and_the_first_round_does_not_count() -> None:
     """Law: first tokens, then the prompts' cache, then a round of all that does not count."""
     player = ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name])
     comparison = compared(player)
-    order = [" ".join(arm.name for arm in turned(ARMS, round_)) for round_ in (0, 1, 2)]
+    order = [" ".join(arm.name for arm in rotated(ARMS, round_)) for round_ in (0, 1, 2)]
     one = ["cold off K=2 K=4 auto", "warm", "off K=2 K=4 auto", *order]
     assert player.calls == one * 2
     assert order[0] == order[2] == "off K=2 K=4 auto"

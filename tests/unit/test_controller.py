@@ -429,7 +429,7 @@ def test_what_guesses_save_pays_for_exploration() -> None:
         for _ in range(100):
             exploration.while_on(1.0, gain=gain)
             exploration.over(asked=False, lost=0.0, usual=1.0)
-        exploration.turned(back=False)
+        exploration.switched(back=False)
         found = [exploration.while_off(1.0, alone=True) for _ in range(1000)]
         waits.append(found.index("trial"))
     assert waits[1] < PROBE_FIRST * 3 < waits[0]

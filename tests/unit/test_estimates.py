@@ -17,9 +17,9 @@ class Counted(AcceptanceEstimate):
 
     doubts = 0
 
-    def doubt(self, trials: float) -> None:
+    def limit_weight(self, trials: float) -> None:
         self.doubts += 1
-        super().doubt(trials)
+        super().limit_weight(trials)
 
 
 def outcome(rng: random.Random, alpha: float) -> Outcome:
@@ -125,7 +125,7 @@ def test_doubt_lets_news_overturn_the_past() -> None:
     sure, doubted = AcceptanceEstimate(K), AcceptanceEstimate(K)
     for estimate in (sure, doubted):
         rounds(estimate, 0.2, 400)
-    doubted.doubt(4.0)
+    doubted.limit_weight(4.0)
     assert doubted.chances()[0] == pytest.approx(sure.chances()[0], abs=0.15)
     for estimate in (sure, doubted):
         estimate.update(K, [Outcome(K, K, K)])

@@ -10,7 +10,7 @@ import pytest
 
 from engine.control.adaptive import AdaptiveK
 from engine.control.cost_model import CostModel
-from engine.control.profile import BATCHES, Points, Profile, alone, in_fours, telling
+from engine.control.profile import BATCHES, Points, Profile, alone, in_fours, row_counts
 from engine.lab.plan.shape import Experts
 from tests.support.controller_world import K_MAX, World, play
 
@@ -36,7 +36,7 @@ class Mixture(World):
         crowds with a row each alone."""
         single, most = self.points(1, alone(K_MAX)), in_fours(16, 64)
         plain = [(n, self.target(n)) for n in most]
-        several = {n: self.points(n, telling(each, K_MAX)) for n, each in BATCHES}
+        several = {n: self.points(n, row_counts(each, K_MAX)) for n, each in BATCHES}
         return Profile(
             [*single, *plain],
             [(n, self.draft) for n in (1, 4, 16, 64)],

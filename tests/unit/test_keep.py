@@ -203,5 +203,5 @@ def test_more_guesses_are_never_likelier_kept_than_fewer() -> None:
     for _ in range(20):
         guesses.acceptance.update(2, [Outcome(0, 0, 0)] * 8)
     goodput = Goodput(K_MAX, guesses, CostModel())
-    goodput.renew(4, 0.0)
+    goodput.refresh(4, 0.0)
     assert goodput.survival == sorted(goodput.survival, reverse=True)

@@ -302,7 +302,7 @@ def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
             world.requests.abort(["a", "b", "c"])
             assert len(world.requests) == 0
         else:
-            world.requests.hurry()
+            world.requests.submit_all()
             assert sorted([tried, *world.taken()]) == ["a", "b", "c"]
 
     asyncio.run(scenario())

@@ -45,7 +45,7 @@ def test_a_line_is_of_the_time_since_the_last(log: pytest.LogCaptureFixture) -> 
         for _ in range(steps):
             metrics.observe_step(STEP)
         clock.now += seconds
-        throughput.tell()
+        throughput.log()
         (fields,) = told(log)
         assert fields == {
             "tokens_per_second": 70 * steps / seconds,
@@ -58,12 +58,12 @@ def test_an_idle_server_is_silent(log: pytest.LogCaptureFixture) -> None:
     """Law: no line without traffic; one while requests wait and nothing comes of them."""
     metrics = Metrics()
     throughput = ThroughputLog(metrics, Clock())
-    throughput.tell()
+    throughput.log()
     metrics.observe_step(StepMetrics(blocks_used=5, blocks_total=100))
-    throughput.tell()
+    throughput.log()
     assert told(log) == []
     metrics.observe_step(StepMetrics(num_waiting=1))
-    throughput.tell()
+    throughput.log()
     (fields,) = told(log)
     assert fields["waiting"] == 1
     assert fields.keys().isdisjoint({"k", "acceptance"}), "of no rounds"

@@ -96,10 +96,10 @@ def test_spans_of_a_request(spans: Any) -> None:
 def test_spans_of_what_went_wrong(spans: Any) -> None:
     """Law: a refusal is one span without an error of ours; an engine's failure is an error; what
     ended in the queue was queued all the time."""
-    tell = traces(spans)
-    tell(exchange(None, status=429, error="queue_full"))
-    tell(exchange(Ended(id="c", finish="error", began=7.0, total=2.0), status=200))
-    tell(exchange(None, status=500, error="internal", parent={"traceparent": "nonsense"}))
+    observe = traces(spans)
+    observe(exchange(None, status=429, error="queue_full"))
+    observe(exchange(Ended(id="c", finish="error", began=7.0, total=2.0), status=200))
+    observe(exchange(None, status=500, error="internal", parent={"traceparent": "nonsense"}))
     refused, queued, failed, broken = spans.get_finished_spans()
     assert (refused.attributes["error.type"], refused.status.is_ok) == ("queue_full", True)
     assert (queued.name, queued.end_time - queued.start_time) == ("queue", 2 * SECOND)
@@ -110,6 +110,6 @@ def test_spans_of_what_went_wrong(spans: Any) -> None:
 
 def test_a_callers_choice_not_to_sample_holds(spans: Any) -> None:
     """Law: of W3C's context the flag is obeyed, too."""
-    tell = traces(spans)
-    tell(exchange(None, status=200, parent={"traceparent": f"00-{TRACE}-{PARENT}-00"}))
+    observe = traces(spans)
+    observe(exchange(None, status=200, parent={"traceparent": f"00-{TRACE}-{PARENT}-00"}))
     assert spans.get_finished_spans() == ()

@@ -103,14 +103,14 @@ def test_quantiles_are_those_of_the_tables() -> None:
 
 @pytest.mark.parametrize("rounds", [6, 25])
 def test_an_interval_holds_the_ratio_as_often_as_it_says(rounds: int) -> None:
-    """Law: 95 of 100 intervals of doubt 0.05 hold the true ratio of the sums; 90 at the least, with
+    """Law: 95 of 100 intervals of alpha 0.05 hold the true ratio of the sums; 90 at the least, with
     replies of very different lengths."""
     held = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)
         theirs = rng.gamma(2.0, 1.0, rounds)
         ours = theirs / 1.3 * rng.lognormal(0, 0.1, rounds)
-        found = ratio(theirs.tolist(), ours.tolist(), doubt=0.05)
+        found = ratio(theirs.tolist(), ours.tolist(), alpha=0.05)
         held += found.low <= true_gain(1.3, 0.1) <= found.high
     assert 360 <= held <= 396
 

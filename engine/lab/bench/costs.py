@@ -30,7 +30,7 @@ from engine.model.memory import held_bytes
 from engine.model.pair import Pair, build_cache, runner_of
 from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
 from engine.scheduling.segment import Segment
-from engine.step.profiling import CHAINED, Rehearsal
+from engine.step.profiling import CHAINED, ForwardTimer
 
 CONTEXT = 256  # tokens before the timed rows
 COPIED, COPIES = 1 << 26, 8  # float32 numbers: more than any cache holds; at once
@@ -100,9 +100,9 @@ def _measured(
 
 def _drafted(draft: ModelRunner, cache: KVCache, start: int, blocks: list[int]) -> float:
     """Seconds of a step; on CUDA of one within a chain, as drafts run there."""
-    rehearsal = Rehearsal(draft, cache)
-    if cache.device.type == "cuda" and rehearsal.chains(1, CHAINED):
-        return rehearsal.chained(1, CHAINED)
+    timer = ForwardTimer(draft, cache)
+    if cache.device.type == "cuda" and timer.chains(1, CHAINED):
+        return timer.chained(1, CHAINED)
     return _forward(draft, start, blocks, 1)
 
 

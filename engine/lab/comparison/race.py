@@ -71,7 +71,7 @@ class Race:
                 for round_, plan in enumerate(plans[1:]):
                     if round_ and is_limited and time.monotonic() > due:
                         break
-                    runs = player.round(turned(self.arms, round_), plan)
+                    runs = player.round(rotated(self.arms, round_), plan)
                     found.add(cell, {arm: runs[arm] for arm in self.arms})
                 found.cells.append(cell)
         return found
@@ -98,7 +98,7 @@ class Race:
         ]
 
 
-def turned(arms: Sequence[Arm], round_: int) -> list[Arm]:
+def rotated(arms: Sequence[Arm], round_: int) -> list[Arm]:
     """Who goes first changes from round to round."""
     shift = round_ * 2 % len(arms)
     return [*arms[shift:], *arms[:shift]]

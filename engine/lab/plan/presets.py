@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.attention.torchao_warnings import mute
+from engine.attention.torchao_warnings import silence
 from engine.config import BUILTIN, Role, model_folder
 from engine.errors import ModelError, one_line
 from engine.lab.plan.shape import ModelShape, model_shape
@@ -32,7 +32,7 @@ with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") a
 
 def find_model(name: str, role: Role) -> ModelShape:
     """The shape of the model that `name` means. Raises ModelError."""
-    mute()
+    silence()
     from transformers import AutoConfig
     from transformers.utils import logging
 

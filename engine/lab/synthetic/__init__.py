@@ -4,6 +4,6 @@ For measurements only: what a step costs does not depend on what the weights say
 draft is right can be set. `python -m engine.lab.synthetic --output DIR`.
 """
 
-from engine.attention.torchao_warnings import mute
+from engine.attention.torchao_warnings import silence
 
-mute()  # its modules begin by importing transformers
+silence()  # its modules begin by importing transformers

@@ -6,6 +6,6 @@ is what the programs share, checkpoints among it; what is trained is the busines
 draft.py, medusa.py, eagle.py.
 """
 
-from engine.attention.torchao_warnings import mute
+from engine.attention.torchao_warnings import silence
 
-mute()  # its modules begin by importing transformers
+silence()  # its modules begin by importing transformers

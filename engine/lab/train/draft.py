@@ -32,7 +32,7 @@ from engine.lab.train.agreement import ALL, Agreement, agreement, report
 from engine.lab.train.data import Rows
 from engine.lab.train.learning import HEAD_SIZE, Optimizer, follow, llama
 from engine.lab.train.loop import Run
-from engine.lab.train.program import add_data, learnt, storing
+from engine.lab.train.program import add_data, storing, trained
 
 RATE = 0.5  # of the learning rates that the built-in pair began with
 
@@ -90,7 +90,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     """From the last checkpoint to the report, which is answered. Raises ConfigError."""
     draft, kind = beginning(parsed, target)
     held = {name: Rows(*rows) for name, rows in data["held"].items()}
-    before, run = learnt(
+    before, run = trained(
         parsed, work, data, draft, Optimizer(draft, scale=RATE),
         lambda batch: follow(target, draft, *batch), lambda: agreement(target, draft, held),
     )  # fmt: skip

@@ -32,7 +32,7 @@ from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself, matched
 from engine.lab.train.data import Rows, all_of
 from engine.lab.train.learning import NUMBERS, Optimizer, least_squares, states
-from engine.lab.train.program import add_data, first, learnt, sentence, storing
+from engine.lab.train.program import add_data, first, sentence, storing, trained
 from engine.model.checkpoint import rotary_of
 from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
 from engine.model.loaded import layers_of
@@ -229,7 +229,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         ahead(target, learner, first(parsed, Rows(*data["learn"])))
         return accuracy(target, learner, held)
 
-    before, run = learnt(
+    before, run = trained(
         parsed, work, data, learner, Optimizer(learner, scale=RATE),
         lambda batch: follow(target, learner, *batch), begin,
     )  # fmt: skip

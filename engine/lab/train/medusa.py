@@ -30,7 +30,7 @@ from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself
 from engine.lab.train.data import Rows, all_of
 from engine.lab.train.learning import least_squares, states
-from engine.lab.train.program import add_data, first, learnt, sentence, storing
+from engine.lab.train.program import add_data, first, sentence, storing, trained
 from engine.model.medusa_heads import MedusaHeads, save_heads
 from engine.scheduling.segment import LAST
 
@@ -152,7 +152,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         ahead(target, heads, first(parsed, Rows(*data["learn"])))
         return before
 
-    before, run = learnt(
+    before, run = trained(
         parsed, work, data, heads, HeadOptimizer(heads),
         lambda batch: follow(target, heads, *batch), begin,
     )  # fmt: skip

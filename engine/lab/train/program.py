@@ -236,7 +236,7 @@ def frozen(parsed: argparse.Namespace) -> Any:
     return target.to(device).eval().requires_grad_(False)
 
 
-def learnt(
+def trained(
     parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Steps,
     learn: Callable[[Rows], float], begin: Callable[[], Any],
 ) -> tuple[Any, Run]:  # fmt: skip

@@ -24,7 +24,7 @@ from engine.lab.comparison.race import PATIENCE
 from engine.lab.tune.estimate import Ratio, ratio
 
 _BENCH = "--modes off,draft_model --kinds chat,json,code,prose --concurrency 1 --ends --rounds 1000"
-_DOUBT = 0.05  # of the bench's own interval
+_ALPHA = 0.05  # of the bench's own interval
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def bench_ratio(found: Any) -> Ratio:
         [sum(each[mode]["rounds"][i]["seconds"] for each in modes) for i in range(least)]
         for mode in ("off", "draft_model")
     )
-    return ratio(off, auto, doubt=_DOUBT)
+    return ratio(off, auto, alpha=_ALPHA)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ With L(-i) its logarithm without round i, and M their mean (Efron and Stein 1981
 out too large rather than too small):
 
     variance = (n - 1) / n * sum((L(-i) - M)^2)
-    interval = exp(log(ratio) -+ (t(1 - doubt / 2, n - 1) * sqrt(variance) + floor))
+    interval = exp(log(ratio) -+ (t(1 - alpha / 2, n - 1) * sqrt(variance) + floor))
 
-`doubt` is what one of all comparisons and looks may be wrong by, so that the whole answer is wrong
+`alpha` is what one of all comparisons and looks may be wrong by, so that the whole answer is wrong
 in at most 5 of 100 runs (Bonferroni). `floor`: how far plain decoding was from itself, since an
 engine may be faster than its equal for as long as it lives.
 """
@@ -40,7 +40,7 @@ class Ratio:
 
 
 def ratio(
-    theirs: Sequence[float], ours: Sequence[float], *, doubt: float, floor: float = 0.0
+    theirs: Sequence[float], ours: Sequence[float], *, alpha: float, floor: float = 0.0
 ) -> Ratio:
     """Their seconds over ours, of the same rounds in the same order; at least one."""
     n, a, b = len(ours), math.fsum(theirs), math.fsum(ours)
@@ -49,7 +49,7 @@ def ratio(
     without = [math.log((a - x) / (b - y)) for x, y in zip(theirs, ours, strict=True)]
     mean = math.fsum(without) / n
     variance = (n - 1) / n * math.fsum((one - mean) ** 2 for one in without)
-    factor = math.exp(t_quantile(1 - doubt / 2, n - 1) * math.sqrt(variance) + floor)
+    factor = math.exp(t_quantile(1 - alpha / 2, n - 1) * math.sqrt(variance) + floor)
     return Ratio(a / b, a / b / factor, a / b * factor)
 
 

@@ -5,7 +5,7 @@ it takes longer. Rounds at many requests take a fifth of the time, with shorter 
 the first tenth of the time do not count: the controller meets the text, caches fill.
 
 It ends with the time, or before where the intervals at one request are narrow. They are looked at
-three times, after each third of the time, and each look has its share of the doubt: whoever looks
+three times, after each third of the time, and each look has its share of alpha: whoever looks
 until it looks good is wrong more often than the interval says.
 """
 
@@ -81,15 +81,15 @@ class Load:
     def rate(self, arm: Arm) -> float:
         return sum(self.tokens) / sum(self.seconds[arm])
 
-    def ratio(self, theirs: Arm, ours: Arm, doubt: float) -> Ratio:
+    def ratio(self, theirs: Arm, ours: Arm, alpha: float) -> Ratio:
         """Plain decoding counts by the mean of both times, but against itself."""
         base, again = self.seconds[theirs], self.seconds[AGAIN]
         if ours == AGAIN:
-            return ratio(base, again, doubt=doubt)
+            return ratio(base, again, alpha=alpha)
         if theirs == OFF:
             base = [(a + b) / 2 for a, b in zip(base, again, strict=True)]
         floor = abs(log(self.rate(OFF) / self.rate(AGAIN)))
-        return ratio(base, self.seconds[ours], doubt=doubt, floor=floor)
+        return ratio(base, self.seconds[ours], alpha=alpha, floor=floor)
 
 
 @dataclass
@@ -109,12 +109,12 @@ class Found:
         return [arm for arm in self.arms if arm.mode == "auto"]
 
     @property
-    def doubt(self) -> float:
+    def alpha(self) -> float:
         """Of one interval at one look."""
         return WRONG / (LOOKS * len(self.guessing))
 
     def against(self, theirs: Arm, ours: Arm, load: Load | None = None) -> Ratio:
-        return (load or self.one).ratio(theirs, ours, self.doubt)
+        return (load or self.one).ratio(theirs, ours, self.alpha)
 
     def best(self) -> Arm:
         """The fastest draft of those found faster than plain decoding and than n-gram lookup, which

@@ -49,18 +49,18 @@ def sentence(found: Found) -> str:
         few = f"{one.rounds} rounds at 1 request, and an interval needs {LEAST}"
         return f"no answer yet: there was time for {few}; give more --minutes"
     if best != OFF:
-        return _said(found, best)
+        return _sentence(found, best)
     fastest = max(found.guessing, key=one.rate)
     if not found.is_answered:
-        return f"no answer yet: {_said(found, fastest)}; give more --minutes"
+        return f"no answer yet: {_sentence(found, fastest)}; give more --minutes"
     if all(found.against(OFF, arm).high < 1 for arm in found.guessing):
-        return f"off: guessing is slower here, at best {_said(found, fastest)}"
+        return f"off: guessing is slower here, at best {_sentence(found, fastest)}"
     gains = found.against(OFF, fastest).low > 1
     between = f"{fastest.name} and {NGRAM.name} look-up" if gains else "guessing and off"
-    return f"off: no difference found between {between}, at best {_said(found, fastest)}"
+    return f"off: no difference found between {between}, at best {_sentence(found, fastest)}"
 
 
-def _said(found: Found, arm: Arm) -> str:
+def _sentence(found: Found, arm: Arm) -> str:
     one, many = found.one, found.many
     also = f", {found.against(OFF, arm, many)} at {many.requests}" if many.rounds else ""
     length = round(sum(one.tokens) / one.replies)
@@ -81,6 +81,6 @@ def as_dict(found: Found) -> dict[str, Any]:
             "seconds": {arm.name: load.seconds[arm] for arm in found.arms},
             "replies": load.replies, "replies_that_loop": load.looped,
         })  # fmt: skip
-    facts = {"sentence": sentence(found), "best": found.best().name, "doubt": found.doubt}
+    facts = {"sentence": sentence(found), "best": found.best().name, "alpha": found.alpha}
     texts = {"texts_compared": found.texts, "texts_equal": found.equal}
     return {"format": "foredraft-tune", "version": 1, **facts, **texts, "loads": loads}
