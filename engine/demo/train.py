@@ -16,6 +16,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,19 +73,30 @@ def losses(target: Any, draft: Any, batch: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([(each * weight.flatten()).sum() / weight.sum(), draft_loss])
 
 
-def accumulate(target: Any, draft: Any, rows: Rows, length: int, options: Namespace) -> Tensor:
-    """The gradients of one step, from several passes: a large batch leaves the cache. The mean
-    losses."""
-    mean = torch.zeros(2)
+def accumulate(
+    target: Any, draft: Any, rows: Rows, length: int, options: Namespace, threads: int
+) -> Tensor:
+    """The gradients of one step, from several passes: a large batch leaves the cache. Each pass has
+    one of so many threads, since threads that share a pass wait for each other. The mean losses."""
     assistant = cast("int", rows.tokenizer.convert_tokens_to_ids(ASSISTANT))
-    for _ in range(options.passes):
-        batch = rows.batch(max(1, TOKENS_PER_PASS // length), length)
+
+    def run(batch: Tensor) -> Tensor:
         weight = weights(batch, assistant)[:, 1:]
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
-            both = losses(target, draft, batch, weight) / options.passes
-        both.sum().backward()
-        mean += both.detach()
-    return mean
+            both = losses(target, draft, batch, weight)
+        (both.sum() / options.passes).backward()
+        return both.detach()
+
+    count = max(1, TOKENS_PER_PASS // length)
+    batches = [rows.batch(count, length) for _ in range(options.passes)]
+    with ThreadPoolExecutor(threads, initializer=one_thread) as pool:
+        return torch.stack([*pool.map(run, batches)]).mean(0)
+
+
+def one_thread() -> None:
+    """For the calling thread alone."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def compile_layers(*models: Any) -> None:
@@ -103,6 +115,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
     if options.compile:
         compile_layers(target, draft)
     optimizer, recent, tokens = learning.Optimizer(target, draft), list[Tensor](), 0
+    before: object = None
     for step in itertools.count():
         elapsed = clock() - start
         share = elapsed / (60 * options.minutes)
@@ -114,7 +127,9 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
             if options.compile:
                 compile_layers(target)
             optimizer = learning.Optimizer(target, draft)
-        recent.append(accumulate(target, draft, rows, length, options))
+        threads = options.threads if (layers, length) == before else 1  # one thread compiles
+        recent.append(accumulate(target, draft, rows, length, options, threads))
+        before = layers, length
         optimizer.step(rate(share))
         tokens += options.passes * max(TOKENS_PER_PASS, length)
         if step < 5 or step % 25 == 24:
@@ -159,7 +174,7 @@ def build_parser() -> Parser:
     add("--distill-minutes", type=number(0, 1e6), default=12, metavar="MINUTES",
         help="time for the draft alone, afterwards (12)")  # fmt: skip
     add("--threads", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
-        help="threads (all cores)")  # fmt: skip
+        help="passes at once (all cores)")  # fmt: skip
     add("--passes", type=whole(1, 1024), default=4, metavar="N",
         help=f"of {TOKENS_PER_PASS} tokens in a step (4)")  # fmt: skip
     add("--bfloat16", action="store_true",
