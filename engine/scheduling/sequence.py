@@ -65,8 +65,3 @@ class Sequence:
         """The request's bound on draft tokens per step; None: no bound of its own."""
         settings = self.params.speculation
         return None if settings is None else settings.max_draft
-
-    @property
-    def remaining(self) -> int:
-        """Tokens it may still generate under max_tokens."""
-        return self.params.max_tokens + self.num_prompt - len(self.tokens)

@@ -279,23 +279,36 @@ def test_wrong_values_are_sentences(
 
 
 def test_prompts_come_from_a_file(tmp_path: Path) -> None:
-    """Law: one a line, JSON by the file's name; what is wrong is named with its line."""
+    """Law: texts, or JSON objects; what is wrong is named with its line."""
     plain, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
-    plain.write_text("one\n\ntwo\n")
-    lines.write_text('{"prompt": "one"}\n"two"\n')
+    plain.write_text("one\ntwo\n")
+    lines.write_text('{"prompt": "one"}\n{"body": {"prompt": "two"}}\n')
     assert read_texts(str(plain)) == read_texts(str(lines)) == ["one", "two"]
     said = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
     assert {workload.kind for workload in said.workloads} == {"file"}
+    plain.write_text("one\nand more\n\ntwo\n")  # bug: bench asked for each line by itself
+    assert read_texts(str(plain)) == ["one\nand more", "two"]
     for text, word in (
         ("", "holds no prompt"),
-        ('"one"\none', "line 2 is not JSON"),
-        ('{"text": "a"}', "line 1 must be a text"),
-        ('""', "line 1 must be a text"),
-        ("[" * 100_000, "line 1 is not JSON"),
+        ('{"prompt": "one"}\none', "line 2 is not JSON"),
+        ('{"prompt": "one"}\n"two"', "line 2 must be a JSON object"),
+        ('{"text": "a"}', "line 1 must be an object with `prompt`"),
+        ('{"messages": []}', "line 1 must be an object with `prompt`: "),
+        ('{"prompt": ""}', "the text is empty"),
+        ('{"prompt": ' + "[" * 100_000, "line 1 is not JSON"),
     ):
         lines.write_text(text)
         with pytest.raises(ConfigError, match=word):
             read_texts(str(lines))
+
+
+def test_texts_of_a_file_are_messages_where_a_model_has_conversations(tmp_path: Path) -> None:
+    """Law: with a way to render messages, a text is a user's, and `prompt` stays as it is."""
+    path = tmp_path / "p"
+    path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
+    assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["a", "<b>"]
+    path.write_text("a\n")
+    assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["<a>"]
 
 
 def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
@@ -303,7 +316,7 @@ def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no regular file"):
         read_texts(str(tmp_path / "pipe"))
     path = tmp_path / "p.jsonl"
-    path.write_text('"one"\n')
+    path.write_text("one\n")
     with pytest.raises(ConfigError, match="which is read"):
         settings(build_parser("x").parse_args(["--prompts", str(path), "--json", str(path)]))
 

@@ -65,7 +65,7 @@ def build_parser(prog: str, usual: Preset = GRID) -> Parser:
     add("--modes", help=f"default {usual.modes}: off, auto, fixed Ks, proposers")
     add("--kinds", type=names_of(KINDS), metavar="KIND,KIND,...",
         help=f"of text: {', '.join(KINDS)}; default {','.join(usual.kinds)}")  # fmt: skip
-    add("--prompts", metavar="FILE", help="your own prompts instead, one a line, or *.jsonl")
+    add("--prompts", metavar="FILE", help="your own prompts instead")
     add("--concurrency", type=lists_of(whole(1, 256)), metavar="N,N,...",
         help=f"requests at a time ({','.join(map(str, usual.concurrency))})")  # fmt: skip
     add("--temperatures", type=lists_of(number(0, 2)), metavar="T,T,...", help="default 0,1")

@@ -6,12 +6,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 
+Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[Messages], str]
 Entry = tuple[str, Any]  # where a prompt stands, for sentences about it; its text or JSON object
 
 
@@ -27,12 +31,18 @@ def read_entries(path: str | Path) -> list[Entry]:
     return [(block[0][0], "\n".join(line for _, line in block)) for block in blocks]
 
 
-def read_texts(path: str) -> list[str]:
-    """One a line; of a file named *.jsonl each line is a JSON string, or an object with the text
-    under `prompt`. At least one; raises ConfigError."""
-    is_json = path.endswith(".jsonl")
-    lines = [(where, line) for where, line in _lines(path) if line.strip()]
-    return [_text(where, line) if is_json else line for where, line in lines]
+def renderer(tokenizer: Any) -> Render:
+    """By the model's chat template; without one the last message is text to go on with."""
+    if not tokenizer.chat_template:
+        return lambda messages: str(messages[-1]["content"])
+    return partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+
+
+def read_texts(path: str, render: Render | None = None) -> list[str]:
+    """Of entries that are texts, or objects with `prompt` or `messages`, by themselves or in the
+    `body` of OpenAI's batch format. A text is a message; without `render` it is a prompt, and there
+    are no messages. Raises ConfigError."""
+    return [_text(where, said, render) for where, said in read_entries(path)]
 
 
 def read_text(path: str | Path, what: str = "text") -> str:
@@ -65,12 +75,19 @@ def _object(where: str, line: str) -> Entry:
     return where, found
 
 
-def _text(where: str, line: str) -> str:
-    found = _decoded(where, line)
-    text = found.get("prompt") if isinstance(found, dict) else found
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"{where} must be a text, or an object with a text under `prompt`")
-    return text
+def _text(where: str, said: Any, render: Render | None) -> str:
+    if isinstance(said, str):
+        return said if render is None else render([{"role": "user", "content": said}])
+    try:
+        body = said.get("body", said)
+        text = body["prompt"] if render is None or "prompt" in body else render(body["messages"])
+        if isinstance(text, str) and text:
+            return text
+        why = "the text is empty, or no text"
+    except Exception as error:  # chat templates raise what they like
+        why = one_line(error)
+    allowed = "`prompt`" if render is None else "`prompt` or `messages`"
+    raise ConfigError(f"{where} must be an object with {allowed}: {why}")
 
 
 def _decoded(where: str, line: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from engine.core import Engine
 from engine.errors import ConfigError
-from engine.lab.comparison.prompt_files import read_texts
 from engine.messages import SamplingParams, Submit
 
 Encode = Callable[[str], list[int]]
@@ -80,17 +79,6 @@ def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
         longest = int(some.counted.any(dim=0).nonzero().max()) + 1
         yield Rows(some.ids[:, :longest], some.counted[:, :longest])
         step += 1
-
-
-def prompts_in(path: str, tokenizer: Any, encode: Encode) -> list[list[int]]:
-    """Of a file as `foredraft bench --prompts` reads it. A line is what a user says, where the
-    model has a chat template; a text of a *.jsonl is gone on with as it is. Raises ConfigError."""
-    texts = read_texts(path)
-    if tokenizer.chat_template and not path.endswith(".jsonl"):
-        shape = {"tokenize": False, "add_generation_prompt": True}
-        chats = [[{"role": "user", "content": text}] for text in texts]
-        texts = [tokenizer.apply_chat_template(chat, **shape) for chat in chats]
-    return [encode(text) for text in texts]
 
 
 def passages(rows: Rows, count: int, seed: int) -> list[list[int]]:

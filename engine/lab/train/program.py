@@ -27,7 +27,7 @@ from engine.arguments import Parser, exit_code, number, show, whole
 from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.core import Engine
 from engine.errors import ConfigError, one_line
-from engine.lab.comparison.prompt_files import read_text
+from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
 from engine.lab.train.data import (
     Rows,
@@ -35,7 +35,6 @@ from engine.lab.train.data import (
     all_of,
     batches,
     passages,
-    prompts_in,
     rows_of,
     split,
     written,
@@ -64,7 +63,7 @@ def add_data(parser: Parser, made: str) -> None:
     add = parser.add_argument
     add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--text", nargs="+", default=[], metavar="FILE", help="text to learn from, UTF-8")
-    add("--prompts", metavar="FILE", help="that the target answers: one a line, or *.jsonl")
+    add("--prompts", metavar="FILE", help="that the target answers")
     add("--ids", nargs="+", default=[], metavar="FILE", help="written by speculation.record_ids")
     add("--output", required=True, type=Path, metavar="DIR", help=f"a new folder, for {made}")
     add("--minutes", type=number(0, 1e6, above=True), default=10, help="of learning (10)")
@@ -196,7 +195,8 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
     encode = partial(tokenizer.encode, add_special_tokens=False)
     texts = {path: [Text(encode(read_text(path)))] for path in parsed.text}
-    prompts = prompts_in(parsed.prompts, tokenizer, encode) if parsed.prompts else []
+    asked = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
+    prompts = [encode(text) for text in asked]
     pair = load_pair(config)
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"

@@ -42,10 +42,11 @@ from engine.lab.bench.options import (
     set_threads,
     tokenizer_of,
 )
+from engine.lab.comparison.prompt_files import renderer
 from engine.lab.comparison.workload import SEED, Arm, Request
 from engine.lab.files import writable, write_json, write_text
 from engine.lab.tune.measuring import Measuring
-from engine.lab.tune.prompts import built_in, from_file, renderer, requests
+from engine.lab.tune.prompts import built_in, from_file, requests
 from engine.lab.tune.report import as_dict, lines, sentence
 from engine.lab.tune.settings import config_text, settings_of
 from engine.model.fit import compare_files
