@@ -1,6 +1,6 @@
 """`python -m engine --config FILE --commands ipc://... --events ipc://...`: the engine process.
 
-FILE is an EngineConfig as JSON. torch is imported only after the number of threads is in the
+FILE is an EngineConfig as JSON. torch is imported only after the number of threads is set in the
 environment.
 """
 
@@ -24,7 +24,7 @@ from engine.progress import report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one engine until a command ends it; returns the exit code (see engine.process)."""
+    """Run one engine until a command ends it; return the exit code (see engine.process)."""
     followed = follow_parent()
     configure_logging("info")
     parsed = build_parser("python -m engine", __doc__).parse_args(arguments)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(prog: str, description: str | None) -> Parser:
-    """What the supervisor gives every engine process."""
+    """Return a parser for the options that the supervisor gives every engine process."""
     parser = Parser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="EngineConfig as JSON")
     parser.add_argument("--measured", type=Path, help="what an engine of it measured at start")
@@ -43,7 +43,7 @@ def build_parser(prog: str, description: str | None) -> Parser:
 
 
 def read_config(path: Path) -> EngineConfig:
-    """Raises ConfigError with one sentence that names the key, what was given, what is allowed."""
+    """Return the EngineConfig in `path`. Raises ConfigError that names the key and the input."""
     try:
         return EngineConfig.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -60,8 +60,8 @@ def _make_engine(path: Path, measured: Path | None) -> StepEngine:
     known = measured.read_bytes() if measured is not None else b""
     limit_threads(config.threads, os.environ)
     report("importing torch")
-    gc.disable()  # what is imported stays, and is not to be walked, now or later
-    from engine.core import Engine  # brings torch in, which reads the environment once
+    gc.disable()  # imported objects stay alive: collecting them wastes time
+    from engine.core import Engine  # imports torch, which reads the environment once
     from engine.cpu.jit import logged_compilation
 
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What every command line here is read with: a mistake is one sentence on stderr, exit code 2."""
+"""Command-line parsing for every program here: a mistake is one sentence on stderr, exit code 2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class SingleValue(argparse._StoreAction):
-    """An option with one value, of which argparse would take the last in silence."""
+    """An option that may be given only once; argparse would silently take the last value."""
 
     _taken: argparse.Namespace | None = None
 
@@ -28,8 +28,8 @@ class SingleValue(argparse._StoreAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """Without argparse's lines of usage, which hide the sentence; `--help` has them. Options are
-    written out: a prefix that means one today may mean another tomorrow."""
+    """An ArgumentParser whose errors omit the usage lines, which hide the sentence. Options cannot
+    be abbreviated: a prefix that is unique today may be ambiguous tomorrow."""
 
     def __init__(
         self, prog: str | None = None, description: str | None = None, **others: Any
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number within bounds, `8k` being 8192."""
+    """Return the type of an option that is a whole number in these bounds; `8k` is 8192."""
 
     def parse(text: str) -> int:
         digits, scale = (text[:-1], 1024) if text[-1:] in ("k", "K") else (text, 1)
@@ -58,7 +58,7 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
-    """The type of an option that is a finite number from `least` (or above it) to `most`."""
+    """Return the type of an option that is a finite number from (or `above`) `least` to `most`."""
 
     def parse(text: str) -> float:
         try:
@@ -75,7 +75,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
 
 
 def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]]:
-    """The type of an option that has values with commas between them, at most 32, each once."""
+    """Return the type of an option with up to 32 comma-separated values, without duplicates."""
 
     def parse_list(text: str) -> tuple[Value, ...]:
         parts = text.split(",")
@@ -87,7 +87,7 @@ def lists_of(parse: Callable[[str], Value]) -> Callable[[str], tuple[Value, ...]
 
 
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of an option that has some of the known names, with commas between them."""
+    """Return the type of an option with some of the known names, comma-separated."""
 
     def parse(name: str) -> str:
         if name not in known:
@@ -98,8 +98,8 @@ def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def exit_code(prog: str, work: Callable[[], int]) -> int:
-    """Of a program that does this work: what it answers; 2, and the sentence on stderr, for a
-    mistake of the caller; 130 when it was interrupted."""
+    """Run `work` and return its exit code; 2, with the sentence on stderr, for a mistake of the
+    caller; 130 if interrupted."""
     try:
         return work()
     except (EngineError, OSError) as error:
@@ -110,11 +110,11 @@ def exit_code(prog: str, work: Callable[[], int]) -> int:
 
 
 def show(text: str) -> int:
-    """A program's answer, and its exit code."""
+    """Print a program's answer; return exit code 0."""
     sys.stdout.write(f"{text}\n")
     return 0
 
 
 def printable(text: str) -> str:
-    """What can be printed on a line, the rest escaped: names come from anywhere."""
+    """Return `text` with unprintable characters escaped, since names come from anywhere."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,5 +1,5 @@
-"""What a child process needs from the operating system: to end with its parent, even while busy; as
-many threads for torch as it has CPU cores; and huge pages.
+"""Setup of a child process: it ends with its parent even while busy, torch gets as many threads as
+there are CPU cores, and the heap moves into huge pages.
 
 torch starts as many threads as the machine has cores. In a container with a quota of two cores on a
 machine with sixty-four, the sixty-four threads take turns on two and every step waits for the
@@ -31,7 +31,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CGROUP = Path("/sys/fs/cgroup")
 
 _HUGE_PAGE = 1 << 21  # bytes
-_LEAST = 2 * _HUGE_PAGE  # of a mapping: each call takes some 5 ms, and there are many mappings
+_LEAST = 2 * _HUGE_PAGE  # smallest mapping to move: a call takes 5 ms, and there are many
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _MAPS = Path("/proc/self/maps")
 
@@ -40,9 +40,9 @@ def follow_parent() -> bool:
     """Make this process end with its parent, even in the middle of a step. Call it first. Returns
     whether a program started it (stdin is a pipe).
 
-    Two mechanisms for two failures: a thread waits for the end of stdin when that is a pipe (works
-    on every system, needs the interpreter), and on Linux the kernel kills (needs nothing of the
-    process). The parent handles Ctrl-C: it drains.
+    Two mechanisms cover two failures: a thread exits the process at the end of stdin (works on
+    every system, needs the interpreter), and on Linux the kernel kills the process (works even if
+    it is stuck). Ctrl-C is ignored here: the parent handles it by draining.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -57,7 +57,7 @@ def follow_parent() -> bool:
 
 
 def die_with_parent() -> None:
-    """On Linux, have the kernel kill this process when its parent ends; elsewhere nothing."""
+    """On Linux, have the kernel kill this process when its parent ends; elsewhere do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -74,9 +74,9 @@ _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def engine_threads(cgroup: Path = CGROUP) -> int:
-    """Cores of the affinity mask, at most the control group's quota, less one for the front end:
-    when one of torch's threads shares a core with other work, all the others wait for it in every
-    layer."""
+    """Return the number of torch threads: the cores of the affinity mask, at most the control
+    group's quota, less one for the front end. If one torch thread shares a core with other work,
+    all others wait for it in every layer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     usable = cores or 1
     for files in _QUOTAS:
@@ -99,9 +99,9 @@ def limit_threads(threads: int | None, environment: MutableMapping[str, str]) ->
 
 
 def freeze_memory() -> threading.Thread:
-    """Exclude present objects from garbage collection, which would interrupt a step, and start a
-    thread that moves the heap into huge pages where Linux can: each step reads Python objects on
-    thousands of small pages, whose TLB entries each forward evicts."""
+    """Exclude existing objects from garbage collection, which would interrupt a step, and start a
+    thread that moves the heap into huge pages (Linux only): each step reads Python objects on
+    thousands of small pages, whose TLB entries every forward evicts."""
     gc.collect()
     gc.freeze()
     thread = threading.Thread(target=_gather, name="huge-pages", daemon=True)
@@ -124,8 +124,8 @@ def _gather() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit. Python's shutdown would stop a draft-loading thread inside a library that then
-    aborts."""
+    """Exit with `code`. While a draft loads, skip Python's shutdown: it would stop the loading
+    thread inside a library that then aborts."""
     if any(thread.name == LOADING for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(code)

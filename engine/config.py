@@ -21,10 +21,10 @@ CacheDTypeName = Literal["auto", "fp8"]
 AttentionName = Literal["auto", "sdpa", "compiled", "flashinfer", "triton"]
 
 Role = Literal["target", "draft"]
-FolderRole = Literal["target", "draft", "medusa", "eagle"]  # whose folder
+FolderRole = Literal["target", "draft", "medusa", "eagle"]  # the model a folder belongs to
 
 BUILTIN = "demo"
-MOST_RANKS = 64  # of a Medusa head's tokens
+MOST_RANKS = 64  # candidate tokens of a Medusa head
 MAX_K = 16  # the largest K that may be configured
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -276,7 +276,7 @@ class AdaptiveConfig(Part):
 ControllerConfig = Annotated[FixedConfig | AdaptiveConfig, Field(discriminator="kind")]
 
 
-# Which kind a key belongs to, where only one kind has it, so that `kind` may be left out.
+# The kind that a key implies, so that `kind` may be omitted.
 KIND_OF_KEY: Mapping[str, Mapping[str, str]] = {
     "controller": {"k": "fixed", "k_max": "adaptive"},
     "proposer": {
@@ -292,9 +292,9 @@ DEFAULT_KIND = {"controller": "adaptive", "proposer": "draft_model"}
 
 
 def with_kind(name: str, table: Any, default: str | None = None, present: str | None = None) -> Any:
-    """A table of [speculation] with the `kind` that its keys imply, else `default`. `present`: the
-    kind of the table that it goes over, which stays if it has all of these keys. Raises ConfigError
-    for a proposer's key that the present kind lacks, but for a path, which names a draft model."""
+    """Return a table of [speculation] with the `kind` that its keys imply, else `default`.
+    `present`: the kind that it overrides, kept if it has all these keys. Raises ConfigError for a
+    proposer key that `present` lacks, except `path`, which means a draft model."""
     if not isinstance(table, dict) or "kind" in table or present in _kinds_with(table):
         return table
     kinds = KIND_OF_KEY.get(name, {})
@@ -310,7 +310,7 @@ def with_kind(name: str, table: Any, default: str | None = None, present: str | 
 
 
 def _kinds_with(keys: Iterable[str]) -> set[str]:
-    """Of proposers that have all of these keys."""
+    """Return the kinds of proposers that have all of these keys."""
     models = (kind for kind in get_args(AnyProposer) if kind.model_fields.keys() >= {*keys})
     return {model.model_fields["kind"].default for model in models}
 
@@ -319,7 +319,7 @@ Companion = Literal["grammar", "prediction", "suffix", "ngram"]
 
 
 class SpeculationConfig(Part):
-    """Who guesses, and who chooses K. How guesses are checked is no choice: one rule is exact."""
+    """The proposers, and the controller that chooses K. Verification has one, exact rule."""
 
     proposer: ProposerConfig = DraftModelConfig()
     companions: tuple[Companion, ...] = Field(
@@ -382,7 +382,7 @@ class SpeculationConfig(Part):
 
     @property
     def trees(self) -> bool:
-        """Whether the proposer guesses trees, of which K counts the nodes."""
+        """Whether the proposer proposes trees; K then counts nodes."""
         return isinstance(self.proposer, MedusaConfig | EagleConfig | LookaheadConfig)
 
     @property
@@ -391,7 +391,7 @@ class SpeculationConfig(Part):
 
     @property
     def k_max(self) -> int:
-        """The largest K any step may use."""
+        """Return the largest K that any step may use."""
         if self.proposer.kind == "none":
             return 0
         return self.controller.k if self.controller.kind == "fixed" else self.controller.k_max
@@ -422,15 +422,15 @@ class EngineConfig(Part):
 
 
 def model_folder(path: str, role: FolderRole) -> str:
-    """Where a model is: the built-in pair's folder for `demo`, else the path as given."""
+    """Return a model's folder: the built-in pair's for `demo`, else the path as given."""
     if path == BUILTIN:
         return str(Path(__file__).parent / "demo" / role)
-    return os.path.expanduser(path)  # unlike Path's, leaves alone what it does not know
+    return os.path.expanduser(path)  # unlike Path's, does not raise for an unknown user
 
 
 def folder_of(path: str, role: FolderRole) -> Path | None:
-    """The local folder of a model, or None where `path` can only be a hub name. Raises
-    ModelError."""
+    """Return a model's local folder, or None if `path` can only be a hub name. Raises ModelError if
+    it is neither."""
     # os.path, unlike Path, returns False for a name that no file can have.
     folder, name = os.path.expanduser(path), f"the {role} model {path[:200]!r}"
     if os.path.isdir(folder):
@@ -445,7 +445,7 @@ def folder_of(path: str, role: FolderRole) -> Path | None:
 
 
 def check_folders(config: EngineConfig) -> None:
-    """Raises ModelError for a model that is named and not there: before anything is loaded."""
+    """Raise ModelError if a configured model folder is missing, before anything is loaded."""
     proposer = config.speculation.proposer
     folder_of(model_folder(config.target.path, "target"), "target")
     if isinstance(proposer, DraftModelConfig):

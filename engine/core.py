@@ -1,8 +1,8 @@
 """Engine: runs the eight phases of a step in order, over parts that it builds from the config.
 
-Owns only the step: tokens and blocks are the scheduler's, KV the cache's, drafts their proposer's,
-K the controller's. A plain object: no sockets, no text, no threads. An exception inside a step is
-fatal to the process by design (half-updated state must not serve). A bad request never gets that
+Owns only the step: the scheduler owns tokens and blocks, the cache KV, each proposer its drafts,
+and the controller K. A plain object: no sockets, no text, no threads. An exception inside a step is
+fatal to the process by design: half-updated state must not serve. A bad request never gets that
 far: `add` answers it with an Output that has an error.
 """
 
@@ -67,10 +67,10 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Call `add` and `abort` at any time between steps, and `step` while `has_work`.
 
-    `pair`, `proposer`, `cache`, `controller`: for benchmarks and tests. Loaded models, a
-    replacement for the configured proposer, a part of a cache, a function that builds the
-    controller. `measured`: `Ready.measured` of an earlier engine of this configuration and machine:
-    no step is timed, cache pages are populated in the background. Raises ConfigError, ModelError or
+    For benchmarks and tests: `pair` (loaded models), `proposer` (replaces the configured one),
+    `cache` (part of a cache), `controller` (a function that builds it). `measured`:
+    `Ready.measured` of an earlier engine of this configuration and machine; then no step is timed,
+    and cache pages are populated in the background. Raises ConfigError, ModelError or
     MemoryPlanError.
     """
 
@@ -154,7 +154,7 @@ class Engine:
             cache=self._cache,
             max_step_tokens=config.schedule.max_step_tokens,
             goes_on=self._controller.goes_on,
-            # Whether the controller or a trace uses `agreements` (drafts found out in hindsight).
+            # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )
 
@@ -213,7 +213,7 @@ class Engine:
             self._compiling.add(seq)
 
     def _queue(self, seq: Sequence) -> None:
-        """A resumed request may have reached its end already."""
+        """Queue a sequence; a resumed one that is already complete ends instead."""
         room = self._scheduler.room(seq)
         end = begun_ending(seq, self._acceptor, room) if seq.num_output else None
         if end is None:
@@ -223,7 +223,7 @@ class Engine:
             self._pending.append(end)
 
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
-        """Its proposers in order; None: the main proposer alone, without a bound of its own."""
+        """Return its proposers in order; None: only the main one, without a request's bound."""
         names = proposers_of(params, self.ready)
         if self._proposer.follows_grammar and self._proposer.name in names:
             names = tuple(name for name in names if name != GRAMMAR)
@@ -231,22 +231,22 @@ class Engine:
         return None if names == (self._proposer.name,) and not bounded else names
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these; ids that already ended are ignored. The next step returns their Outputs."""
+        """End these sequences; unknown ids are ignored. The next step returns their Outputs."""
         ids = list(ids)
         for seq in self._scheduler.abort(ids) + self._compiling.abort(ids):
             self._leave(seq)
             self._pending.append(ending(seq, "abort"))
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
-        """Effective from the next step. Raises ConfigError. See messages.SetSpeculation."""
+        """Set the mode from the next step on. Raises ConfigError. See messages.SetSpeculation."""
         self._controller.set(mode, k)
 
     def swap_draft(self, path: str) -> None:
-        """Start to load it; raises ConfigError while another one loads. See messages.SwapDraft."""
+        """Start loading a draft. Raises ConfigError while another loads. See messages.SwapDraft."""
         self._swap.begin(path)
 
     def gauges(self, seconds: StepSeconds | None = None) -> StepMetrics:
-        """The current gauges; the sums of a step are empty."""
+        """Return the current gauges; the sums over a step stay empty."""
         return StepMetrics(
             step=self._num_steps,
             seconds=seconds or StepSeconds(),
@@ -369,7 +369,7 @@ class Engine:
 
 
 def _profile_in(measured: bytes) -> Profile | None:
-    """Decoded; None if empty or from an incompatible version."""
+    """Return the decoded profile; None if empty or from an incompatible version."""
     try:
         return msgspec.msgpack.decode(measured, type=Profile)
     except msgspec.DecodeError:

@@ -1,10 +1,10 @@
-"""Errors an operator or a user can meet; the message says what was given and what is allowed.
+"""Errors that an operator or a user can see; the message says what was given and what is allowed.
 
 EngineError
  +-- ConfigError       the configuration cannot be served (at start; exit code 2)
  +-- ModelError        a model folder is missing, corrupt, unsupported, or a pair does not fit
  +-- MemoryPlanError   weights and KV cache do not fit the memory that was granted
- +-- TraceError        a trace or a log of ids cannot be written, or read by this program
+ +-- TraceError        a trace or id log cannot be written, or cannot be read by this program
  +-- EngineLost        the engine process died or hung; open requests end with this
 """
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 EXIT_CANNOT_START = 2  # exit code of an engine process whose construction raised an EngineError
 
 
-LONGEST = 300  # characters that are quoted of what a library says
+LONGEST = 300  # characters quoted from a library's message
 
 
 def one_line(said: object, most: int | None = LONGEST) -> str:
-    """Libraries' errors come with line breaks and advice in paragraphs. `most`: None for all."""
+    """Return a message on one line, cut to `most` characters (None: uncut)."""
     return " ".join(str(said).split())[:most]
 
 
@@ -38,8 +38,8 @@ class MemoryPlanError(EngineError):
 
 
 class TraceError(EngineError):
-    """A recording cannot be written, or what was given is not one of this version."""
+    """A recording cannot be written, or a file is not a recording of this version."""
 
 
 class EngineLost(EngineError):
-    """The engine process is gone; raised in the front end for every open request."""
+    """The engine process died or hung; raised in the front end for every open request."""

@@ -1,4 +1,4 @@
-"""Whether the hub can be asked for a model: for both processes, before their libraries try."""
+"""Hub reachability, which both processes check before their libraries try to download."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ REACH = 5.0  # seconds in which the hub has to answer
 
 
 def refuse_unreachable(name: str, revision: str | None) -> None:
-    """Raise ModelError where nothing was kept of a repository of the hub and that cannot be
-    reached: its library would go on trying, for half a minute or, without any answer, for six."""
+    """Raise ModelError if nothing of a hub repository is cached and the hub cannot be reached. Its
+    library would retry for half a minute, or for six minutes if nothing answers."""
     from huggingface_hub import constants, get_session, try_to_load_from_cache
 
     try:
         if try_to_load_from_cache(name, "config.json", revision=revision) is not None:
             return
-    except ValueError:  # of the library: no repository has such a name
+    except ValueError:  # from the library: no valid repository name
         raise ModelError(f"{name!r} is no folder, and no name of the hub's") from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
@@ -23,7 +23,7 @@ def refuse_unreachable(name: str, revision: str | None) -> None:
         )
     try:
         get_session().head(constants.ENDPOINT, timeout=REACH)
-    except Exception as error:  # of the library's client
+    except Exception as error:  # whatever the library's client raises
         what = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(
             f"{name!r} is no folder, and {constants.ENDPOINT} cannot be reached ({what})"

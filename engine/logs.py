@@ -1,7 +1,7 @@
-"""The log, of both processes: lines for people, or JSON for machines, on stderr.
+"""Logging of both processes, on stderr: text lines for people, or JSON lines for machines.
 
-What is logged of a request is counted, timed or drawn from fixed sets: never a prompt, a reply, a
-key or what else a client wrote.
+Logged facts about a request are counts, times or members of fixed sets: never a prompt, a reply, a
+key or any other text from a client.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
-# By which a front end tells its engine process; the operator's keys have two underscores.
+# Passes the format to the engine process. The operator's variables have two underscores.
 VARIABLE = "FOREDRAFT_LOG_FORMAT"
-# On a terminal a front end may have drawn how far a start is, where the next line is to stand.
+# Clears the progress that a front end may have drawn on this line of a terminal.
 CLEAR = "\r\x1b[K"
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: `time` (UTC), `level`, `logger`, `message`, `exception` if there is one,
-    and the fields of a `say`."""
+    """Formats one JSON object per line: `time` (UTC), `level`, `logger`, `message`, `exception` if
+    there is one, and the fields of a `say`."""
 
     def format(self, record: logging.LogRecord) -> str:
         said: dict[str, Any] = {
@@ -38,8 +38,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def say(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:
-    """A message and its fields: as `name=value` behind it, or as members of the JSON. Those that
-    are None are left out."""
+    """Log a message and its fields: as `name=value` after the message, or as members of the JSON
+    object. Fields that are None are omitted."""
     if logger.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
         text = " ".join([message, *(f"{name}={value}" for name, value in known.items())])
@@ -47,8 +47,8 @@ def say(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]
 
 
 def configure_logging(level: str, form: str | None = None) -> None:
-    """One line per event. `form`: a LogFormat, for the processes that this one starts, too; None:
-    as the process that started this one has it."""
+    """Log one line per event. `form`: a LogFormat, also for the processes that this one starts;
+    None: the format of the process that started this one."""
     if form is None:
         form = os.environ.get(VARIABLE, "text")
     os.environ[VARIABLE] = form

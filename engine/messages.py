@@ -1,7 +1,7 @@
 """The messages between the two processes: commands of the front end, events of the engine.
 
 Imported by both sides, so it imports neither torch nor HTTP. msgspec tagged unions: a message that
-does not decode is a programming error and raises; decoding executes nothing. Token ids only: stop
+does not decode is a programming error and raises; decoding executes no code. Token ids only: stop
 strings, `n`, streaming and echo concern text or HTTP and are handled in the front end.
 """
 
@@ -39,8 +39,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     `<|name|>` is a special token and `%json {...}` a schema, or llama.cpp's EBNF. The front end has
     compiled it within a deadline before sending it, so the engine's compilation is bounded too.
 
-    `lead`: Lark, written by the server, of the text before that sentence (reasoning, up to its
-    end), in which `@reply` is the sentence; empty: there is none.
+    `lead`: Lark, written by the server, for the whole output when other text (reasoning) precedes
+    the constrained text, to which it refers as `@reply`; empty: nothing precedes it.
     """
 
     kind: GrammarKind
@@ -49,9 +49,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request's settings for speculation; the text does not depend on them."""
+    """A request's settings for speculation; they never change its text."""
 
-    max_draft: int | None = None  # draft tokens in a step, at most; None: the engine chooses
+    max_draft: int | None = None  # most draft tokens in a step; None: the engine chooses
     proposers: tuple[str, ...] | None = None  # in the order they are asked; None: the default
 
 
@@ -134,9 +134,9 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetSpeculation(msgspec.Struct, frozen=True, tag=True):
-    """From the next step on, K is chosen by the configured controller (`auto`), is `k` in every
-    step (`fixed`; free proposers propose up to `k`), or is 0 (`off`). `k` is for `fixed` only. No
-    request's text depends on it."""
+    """From the next step on, the configured controller chooses K (`auto`), K is `k` in every step
+    (`fixed`; free proposers also propose up to `k`), or K is 0 (`off`). `k` is for `fixed` only. No
+    request's text changes."""
 
     mode: Mode
     k: int = 0
@@ -144,8 +144,8 @@ class SetSpeculation(msgspec.Struct, frozen=True, tag=True):
 
 class SwapDraft(msgspec.Struct, frozen=True, tag=True):
     """Load the draft model `draft`, a folder or a hub name, beside the running one, check it, and
-    replace the running one between two steps. No request's text depends on it. StepMetrics.swap
-    reports the outcome: `refused`, or `trial` and later `kept` or `taken_back`."""
+    replace the running one between two steps. No request's text changes. StepMetrics.swap reports
+    the outcome: `refused`, or `trial` and later `kept` or `taken_back`."""
 
     draft: str
 
@@ -156,7 +156,7 @@ SwapOutcome = Literal["refused", "trial", "kept", "taken_back"]
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """The outcome of a SwapDraft, with a sentence. `running`: the draft model from now on."""
+    """The outcome of a SwapDraft and a sentence about it. `running`: the draft model now in use."""
 
     draft: str
     outcome: SwapOutcome
@@ -182,14 +182,14 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     accepted: int = 0  # of those, accepted
     predicted: int = 0  # of the proposed ones, taken from `params.prediction`
     source: str = ""  # the proposer of this step's proposal
-    forced: int = 0  # tokens that the grammar put into that proposal; with `sources`
-    sources: list[tuple[str, int]] | None = None  # of `tokens`, runs of (proposer or TARGET, count)
+    forced: int = 0  # grammar tokens in that proposal; with `sources`
+    sources: list[tuple[str, int]] | None = None  # runs in `tokens`: (proposer or TARGET, count)
 
 
 class StepSeconds(msgspec.Struct, array_like=True):
     """Wall seconds of the phases of one step. `propose_forward` and `verify_forward` are the parts
     of propose and verify inside model forwards; the rest of the step is host overhead. `around`:
-    since the previous step, if this one followed directly: metrics, controller, sending."""
+    time since the previous step, if this one followed directly (metrics, controller, sending)."""
 
     schedule: float = 0.0
     propose: float = 0.0
@@ -206,22 +206,22 @@ class Estimates(msgspec.Struct, kw_only=True):
     """The controller's estimates at its last choice of K, and the choice. A controller that does
     not estimate leaves `survival` and `rates` empty.
 
-    Reasons. `pays`: this K has the most expected tokens per second; `off`: K = 0 has. Exploration:
-    at K = 0, `probe` asks some sequences for a proposal and `trial` all, for several steps; at K >
-    0, `baseline` runs K = 0. `fixed`: the configuration or the operator fixed K.
+    Reasons. `pays`: this K has the most expected tokens per second; `off`: K = 0 has the most.
+    Exploration at K = 0: `probe` asks some sequences for a proposal, `trial` asks all for several
+    steps; at K > 0: `baseline` runs K = 0. `fixed`: the configuration or the operator fixed K.
     """
 
     mode: Mode = "auto"
     k: int = 0
     reason: Reason = "off"
-    acceptance: float = 0.0  # of a draft token behind accepted ones, pooled over depths
+    acceptance: float = 0.0  # of a draft token after accepted ones, pooled over depths
     survival: list[float] = []  # [d-1]: chance that d draft tokens in a row are accepted
     rates: list[float] = []  # [k]: expected tokens/s of the whole batch at K = k; [0] is plain
     speedup: float = 1.0  # rates[k] / rates[0]
-    num_sequences: int = 0  # in the batch of that choice; 0: none was made yet
+    num_sequences: int = 0  # batch size at that choice; 0: no choice yet
 
 
-# Acceptance is counted by tokens of context before the draft tokens: label and upper bound.
+# Acceptance is counted by context length before the draft tokens: label and upper bound.
 CONTEXTS: Mapping[str, float] = {"1k": 1 << 10, "4k": 1 << 12, "16k": 1 << 14, "longer": inf}
 
 
@@ -241,7 +241,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
     proposed_at: list[int] = []  # [depth-1]: draft tokens verified at this depth
     accepted_at: list[int] = []  # [depth-1]: of those, accepted
     by_proposer: dict[str, tuple[int, int]] = {}  # (proposed, accepted) by proposer
-    proposed_behind: list[int] = []  # of the main proposer, by CONTEXTS
+    proposed_behind: list[int] = []  # main proposer only, by context length (CONTEXTS)
     accepted_behind: list[int] = []
     k_counts: list[int] = []  # [k]: sampling sequences with k draft tokens verified
     blocks_used: int = 0
@@ -254,7 +254,7 @@ class StepMetrics(msgspec.Struct, kw_only=True):
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
-    """How far the start has come; `total` is 0 where it is not known."""
+    """Progress of the engine's start; `total` is 0 if it is not known."""
 
     stage: str
     done: int = 0
@@ -262,7 +262,7 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Facts known once the engine has started. Sent once, before all but `Starting`."""
+    """Facts known once the engine has started. Sent once, before all events but `Starting`."""
 
     pid: int
     target: str
@@ -300,16 +300,16 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True):
-    """The engine was told to drain, not by the front end (SIGTERM), and does not accept a request
-    that it received afterwards."""
+    """The engine drains because of a SIGTERM, not a Drain from the front end, and refuses a request
+    that arrived afterwards."""
 
 
 Event = Starting | Ready | Outputs | Fatal | Leaving
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
-    """The proposers that a request may use, in the order in which they are asked, without those
-    that lack input (a prediction, a grammar); empty if it wants no speculation. Both processes
+    """Return the proposers that a request may use, in the order in which they are asked, without
+    those that lack input (a prediction, a grammar); empty if it must not speculate. Both processes
     interpret `params.speculation` with this function only."""
     settings = params.speculation
     if ready.k_max == 0 or (settings is not None and settings.max_draft == 0):
@@ -322,8 +322,8 @@ def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:
 
 
 def mode_refusal(command: SetSpeculation, k_max: int) -> tuple[str, str] | None:
-    """Why an engine with this bound on K cannot apply it: the field and a sentence; None if it can.
-    Used by both processes."""
+    """Return why an engine with this bound on K cannot apply the command: the field and a sentence;
+    None if it can. Used by both processes."""
     if command.mode != "fixed":
         sentence = f"`k` is for the mode `fixed`, not for `{command.mode}`"
         return ("k", sentence) if command.k else None

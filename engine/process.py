@@ -5,7 +5,7 @@ same loop, so a stuck step shows as silence; the last message of a failing proce
 not import torch: the engine is built by a function that is passed in.
 
 Exit codes: 0 drained or stopped; 1 unexpected error, or the parent is gone; 2 the engine could not
-be built from this configuration (an EngineError), so that starting it again is useless.
+be built from this configuration (an EngineError), so a restart is useless.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class StepEngine(Protocol):
 
 
 class EngineProcess:
-    """`run` lasts as long as the process and returns the exit code. `alone`: no parent shows the
-    operator the last message, so it is logged."""
+    """The command loop: `run` returns the process's exit code. `alone`: log the last message, since
+    no parent shows it to the operator."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class EngineProcess:
                 return
 
     def _receive(self, engine: StepEngine, wait: int) -> None:
-        """Handle all queued commands; wait up to `wait` ms for the first, then send a heartbeat."""
+        """Handle all queued commands. If none arrives within `wait` > 0 ms, send a heartbeat."""
         if not self._commands.poll(wait):
             if wait:
                 self._send(Outputs([], engine.gauges()))

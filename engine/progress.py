@@ -1,6 +1,6 @@
-"""Progress of the engine's start: whoever works reports it, and an engine process sends it to its
-front end, which draws or logs it. Reports go through a logger, so that no function on the way down
-to a loop takes a callback; without a listener nothing happens."""
+"""Progress of the engine's start: the code that works reports it, and an engine process sends it to
+its front end, which draws or logs it. Reports go through a logger, so that no function needs a
+callback argument; without a listener nothing happens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Item = TypeVar("Item")
 
 
 def report(stage: str, done: int = 0, total: int = 0) -> None:
-    """`stage`: what is done now; `total`: 0 where it is not known."""
+    """Report that `done` of `total` items (0: not known) of the current stage are done."""
     logger.debug("%s", stage, extra={"progress": (stage, done, total)})
 
 
 def counted(stage: str, items: Collection[Item]) -> Iterator[Item]:
-    """The items, reporting how many are done."""
+    """Yield the items, reporting how many are done."""
     for number, item in enumerate(items):
         report(stage, number, len(items))
         yield item
@@ -38,7 +38,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def reported_to(callback: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Meanwhile `callback` gets every report, in the thread that makes it, and no log does."""
+    """Pass every report to `callback`, in the reporting thread, and to no log, while active."""
     listener = _Listener(callback)
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)

@@ -1,4 +1,4 @@
-"""Acceptance: the chance by depth that a draft token is right, and how to use its confidence.
+"""Acceptance: the chance by depth that a draft token is right, refined by the drafter's confidence.
 
 A survival model of the first mismatch, with decaying counts, gives the acceptance by depth. A
 logistic regression with three weights, fitted online, refines it by confidence:
@@ -25,47 +25,47 @@ Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, was righ
 Confidences = Sequence[Sequence[float]]  # by sequence, one per draft token in order
 
 _SAMPLE = 64  # recent proposals kept
-_LATEST = 8  # proposals of one step that go into the sample, at most
+_LATEST = 8  # most proposals of one step that enter the sample
 # Half-lives in outcomes and in rounds; data decays by the slower of the two.
 _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
 _PRIOR_TRIALS = 4.0
-_POOL_WEIGHT = 8.0  # trials that the pooled rejection counts as at each depth
+_POOL_WEIGHT = 8.0  # weight of the pooled rejection at each depth, in trials
 _WINDOW = 12.0  # half-life of a surprise, in outcomes
-_CHANGE = 3.5  # standard deviations from which a surprise is a change
-_APART = 8.0  # independent sequences in a batch, at most: texts that start together are alike
-_AFTER_CHANGE = 4.0  # trials that the past counts as after a change
+_CHANGE = 3.5  # standard deviations above which a surprise is a change
+_APART = 8.0  # most independent sequences in a batch: texts that start together are alike
+_AFTER_CHANGE = 4.0  # weight of the past after a change, in trials
 
 SUREST = 12.0  # confidences are capped here
 LOWEST = -40.0  # log-odds are bounded here, so that exp does not overflow
 _START = np.array([0.0, 1.0, 0.5])  # initial weights: trust the prior, use confidence a little
-_DEVIATION = 0.5  # of the weights' prior around _START
+_DEVIATION = 0.5  # of the prior of the weights, around _START
 _MEMORY = 2000.0  # half-life of information, in tokens
 _BATCH, _LARGE_BATCH = 48, 144  # tokens per Newton step: at first, later
 _KNOWN = 480.0  # tokens after which the weights hardly change
 _MOST_AT_ONCE = 96  # tokens added by one `learn`, about
 _SECOND_BEST = 0.02  # weight of the newest outcome of a second-best token
-_SPREAD_MEMORY = 500.0  # confidences that mean and deviation average over
+_SPREAD_MEMORY = 500.0  # confidences that mean and deviation are taken over
 
 
 class AcceptanceEstimate:
     """By depth: how often a token is proposed there, and how often it is right.
 
-    A mismatch is the event of a survival analysis and the end of the tried tokens is censoring, so
+    A mismatch is the event of a survival analysis, and the end of the tried tokens is censoring, so
     a short proposal is no evidence about depths that it never reached. Offering rates describe
-    proposers that often propose nothing (n-grams). When the wrong tokens of the last few rounds are
-    far from the expected number, the past loses its weight.
+    proposers that often propose nothing (n-grams). When the number of wrong tokens in recent rounds
+    is far from the expected one, the past loses its weight.
     """
 
     def __init__(self, k_max: int, *, trees: bool = False) -> None:
-        """`trees`: draft tokens are nodes, the likeliest first, and a chance is that of being
-        accepted whatever happens to others, so the first n nodes' chances add up to their
-        tokens."""
+        """`trees`: draft tokens are nodes, the likeliest first, and each chance is that the node is
+        accepted, whatever happens to others: the chances of the first n nodes add up to their
+        expected tokens."""
         self._depths, self._trees = np.arange(k_max), trees
-        # The pooled acceptance by depth: in trees, later nodes are accepted less and less often.
+        # Shape of the pooled acceptance by depth: in trees, later nodes are accepted less often.
         self._shape = 1.0 / (1.0 + self._depths) if trees else np.ones(k_max)
-        # By depth, decaying: tokens tried, and wrong ones; sequences that k allowed a token, and
-        # those that got one.
+        # By depth, decaying: tokens tried, and wrong ones; sequences for which k allowed a token,
+        # and those that got one.
         self._trials, self._wrong = np.zeros((2, k_max))
         self._asked, self._offered = np.ones((2, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
@@ -74,7 +74,7 @@ class AcceptanceEstimate:
         self.changes = 0  # number of detected changes
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
-        """Learn from outcomes of `rounds` rounds at `k`."""
+        """Learn from the outcomes of `rounds` rounds at `k`."""
         k, n, depths = min(k, len(self._depths)), len(outcomes), self._depths[:, None]
         if not k or not n:
             return
@@ -101,7 +101,7 @@ class AcceptanceEstimate:
             self.changes += 1
 
     def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
-        """Learn from tokens compared in hindsight at consecutive positions: the outcomes that
+        """Learn from tokens compared in hindsight at consecutive positions: from the outcomes that
         rounds with the longest proposals would have had there."""
         k = len(self._depths)
         outcomes = [outcome for stretch in stretches for outcome in _rounds(stretch, k)]
@@ -121,24 +121,24 @@ class AcceptanceEstimate:
         self._weight = min(self._weight, trials)
 
     def chances(self) -> Array:
-        """By depth: the chance that a token there is right if all before it are."""
+        """Return, by depth, the chance that a token is right if all before it are."""
         pooled = _POOL_WEIGHT * (1.0 - (1.0 - self.rejection) * self._shape)
         hazards = (self._wrong + pooled) / (self._trials + _POOL_WEIGHT)
         chances: Array = 1.0 - np.clip(hazards, 0.005, 0.999 if self._trees else 0.98)
         return chances
 
     def alive(self, chances: Array) -> Array:
-        """`[..., depth]`: from such `chances`, the chances that a token is accepted."""
+        """Return, `[..., depth]`, the chances that a token is accepted, from such `chances`."""
         return chances if self._trees else np.multiply.accumulate(chances, axis=-1)
 
     def offering(self) -> Array:
-        """By depth: the chance that a token is proposed there."""
+        """Return, by depth, the chance that a token is proposed."""
         rates: Array = self._offered / self._asked
         return rates
 
 
 class Surprise:
-    """Compares the wrong tokens of recent rounds with their expected number."""
+    """Compares the number of wrong tokens in recent rounds with the expected number."""
 
     def __init__(self) -> None:
         self._found, self._expected, self._variance = 0.0, 0.0, 0.0
@@ -149,7 +149,7 @@ class Surprise:
 
     def add(self, wrong: float, expected: float, variance: float, outcomes: int) -> bool:
         """Add `wrong` tokens of `outcomes`, with the expected number and its variance. Returns
-        whether they differ by more than chance."""
+        whether the two differ by more than chance."""
         keep = 0.5 ** (outcomes / _WINDOW)
         self._found = self._found * keep + wrong
         self._expected = self._expected * keep + expected
@@ -163,19 +163,19 @@ def _accepted(outcome: Outcome) -> Sequence[int]:
 
 
 def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
-    """The outcomes of consecutive proposals with `k` tokens each."""
+    """Return the outcomes of consecutive proposals with `k` tokens each."""
     outcomes, right = list[Outcome](), 0
     for hit in stretch:
         if hit and right < k:
             right += 1
-        else:  # a wrong token, or the target's own after k right ones
+        else:  # a wrong token, or the target's own token after k right ones
             outcomes.append(Outcome(k, min(right + 1, k), right))
             right = 0
     return [*outcomes, Outcome(k, right, right)] if right else outcomes
 
 
 class Calibration:
-    """`line` converts confidences into log-odds; `learn` fits it to outcomes."""
+    """`line` converts confidences into log-odds; `learn` fits the conversion to outcomes."""
 
     def __init__(self) -> None:
         self._weights = _START.copy()
@@ -184,14 +184,14 @@ class Calibration:
         self._gathered: list[Guess] = []
 
     def line(self, odds: Array) -> tuple[Array, float]:
-        """(bases, weight): a token's log-odds are base + weight * min(confidence, SUREST), with one
-        base for each of the `odds` (log-odds of the priors)."""
+        """Return (bases, weight): a token's log-odds are base + weight * min(confidence, SUREST),
+        with one base for each of `odds` (log-odds of the priors)."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean + w1 * odds, weight
 
     def learn(self, guesses: Iterable[Guess]) -> None:
-        """Fit as soon as enough tokens are gathered."""
+        """Gather tokens, and fit once there are enough."""
         self._gathered += guesses
         if len(self._gathered) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
             self._fit(*np.array(self._gathered).T)
@@ -226,9 +226,9 @@ class Calibration:
 
 
 class ProposalModel:
-    """The model of the main proposer's tokens. Call `remember` with proposals when they are made,
-    `add` with their outcomes, `learn` to learn from several added steps, `refresh` before a choice.
-    `chances` `[sample, depth]`: that a token is right if all before it are."""
+    """Models the main proposer's tokens. Call `remember` with new proposals, `add` with their
+    outcomes, `learn` to learn from several added steps, `refresh` before a choice. `chances`
+    `[sample, depth]`: the chance that a token is right if all before it are."""
 
     def __init__(self, k_max: int, *, trees: bool = False) -> None:
         self.acceptance, self._trees = AcceptanceEstimate(k_max, trees=trees), trees
@@ -247,7 +247,7 @@ class ProposalModel:
 
     def refresh(self) -> None:
         """Update `chances`. At each depth the log-odds are shifted until the mean chance over the
-        sample is the acceptance; after the end of a proposal the acceptance is used."""
+        sample equals the acceptance; after the end of a proposal the acceptance itself is used."""
         chances = self.acceptance.chances()
         odds, sample = np.log(chances / (1.0 - chances)), self._sample[: max(self._num_sampled, 1)]
         self._odds = odds.tolist()
@@ -263,7 +263,7 @@ class ProposalModel:
         self.chances = 1.0 / (1.0 + np.exp(-np.where(known, z + shift, z)))
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
-        """By depth: the chance that this proposal's token is accepted."""
+        """Return, by depth, the chance that this proposal's token is accepted."""
         alive, chances, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
@@ -272,8 +272,8 @@ class ProposalModel:
         return chances
 
     def second_best(self, alive: Sequence[float]) -> list[float]:
-        """By depth, from the chances `alive` that tokens are accepted: that the second-best token
-        is accepted instead."""
+        """Return, by depth, the chance that the second-best token is accepted instead, from the
+        chances `alive` that tokens are accepted."""
         return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
 
     def learn_second_best(self, outcomes: Sequence[bool]) -> None:
@@ -281,7 +281,7 @@ class ProposalModel:
             self.second += _SECOND_BEST * (right - self.second)
 
     def remember(self, confidences: Confidences) -> None:
-        """Put some of the proposals just made into the sample."""
+        """Put some of the new proposals into the sample."""
         for sure in islice(confidences, _LATEST):
             row = self._sample[self._next]
             row[: len(sure)], row[len(sure) :] = sure, np.nan
@@ -289,7 +289,7 @@ class ProposalModel:
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
     def add(self, k: int, outcomes: Sequence[Outcome], confidences: Confidences) -> None:
-        """Store a step's outcomes at `k` for the next `learn`; at 0 only the number of steps
+        """Store a step's outcomes at `k` for the next `learn`; at k = 0 only the number of steps
         counts."""
         if k and k != self._k:
             self.learn()
@@ -311,8 +311,8 @@ class ProposalModel:
         self._outcomes, self._confidences, self.num_added, self.num_heard = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
-        """Learn from tokens compared with the text generated at K = 0. After each wrong token
-        another proposal would have begun."""
+        """Learn from tokens compared with the text generated at K = 0. After each wrong token a new
+        proposal would have begun."""
         self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
         for stretch in agreements:
             self._calibration.learn((self._odds[0], *guess) for guess in stretch)

@@ -20,59 +20,59 @@ from engine.control.profile import Profile
 from engine.messages import Estimates, Reason
 from engine.scheduling.step_record import StepRecord
 
-_FEW = 12  # sequences up to which each one's confidence decides on one more draft step
-_PROBE_SEQUENCES = 4  # sequences of a probe, at most; at most a quarter of the batch, too
-_DOUBT = 16.0  # trials that the past may count as against a probe
-_DWELL, _DWELL_LAST = 6, 64  # steps between two choices: at least, at most
-_CALM = 4  # times the interval at K = 0 without proposals, where nothing new is learnt
-_SKIPS = 8  # there, one step in this many is processed: processing takes time
-_REACH = 64  # steps between two with one more draft step, so that a wrong cost of it is corrected
-_SETTLED = 6  # steps without speculation until the CPU caches have settled
-_TRIMS = 0.02  # gain below which leaving tokens out is not worth its own time
-_BRANCHES = 0.02  # gain below which second-best tokens are not used
-# Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence, which may be
-# `_SHARE` of the time: short steps are learnt from only now and then, at least once in `_RAREST`.
+_FEW = 12  # most sequences for which single confidences decide on one more draft step
+_PROBE_SEQUENCES = 4  # most sequences in a probe; also at most a quarter of the batch
+_DOUBT = 16.0  # weight limit of the past, in trials, when exploration brings news
+_DWELL, _DWELL_LAST = 6, 64  # least and most steps between two choices
+_CALM = 4  # longer intervals at K = 0 without proposals: nothing new is learnt
+_SKIPS = 8  # there, one step in so many is processed, to save host time
+_REACH = 64  # steps between tries of one more draft step, which correct its cost
+_SETTLED = 6  # steps without speculation until the CPU caches settle
+_TRIMS = 0.02  # least gain for which leaving tokens out is worth its own time
+_BRANCHES = 0.02  # least gain for which second-best tokens are used
+# Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
+# `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
 
 
 class AdaptiveK:
-    """Chooses K anew at intervals, and when the batch size changes by a power of two."""
+    """Chooses K anew at intervals, and when the batch size crosses a power of two."""
 
     name = "adaptive"
 
     def __init__(self, k_max: int, *, stops: bool = True, trees: bool = False) -> None:
         """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`. `trees`: K counts the
-        nodes of a tree, the likeliest first."""
+        nodes of a tree, likeliest first."""
         if k_max < 1:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
         self.reason: Reason = "off"
         self.uses_hindsight = True
-        self.branches = False  # second-best tokens pay
+        self.branches = False  # whether second-best tokens pay
         self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
         self._explore = Exploration()
         self._k = self._played = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._turned = 0  # steps since a choice; since a change of size or of K > 0
-        self._probes_few = False  # in a probe the drafter must catch up, so it asks few
+        self._chosen = self._turned = 0  # steps since a choice; since size or K > 0 changed
+        self._probes_few = False  # a probe asks few sequences: the drafter must catch up
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row without speculation
-        self._skips = self._skipped = 0  # steps to skip, and those skipped so far
+        self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._reaches = False  # this step runs one draft step more than seems to pay
-        self._trims = True  # leaving tokens out of the forward pays
+        self._trims = True  # whether leaving tokens out of the forward pays
         self._usual = 0.0  # seconds of a usual step
-        self._learns, self._every = True, 1  # from this step; from one step in so many
+        self._learns, self._every = True, 1  # from this step; from one step in `_every`
 
     def profile(self, measured: Profile) -> None:
-        """Costs at start. Without draft timings the proposer runs no forward."""
+        """Take the costs measured at start. Without draft timings the proposer runs no forward."""
         self._costs.set_profile(measured)
         self._probes_few = bool(measured.draft)
 
     @property
     def max_speculating(self) -> int | None:
-        """A probe of a draft model asks only a few sequences."""
+        """Return the bound on a probe of a draft model; None otherwise."""
         if not self._probes_few or self._explore.round != "probe":
             return None
         return min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
@@ -80,7 +80,7 @@ class AdaptiveK:
     # -- before and while drafting ---------------------------------------------------------------
 
     def choose(self, load: Load) -> int:
-        """Draft steps for the next step."""
+        """Return the draft steps for the next step."""
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
         if self._skipped < self._skips and size == self._size:
@@ -145,7 +145,7 @@ class AdaptiveK:
         return int(kind == "probe")
 
     def resume(self) -> None:
-        """Back in auto mode: choose anew at the next step, as after a change of batch size."""
+        """Choose anew at the next step, as after a change of batch size."""
         self._size = 0  # the size of no batch
         self._explore.forget()
 
@@ -156,13 +156,13 @@ class AdaptiveK:
             return False
         if not self._stops or not depth or self._explore.round == "trial":
             return True
-        if self._sequences > _FEW:  # over so many, the mean confidence says no more than K does
+        if self._sequences > _FEW:  # their mean confidence says no more than K does
             return depth < self._k
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.draft_pays(survivals, depth)
 
     def keep(self, confidences: Confidences) -> list[int]:
-        """Per proposal, the number of rows with the most expected tokens at the current goodput."""
+        """Return, per proposal, the number of rows with the most tokens at the current goodput."""
         if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
         if self._explore.round == "trial" or self._reaches or not self._trims:
@@ -171,7 +171,7 @@ class AdaptiveK:
         return self._goodput.keep(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """Where it is likely enough that the draft token is wrong and the second-best right."""
+        """Return where the draft token is likely enough wrong and the second-best right."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
         chances = [guesses.second_best(alive) for alive in survivals]
@@ -180,7 +180,7 @@ class AdaptiveK:
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        """Free draft tokens that pay for one sequence if the others use the last chosen K."""
+        """Return how many free draft tokens pay for one sequence if the others use the chosen K."""
         return self._goodput.worth(survival, self._k, instead=instead)
 
     def gain(self, load: Load, agreement: float) -> float:
@@ -193,7 +193,7 @@ class AdaptiveK:
         return float(rates.max() / rates[0])
 
     def successor(self, measured: Profile | None, *, stops: bool) -> AdaptiveK:
-        """See KController. Both share the target's costs, and both update them."""
+        """See KController. Both controllers share, and update, the target's costs."""
         new = AdaptiveK(self.k_max, stops=stops)
         new._costs = self._costs if measured is None else self._costs.with_draft(measured)
         new._goodput = Goodput(self.k_max, new._guesses, new._costs)
@@ -209,8 +209,8 @@ class AdaptiveK:
     # -- afterwards --------------------------------------------------------------------------------
 
     def update(self, record: StepRecord) -> None:
-        """Learn from the step after the last choice: outcomes from every step, in batches of
-        several; everything else from one step in `_every`."""
+        """Learn from the step after the last choice. Outcomes are taken from every step and learnt
+        in batches; all else is learnt from one step in `_every`."""
         if self._skipped and (record.reason == "off" or not record.k):  # cheap checks first
             return
         seen, probe = record, self._explore.round == "probe"
@@ -254,7 +254,7 @@ class AdaptiveK:
             explore.suspect()
 
     def _learn_guesses(self) -> bool:
-        """Returns whether acceptance was found to have changed: then a choice is due."""
+        """Learn the stored outcomes. Returns whether acceptance changed; then a choice is due."""
         acceptance = self._guesses.acceptance
         changes = acceptance.changes
         self._guesses.learn()
@@ -265,7 +265,7 @@ class AdaptiveK:
         return True
 
     def _lost(self, seen: StepRecord) -> float:
-        """Seconds of the step beyond those in which usual steps make as many tokens."""
+        """Return the step's seconds beyond what usual steps need for as many tokens."""
         if self._explore.round == "usual" or not self._goodput.present:
             return 0.0
         if not seen.is_decode:
@@ -273,7 +273,7 @@ class AdaptiveK:
         return seen.seconds - seen.tokens / self._goodput.present
 
     def estimates(self) -> Estimates:
-        """As of the last choice; before the first there are no rates."""
+        """Return the estimates of the last choice; before the first there are no rates."""
         acceptance = 1.0 - self._guesses.acceptance.rejection
         rates = self._goodput.rates
         if self._size < 0 or not rates[0]:

@@ -1,4 +1,4 @@
-"""Controller: chooses K. The protocol of all controllers, and the one with a fixed K (FixedK).
+"""Controller: chooses K. The protocol of all controllers, and FixedK, which always uses one K.
 
 AdaptiveK, which estimates, is in `adaptive`. No clock and no randomness: seconds are passed in.
 """
@@ -20,7 +20,7 @@ _LIKELIER_THAN_NOT = 0.5
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of the next step: how many sequences will sample, and a function for their mean
-    length in tokens, called only if needed, since counting is slow (None: not known)."""
+    length in tokens. It is slow, so it is called only if needed (None: not known)."""
 
     num_sequences: int
     length: Callable[[], float] | None = None
@@ -36,7 +36,7 @@ class KController(Protocol):
 
     @property
     def reason(self) -> Reason:
-        """Of the last choice; see messages.Estimates."""
+        """Return the reason of the last choice; see messages.Estimates."""
         ...
 
     @property
@@ -46,28 +46,28 @@ class KController(Protocol):
 
     @property
     def max_speculating(self) -> int | None:
-        """How many sequences the last choice applies to; None: all."""
+        """Return how many sequences may speculate under the last choice; None: all."""
         ...
 
     def profile(self, measured: Profile) -> None:
-        """Step costs as measured at start; they are corrected by served steps."""
+        """Take the step costs measured at start; served steps will correct them."""
         ...
 
     def resume(self) -> None:
-        """Called when this controller decides again after an operator override."""
+        """Called when this controller decides again after an operator's override."""
         ...
 
     def choose(self, load: Load) -> int:
-        """K for the next step: draft steps of the main proposer."""
+        """Return K for the next step: the draft steps of the main proposer."""
         ...
 
     def goes_on(self, confidences: Confidences) -> bool:
         """Whether to run one more draft step. Called between draft steps, if each is a forward of
-        its own, with the confidences so far of the sequences that may get more."""
+        its own, with the confidences so far of the sequences that may get more tokens."""
         ...
 
     def keep(self, confidences: Confidences) -> list[int]:
-        """For each drafted sequence, how many of its first tokens are worth a row of the target.
+        """Return, for each drafted sequence, how many of its first tokens are worth a target row.
         Called once per step, after drafting."""
         ...
 
@@ -77,23 +77,23 @@ class KController(Protocol):
         ...
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """After `keep`: for each sequence, the places among its kept tokens at which the
-        second-best token is worth a row too, best first."""
+        """Return, for each sequence, the places among its kept tokens at which the second-best
+        token is worth a row too, best first. Called after `keep`."""
         ...
 
     def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        """How many tokens of a free proposal pay for one sequence. `survival`: for each token the
-        chance that it and all before it are accepted. Also 0 if the main proposer, which may be
-        asked `instead`, is better."""
+        """Return how many tokens of a free proposal pay for one sequence. `survival`: for each
+        token, the chance that it and all before it are accepted. Returns 0, too, if the main
+        proposer is better and may be asked `instead`."""
         ...
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Estimated seconds of a step in which so many sequences, with `context` tokens in total,
-        get one token each without speculation; 0 if the costs are not known."""
+        """Return the estimated seconds of a step without speculation for `sequences` sequences with
+        `context` tokens in total; 0 if the costs are not known."""
         ...
 
     def estimates(self) -> Estimates:
-        """As of the last choice, for the front end: a new object each time."""
+        """Return a new object with the estimates of the last choice, for the front end."""
         ...
 
     def update(self, record: StepRecord) -> None:
@@ -101,20 +101,20 @@ class KController(Protocol):
         ...
 
     def gain(self, load: Load, agreement: float) -> float:
-        """Speed-up over no speculation at the best K, for chains in which this share of tokens is
-        right, by the known costs; if no costs are known, tokens per step."""
+        """Return the speed-up over no speculation at the best K for chains in which this share of
+        tokens is right, by the known costs; if no costs are known, tokens per step."""
         ...
 
     def successor(self, measured: Profile | None, *, stops: bool) -> KController:
-        """For another drafter with the step costs `measured` (None: the same costs). Knows nothing
-        of its proposals, but all that is known of target and host. `stops`: see
-        build_controller."""
+        """Return a controller for another drafter with the step costs `measured` (None: the same
+        costs). It keeps what is known of target and host, but nothing of the old proposals.
+        `stops`: see build_controller."""
         ...
 
 
 class FixedK:
     """The same K in every step; 0 is plain decoding. The baseline of every benchmark. It knows no
-    costs: a free proposal is preferred to the main proposer if its first token is likely right."""
+    costs: it prefers a free proposal to the main proposer if the first token is likely right."""
 
     name = "fixed"
     uses_hindsight = False

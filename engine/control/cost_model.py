@@ -1,8 +1,8 @@
 """Cost model: seconds of the target by rows, of drafting by steps, and of the host.
 
-Starts from a profile measured at start; decode steps correct it. The correction is one factor for
-the machine and one for each number of rows per batch size, learnt by a Kalman filter without
-covariances. Pure arithmetic over numbers that are passed in.
+Starts from a profile measured at start and corrects it by decode steps. The correction is one
+factor for the machine and one for each number of rows per batch size, learnt by a Kalman filter
+without covariances. Pure arithmetic over numbers that are passed in.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.control.acceptance import Array
 from engine.control.profile import CONTEXT, Points, Profile
 from engine.scheduling.step_record import StepRecord
 
-# Variances of log-seconds: of one measurement; the prior's, of a size factor and of the machine
-# factor; drift of the machine factor per round, and its bound.
+# Variances of log-seconds: of one measurement; of the priors of a size factor and of the machine
+# factor; the machine factor's drift per round, and the drift's bound.
 _NOISE, _NEW, _NEW_MACHINE = 4e-3, 2e-2, 1.0
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds at which an error is clipped
@@ -31,15 +31,15 @@ _KEEP = 0.97  # weight of an observation after one round
 
 class Line:
     """Seconds as a linear function of size, by decayed least squares with a prior slope; the more
-    the sizes vary, the less the prior counts. Neither intercept nor slope is negative. An
-    observation is cut at three times its expected value plus `slack` seconds."""
+    the sizes vary, the less the prior counts. Intercept and slope are never negative. An
+    observation is capped at three times its expected value plus `slack` seconds."""
 
     def __init__(self, slope: float = 0.0, *, stiffness: float = 1.0, slack: float = 1e-4) -> None:
         self._expected, self._stiffness, self._slack = slope, stiffness, slack
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def update(self, size: float, seconds: float) -> None:
-        """Learn from one measurement; outliers are cut."""
+        """Learn from one measurement; outliers are capped."""
         if self._weight > 4.0:
             start, slope = self.line()
             seconds = min(seconds, 3.0 * (start + slope * size) + self._slack)
@@ -50,7 +50,7 @@ class Line:
         self._xy = self._xy * _KEEP + size * seconds
 
     def line(self) -> tuple[float, float]:
-        """(seconds at size 0, seconds per unit of size)."""
+        """Return (seconds at size 0, seconds per unit of size)."""
         if not self._weight:
             return 0.0, self._expected
         x, y = self._x / self._weight, self._y / self._weight
@@ -61,7 +61,7 @@ class Line:
 
 
 class Curve:
-    """Seconds by size: linear between measured points, extrapolated after the last."""
+    """Seconds by size: linear between measured points, extrapolated beyond the last."""
 
     def __init__(self, points: Points) -> None:
         table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
@@ -87,11 +87,11 @@ class TargetCost:
     def set_profile(
         self, points: Points, batches: Mapping[int, Points], padded: tuple[int, ...]
     ) -> None:
-        """Start over. `points`: (rows, seconds) up to large batches with one row each; `batches`:
+        """Start over. `points`: (rows, seconds), for large batches with one row each; `batches`:
         curves by number of sequences; `padded`: row counts that forwards are padded to."""
         self._padded = np.array(padded, dtype=float)
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1}
-        if usable.keys() <= {1}:  # then `points`, which cover more rows
+        if usable.keys() <= {1}:  # use `points` instead: they cover more rows
             usable = {1: points}
         self._curves = {n: self._curve(own) for n, own in usable.items()}
         self.machine = self.now = 0.0  # log of the machine factor: mean, latest
@@ -100,7 +100,7 @@ class TargetCost:
         self._sizes: dict[int, dict[int, tuple[float, float]]] = {}
 
     def _run(self, rows: Array) -> Array:
-        """Row counts after padding."""
+        """Return row counts after padding."""
         if not len(self._padded):
             return rows
         at = np.minimum(np.searchsorted(self._padded, rows), len(self._padded) - 1)
@@ -114,7 +114,7 @@ class TargetCost:
         )
 
     def profiled(self, rows: Array, batch: int) -> Array:
-        """By the profile; between two batch sizes, interpolated at equal rows per sequence."""
+        """Return the profile's seconds; between two batch sizes, at equal rows per sequence."""
         rows, known = self._run(rows), list(self._curves)
         if len(known) < 2:
             return self._curves[known[0]].at(rows)
@@ -127,7 +127,7 @@ class TargetCost:
         return seconds
 
     def seconds(self, rows: Array, batch: int, more: float) -> Array:
-        """`more`: seconds for context beyond the profile's."""
+        """Return the corrected seconds. `more`: seconds for context beyond the profile's."""
         base, group = self.profiled(rows, batch), batch.bit_length()
         seconds: Array = np.maximum(base + more, 0.5 * base) * exp(self.machine)
         if known := sorted(self._sizes.get(group, {}).items()):
@@ -139,7 +139,7 @@ class TargetCost:
         self, rows: int, batch: int, seconds: float, more: float, *, settled: bool = True
     ) -> None:
         """Distribute the error over size and machine factors by their uncertainty. A slow forward
-        before the caches have `settled` is ignored."""
+        is ignored if the caches have not `settled` yet."""
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
@@ -152,7 +152,7 @@ class TargetCost:
         outlier = abs(error) > _OUTLIER and variance < _NEW
         if outlier and not self._outlier:
             error = min(max(error, -_OUTLIER), _OUTLIER)
-        elif outlier:  # the second in a row: the machine's speed changed
+        elif outlier:  # two in a row: the machine's speed changed
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
         share = 1.0 / (variance + machine + _NOISE)
@@ -164,9 +164,9 @@ class TargetCost:
 
 
 def _places(rows: Array, batch: int) -> Array:
-    """Position of row counts among those with a factor: one each up to 8, then two per octave;
-    within a batch size, equal rows per sequence have equal positions. More rows than sequences
-    never share the position of one row per sequence."""
+    """Return the positions of row counts among those with a factor: one each up to 8, then two per
+    octave. At one batch size, equal rows per sequence have equal positions. More rows than
+    sequences never share the position of one row per sequence."""
     smallest = 1 << batch.bit_length() - 1
     scaled, plain = rows * smallest / batch, np.array([float(smallest)])
     places, plain = (
@@ -179,18 +179,18 @@ def _places(rows: Array, batch: int) -> Array:
 
 class CostModel:
     """Seconds of steps. Host and drafting costs are learnt at the profile's machine speed and
-    predicted at the current one, so that machine speed cancels when two K are compared."""
+    predicted at the current one, so machine speed cancels when two K are compared."""
 
     def __init__(self) -> None:
         self._target = TargetCost()
         self._draft_profile = Curve([(1, 1e-5)])
-        self._draft: dict[int, Line] = {}  # by bit length of the batch size, in profiled steps
-        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether it drafted
+        self._draft: dict[int, Line] = {}  # by bit length of the batch size; unit: profiled steps
+        self._host: dict[tuple[int, bool], Line] = {}  # by the same, and whether the step drafted
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._draft_window = inf
         self._length = float(CONTEXT)
-        # As of the last `face`, by sequences: seconds without speculation, and per context token.
+        # Since the last `face`, by sequences: seconds without speculation, and per context token.
         self._plain: dict[int, tuple[float, float]] = {}
 
     def set_profile(self, measured: Profile) -> None:
@@ -204,7 +204,7 @@ class CostModel:
         self._draft_window = measured.draft_window
 
     def with_draft(self, measured: Profile) -> CostModel:
-        """A copy with another draft. Both share target and host costs, and both update them."""
+        """Return a copy for another draft. Both share, and update, target and host costs."""
         twin = copy(self)
         twin._draft_profile, twin._draft = Curve(measured.draft or [(1, 1e-5)]), {}
         twin._tokens, twin._plain = sorted(measured.token_seconds.items()), {}
@@ -212,12 +212,12 @@ class CostModel:
         return twin
 
     def face(self, length: float | None) -> None:
-        """Set the mean context of the sequences in the next steps; None keeps the last one."""
+        """Set the mean context of the sequences in the next steps; None keeps the last mean."""
         self._length = length or self._length
         self._plain.clear()
 
     def _of_context(self, sequences: int) -> tuple[float, float]:
-        """Seconds per additional token of context, of the target and of a draft step."""
+        """Return the seconds per additional context token of the target and of a draft step."""
         if not self._tokens:
             return 0.0, 0.0
         sizes = [log(size) for size, _ in self._tokens]
@@ -226,12 +226,12 @@ class CostModel:
         return float(np.interp(at, sizes, target)), float(np.interp(at, sizes, draft))
 
     def _more(self, sequences: int, part: int) -> float:
-        """Seconds for context beyond the profile's, of the target (0) or of a draft step (1)."""
+        """Return the seconds for context beyond the profile's: target (0) or draft step (1)."""
         length = min(self._length, self._draft_window) if part else self._length
         return self._of_context(sequences)[part] * sequences * (length - CONTEXT)
 
     def by_rows(self, sequences: int, most: int) -> Array:
-        """Seconds of target and host for 0 to `most` rows, never decreasing."""
+        """Return the seconds of target and host for 0 to `most` rows, never decreasing."""
         rows = np.arange(most + 1.0)
         target = self._target.seconds(rows, sequences, self._more(sequences, 0))
         plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
@@ -253,7 +253,7 @@ class CostModel:
         return seconds
 
     def drafting(self, sequences: int) -> tuple[float, float]:
-        """Seconds to start drafting, and of each draft step."""
+        """Return the seconds to start drafting, and of each draft step."""
         line, unit = self._draft_line(sequences), self._draft_unit(sequences)
         start, step = line.line()
         slow, more = exp(self._target.machine), self._more(sequences, 1)
@@ -267,7 +267,7 @@ class CostModel:
         return self._draft.setdefault(sequences.bit_length(), new)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Of a step without speculation, with `context` tokens in total, at the last `face`."""
+        """Return the seconds of a step without speculation, `context` tokens in total."""
         if sequences not in self._plain:
             self.by_rows(sequences, sequences)
         start, token = self._plain[sequences]
@@ -275,7 +275,7 @@ class CostModel:
 
     def learn(self, seen: StepRecord, *, caught_up: bool, settled: bool = True) -> None:
         """Learn from a decode step. `caught_up`: the drafter had nothing to catch up with;
-        `settled`: similar steps came before it."""
+        `settled`: the CPU caches have settled."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
         more, seconds = self._more(sequences, 0), seen.target_seconds

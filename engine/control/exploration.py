@@ -11,19 +11,19 @@ from typing import Literal
 
 Round = Literal["usual", "probe", "trial", "baseline"]
 
-PROBE_FIRST, _PROBE_LAST = 16, 48  # steps at K = 0 before a probe: the first, later ones at most
+PROBE_FIRST, _PROBE_LAST = 16, 48  # steps at K = 0 before the first probe, most before a later one
 _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in its first step the drafter catches up
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # steps at K > 0 before a baseline
-_BASELINE_ROUNDS = 4  # of a later baseline if K = 0 is close: caches must settle
-_SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # parts of the time, and of the time saved, that pay off debts
+_BASELINE_ROUNDS = 4  # steps of a later baseline if K = 0 is close: caches must settle
+_SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # of the time, and of the time saved, that pay off debts
 _LEAST_HOPE = 0.5  # minimal factor for that share if speculation is far from paying
-_CLOSE = 0.2  # gain that may be an error of the cost model
+_CLOSE = 0.2  # below this gain the cost model's error may decide
 _LARGEST_DEBT = 10.0  # in usual steps; bound on a debt
 
 
 class Exploration:
-    """Call `while_off` or `while_on` once per step and `over` after it. `round`: their last answer.
-    Probes have a debt of their own, so that the loss of a trial does not stop probing."""
+    """Call `while_off` or `while_on` once before each step, and `over` after it. `round`: their
+    last answer. Probes have a debt of their own, so that a costly trial does not stop probing."""
 
     def __init__(self) -> None:
         self.round: Round = "usual"
@@ -33,8 +33,8 @@ class Exploration:
         self.restart(0)
 
     def restart(self, size: int) -> None:
-        """The batch size (a bit length) changed: explore soon; half of its last known wait
-        remains."""
+        """The batch size (a bit length) changed: explore soon. Half of the wait last used at this
+        size remains."""
         self._waits[self._size] = self._wait
         self._size = size
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
@@ -42,7 +42,7 @@ class Exploration:
         self._left = self._since = 0
 
     def forget(self) -> None:
-        """Others chose K for some time: clear the debts and what baselines found."""
+        """Another controller chose K for a while: clear the debts and what baselines found."""
         self._debts = dict.fromkeys(self._debts, 0.0)
         self._waits.clear()
         self._wait = 0
@@ -52,8 +52,8 @@ class Exploration:
         self._probes, self._idle = _TRIAL_EVERY, self._interval
 
     def switched(self, *, back: bool) -> None:
-        """K went from 0 to above 0, or back. `back`: from 0 to above, within one batch size: the
-        cost of K = 0 is known, and the debt is cancelled, since exploration found something."""
+        """K went from 0 to above 0, or the reverse. `back`: to above 0 at one batch size: the cost
+        of K = 0 is known, and the debt is cancelled, since exploration found something."""
         self._left = 0
         if back:
             self._since, self._wait, self._debts["other"] = 0, 4 * _BASELINE_FIRST, 0.0
@@ -66,10 +66,10 @@ class Exploration:
     def while_off(
         self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
     ) -> Round:
-        """`seconds`: of each of the `rounds` since the last call; `alone`: there is one sequence,
-        which has trials instead of probes; `promise`: the speed-up less 1 if all draft tokens were
-        right, which scales the share for probes; `hope`: tokens per second at the best K > 0
-        relative to K = 0, which scales the share for all."""
+        """Return the kind of the next step. `seconds`: of each of the `rounds` since the last call;
+        `alone`: there is one sequence, which has trials instead of probes; `promise`: speed-up less
+        1 if all draft tokens were right, which scales the share for probes; `hope`: tokens per
+        second at the best K > 0 relative to K = 0, which scales both shares."""
         seconds, self._idle = rounds * seconds, self._idle + rounds
         self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
         self.round = "usual"
@@ -84,7 +84,7 @@ class Exploration:
         return self.round
 
     def while_on(self, seconds: float, *, gain: float) -> Round:
-        """`gain`: the speed-up of speculation less 1."""
+        """Return the kind of the next step at K > 0. `gain`: speculation's speed-up less 1."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
         self._since += 1
         self.round = "usual"
@@ -99,7 +99,7 @@ class Exploration:
 
     @property
     def rounds_left(self) -> int:
-        """Steps at K = 0 before the next exploration; many while a debt delays it."""
+        """Return the steps at K = 0 before the next exploration; many while a debt delays it."""
         left = self._interval - self._idle - 1
         return left if left >= 0 else _PROBE_LAST
 
@@ -110,12 +110,12 @@ class Exploration:
 
     @property
     def concludes(self) -> bool:
-        """Whether this step is the last of such an exploration."""
+        """Whether this step is the last one of a probe or trial."""
         return self.probes and not self._left
 
     def over(self, *, asked: bool, lost: float, usual: float) -> None:
-        """Call after each step. `asked`: a proposer was asked; `lost`: the step's seconds beyond
-        those in which usual steps make as many tokens; `usual`: seconds of a usual step."""
+        """Call after each step. `asked`: a proposer was asked; `lost`: seconds of the step beyond
+        what usual steps need for as many tokens; `usual`: seconds of a usual step."""
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"
             self._debts[kind] = min(self._debts[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)

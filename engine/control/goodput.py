@@ -1,6 +1,6 @@
 """Goodput: expected tokens per second of one batch, by number of draft steps.
 
-Expected tokens against step costs. A second is worth the tokens that the batch makes in it
+Weighs expected tokens against step costs. A second costs as many tokens as the batch makes in it
 (Dinkelbach's method for a ratio; goodput: TurboSpec, arXiv:2406.14066).
 """
 
@@ -18,10 +18,10 @@ _TREE = 2e-4  # initial extra seconds of a tree over a chain with as many rows
 
 
 class Goodput:
-    """Expected values as of the last `renew`.
+    """Expected values as of the last `refresh`.
 
     `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: (tokens,
-    rows) of one sequence then. `trimming` `[k]`: relative gain in rate by leaving out unlikely
+    rows) of one sequence then. `trimming` `[k]`: relative gain in rate from leaving out unlikely
     tokens. `survival` `[depth]`: the chance that so many tokens are accepted if none is left out.
     `by_row` `[rows]`: seconds of target and host. `present`: the batch's current tokens per second;
     0: not known, then nothing is left out."""
@@ -33,10 +33,10 @@ class Goodput:
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # gain at the best K if all tokens were right
-        # For `worth`, by `k` and `instead`: the cost in tokens of no, one, two and more draft
-        # tokens (of one sequence if all have as many), and the net tokens gained by drafting.
+        # For `worth`, by `k` and `instead`: the cost in tokens of 0, 1, 2, ... draft tokens
+        # of one sequence if all have as many, and the net tokens gained by drafting.
         self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
-        self._chances = [0.0] * k_max  # by depth, if all before it are right
+        self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
         self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
     def refresh(self, sequences: int, present: float) -> None:
@@ -58,7 +58,7 @@ class Goodput:
         self.promise = float(full[1:].max()) - 1.0
 
     def _expect(self, spent: Array) -> None:
-        """Rates if tokens less likely than the cost of no, half or one row are left out."""
+        """Compute the rates if tokens less likely than the cost of 0, 0.5 or 1 row are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
         alive = self._guesses.acceptance.alive(self._guesses.chances)
@@ -80,14 +80,14 @@ class Goodput:
         return seconds
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
-        """Whether one more draft step pays, for sequences with these survival chances so far."""
+        """Whether one more draft step pays, for sequences with these survival chances."""
         alive = sum(chances[-1] for chances in survivals)
         cost = self.present * self._step_seconds[depth]
         return alive * self._chances[depth] > len(survivals) * cost
 
     def keep(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
-        """Per proposal, the number of tokens whose rows give the most tokens for their cost, in
-        addition to `behind` other rows."""
+        """Return, per proposal, the number of tokens whose rows give the most tokens for their
+        cost, in addition to `behind` other rows."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
         before, *spent = self.by_row[self.sequences + behind :]
         value = most = 0.0
@@ -99,7 +99,7 @@ class Goodput:
         return [sum(chance >= least for chance in each) for each in survivals]
 
     def branching(self, k: int) -> float:
-        """Relative gain in rate at `k` by second-best tokens, where they pay."""
+        """Return the relative gain in rate at `k` from second-best tokens, where they pay."""
         n, (tokens, rows) = self.sequences, self.each[k]
         chances = sorted(self._guesses.second_best(self.survival[:k]), reverse=True)
         before, *spent = self.by_row[round(n * rows) :: n]
@@ -110,8 +110,8 @@ class Goodput:
         return max(gains, default=0.0) / tokens
 
     def worth(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
-        """How many free draft tokens pay for one sequence if the others draft `k` steps; also 0 if
-        drafting is better and allowed `instead`."""
+        """Return how many free draft tokens pay for one sequence if the others draft `k` steps; 0,
+        too, if drafting is better and allowed `instead`."""
         if (k, instead) not in self._offers:
             n, rows = self.sequences, self.by_row[self.sequences :: self.sequences]
             costs = [self.present * (seconds - rows[0]) / n for seconds in rows[: self._k_max + 1]]
@@ -125,8 +125,8 @@ class Goodput:
         return best
 
     def _rival(self, k: int, costs: Sequence[float]) -> float:
-        """Net tokens that drafting gains for one sequence, after the cost of its rows and draft
-        steps."""
+        """Return the net tokens that drafting gains for one sequence, after the cost of its rows
+        and draft steps."""
         n, (tokens, rows) = self.sequences, self.each[k]
         begin, step = self._costs.drafting(n)
         less, shorter = self._costs.drafting(n - 1) if n > 1 else (0.0, 0.0)

@@ -1,8 +1,8 @@
 """Modes: a controller that the operator may override at run time.
 
-Owns only the mode. In every mode the configured controller chooses and learns, but rarely while it
-is overridden (a baseline must not pay for it), so that its estimates are current when it decides
-again.
+Owns only the mode. The configured controller chooses and learns in every mode, so that its
+estimates are current when it decides again. While it is overridden it does so rarely, since a
+baseline must not pay for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _EVERY = 16  # steps between two calls of an overridden controller
 
 
 class Modes:
-    """A KController: in mode `auto`, the initial one, the configured controller; for the other
-    modes see messages.SetSpeculation."""
+    """A KController. In mode `auto`, the initial one, the configured controller decides; for the
+    other modes see messages.SetSpeculation."""
 
     def __init__(self, configured: KController) -> None:
         self.name = configured.name
@@ -35,11 +35,11 @@ class Modes:
         self._before: tuple[Mode, int, Reason] | None = None
         self._num_sequences = 0
         self._unasked = _EVERY  # steps since the configured controller chose
-        self._asked = True  # it chose for this step
+        self._asked = True  # whether it chose for this step
         self.paused = False  # no speculation, no learning
 
     def set(self, mode: Mode, k: int = 0) -> None:
-        """Effective from the next choice. Raises ConfigError if K is not allowed."""
+        """Set the mode from the next choice on. Raises ConfigError if K is not allowed."""
         refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
         if refusal is not None:
             raise ConfigError(refusal[1])
@@ -54,7 +54,7 @@ class Modes:
 
     @property
     def configured(self) -> KController:
-        """The controller that decides in `auto`."""
+        """Return the controller that decides in `auto`."""
         return self._configured
 
     def replace(self, configured: KController) -> None:
@@ -129,7 +129,7 @@ class Modes:
         return self._configured.successor(measured, stops=stops)
 
     def estimates(self) -> Estimates:
-        """The configured controller's, but with the mode, K and reason in effect."""
+        """Return the configured controller's estimates with the mode, K and reason in effect."""
         shown = self._configured.estimates()
         if self._mode == "auto" and not self._before and shown.num_sequences == self._num_sequences:
             return shown
@@ -144,8 +144,8 @@ class Modes:
 def build_controller(
     config: SpeculationConfig, *, stops: bool = True, trees: bool = False
 ) -> KController:
-    """The configured controller; without a proposer, K = 0. `stops`: whether the drafter asks
-    between draft steps; `trees`: whether it proposes trees."""
+    """Return the configured controller; without a proposer, FixedK with K = 0. `stops`: whether the
+    drafter asks `goes_on` between draft steps; `trees`: whether it proposes trees."""
     if config.k_max == 0 or config.controller.kind == "fixed":
         return FixedK(config.k_max)
     return AdaptiveK(config.k_max, stops=stops, trees=trees)

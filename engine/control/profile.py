@@ -1,5 +1,4 @@
-"""Step costs as measured at start (`step.profiling`), and which sizes are measured; also used for
-simulated machines."""
+"""Step costs as measured at start (`step.profiling`) or simulated, and the sizes to measure."""
 
 from __future__ import annotations
 
@@ -9,14 +8,14 @@ from math import inf
 
 Points = Sequence[tuple[int, float]]  # (size, seconds)
 
-CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows; the latter to see their cost
+CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows; the longer shows their cost
 
 _ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17)
 
 # (Sequences, rows of each), the most informative first, in case time runs out. Larger batches are
 # measured up to the longest proposals: costs beyond the last point are extrapolated from the last
-# two, and forwards grow by tiles. On some processors attention takes up to eight rows of a sequence
-# at once, and the ninth reads its context again.
+# two, but grow in tiles. On some processors attention takes up to eight rows of a sequence at once,
+# and a ninth row reads the context again.
 BATCHES = (
     (4, (1, 2, 3, 5, 8, 9)),
     (16, (1, 2, 3, 4, 5, 8, 9)),
@@ -30,12 +29,12 @@ BATCHES = (
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Measurements at start, with CONTEXT tokens of context per sequence. `target`: seconds of its
-    forward by rows; `draft`: of one draft step by sequences (empty: it runs no forward); `host`:
-    the host's in a step; `batches`: for some numbers of sequences, the target's seconds by rows, or
+    forward by rows; `draft`: of one draft step by sequences (empty: no draft forward); `host`: of
+    the host in a step; `batches`: for some numbers of sequences, the target's seconds by rows, or
     with one row each only; `padded`: row counts that forwards are padded to, ascending (empty:
-    none); `token_seconds`: for some numbers of sequences, seconds per additional token of context,
-    of target and draft step (empty: not known); `draft_window`: tokens of context beyond which a
-    draft step costs no more."""
+    none); `token_seconds`: for some numbers of sequences, seconds per additional context token, of
+    target and draft step (empty: not known); `draft_window`: tokens of context beyond which a draft
+    step costs no more."""
 
     target: Points = ()
     draft: Points = ()
@@ -47,17 +46,17 @@ class Profile:
 
 
 def alone(k_max: int) -> tuple[int, ...]:
-    """Row counts for one sequence: those of up to `k_max` draft tokens and the next."""
+    """Return the row counts to measure for one sequence, up to one above `k_max` draft tokens."""
     return row_counts(_ALONE, k_max)
 
 
 def row_counts(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:
-    """The first of the ascending `lengths`: those of up to `k_max` draft tokens and the next."""
+    """Return the first of the ascending `lengths`: those below `k_max` + 1 rows and the next."""
     return tuple(lengths[: 1 + sum(rows < k_max + 1 for rows in lengths)])
 
 
 def in_fours(first: int, last: int) -> Iterator[int]:
-    """Numbers of sequences, each four times the one before."""
+    """Yield numbers of sequences, each four times the previous one."""
     while first <= last:
         yield first
         first *= 4

@@ -1,9 +1,9 @@
 """Trial: compares a new draft model with the one that it replaced, at the current load.
 
 Both read the same committed texts, so whether each would have proposed a token is known without
-censoring, whichever proposed it. Agreement and costs give each one's tokens per second at its best
-K. The new draft is taken back if it promises less than `_MARGIN` of the old one's rate (if neither
-pays: if it agrees less), though its agreement is taken at its upper bound, three standard
+censoring, whichever proposed it. Agreement and costs give each draft's tokens per second at its
+best K. The new draft is taken back if it promises less than `_MARGIN` of the old one's rate (if
+neither pays: if it agrees less), even with its agreement at the upper bound, three standard
 deviations by the tokens on which they differ. After `ENOUGH` tokens it stays. Plain arithmetic.
 """
 
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from engine.control.controller import KController, Load
 
-LEAST, ENOUGH = 64, 1024  # tokens before the first verdict, and for the last
+LEAST, ENOUGH = 64, 1024  # tokens before the first verdict; tokens for the last one
 _MARGIN = 0.9  # costs are not measured more precisely on a busy machine
 _DEVIATIONS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`words`: the evidence, for the log."""
+    """Whether the new draft stays. `words`: the evidence, for the log."""
 
     stays: bool
     words: str
@@ -33,14 +33,14 @@ class Trial:
         self._tokens = self._old_right = self._new_right = self._apart = 0
 
     def add(self, old: Sequence[bool], new: Sequence[bool]) -> None:
-        """Whether each would have proposed each of these tokens."""
+        """Record, for each of some tokens, whether each draft would have proposed it."""
         self._tokens += len(old)
         self._old_right += sum(old)
         self._new_right += sum(new)
         self._apart += sum(a != b for a, b in zip(old, new, strict=True))
 
     def verdict(self, load: Load) -> Verdict | None:
-        """None: not enough tokens yet."""
+        """Return the verdict at this load; None if there are too few tokens yet."""
         if self._tokens < LEAST:
             return None
         margin = _DEVIATIONS * self._apart**0.5
