@@ -22,10 +22,10 @@ from engine.scheduling.step_record import StepRecord
 
 _FEW = 12  # most sequences for which single confidences decide on one more draft step
 _PROBE_SEQUENCES = 4  # most sequences in a probe; also at most a quarter of the batch
-_DOUBT = 16.0  # weight limit of the past, in trials, when exploration brings news
+_DOUBT = 16.0  # most weight of the past, in trials, while exploring
 _DWELL, _DWELL_LAST = 6, 64  # least and most steps between two choices
 _CALM = 4  # longer intervals at K = 0 without proposals: nothing new is learnt
-_SKIPS = 8  # there, one step in so many is processed, to save host time
+_SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps without speculation until the CPU caches settle
 _TRIMS = 0.02  # least gain for which leaving tokens out is worth its own time
@@ -171,7 +171,7 @@ class AdaptiveK:
         return self._goodput.keep(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """Return where the draft token is likely enough wrong and the second-best right."""
+        """Return the places where the second-best token, in place of the draft's, pays."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
         chances = [guesses.second_best(alive) for alive in survivals]

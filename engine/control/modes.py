@@ -2,7 +2,7 @@
 
 Owns only the mode. The configured controller chooses and learns in every mode, so that its
 estimates are current when it decides again. While it is overridden it does so rarely, since a
-baseline must not pay for it.
+benchmark's baseline must not pay for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Allowance: how many tokens each proposer may propose for each sequence of a step.
 
 It combines the controller, which chooses one K for the main proposer and prices free proposals,
-with the requests' own bounds and lists of proposers. Numbers only; which proposers are asked, and
-in which order, is decided by the cascade.
+with the bounds and lists of proposers in the requests. Numbers only; the cascade decides which
+proposers are asked, and in which order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
-_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens skipped after a useless look-up: first; least bound
-_NEAR = 2 * MAX_K  # rows of catch-up that normal operation leaves at times
+_FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at first; least bound
+_NEAR = 2 * MAX_K  # catch-up rows that normal operation sometimes leaves
 
 
 class Allowance:
@@ -28,7 +28,7 @@ class Allowance:
     def __init__(
         self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
     ) -> None:
-        """`branches`: second-best tokens beside a chain, at most."""
+        """`branches`: most second-best tokens beside a chain."""
         self._controller, self._branches = controller, branches
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
@@ -36,11 +36,11 @@ class Allowance:
         self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
         self._k, self._leaves, self._num_sequences = 0, 0, 1
         self._probed: set[Sequence] | None = None  # sequences of a probe
-        self._catch_up_rows: int | None = None  # per step, while `take_turns` is in effect
-        self.held: set[Sequence] = set()  # sequences whose turn to catch up is later
+        self._catch_up_rows: int | None = None  # rows per step while `take_turns` is in effect
+        self.held: set[Sequence] = set()  # sequences that must wait for their turn to catch up
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
-        """Have the controller choose K. A probe asks the sequences with the least to catch up."""
+        """Have the controller choose K. A probe asks the sequences with the least catch-up."""
         self._num_sequences = load.num_sequences
         self._k = self._controller.choose(load)
         self._leaves = self._branches if self._k and self._controller.branches else 0
@@ -55,8 +55,8 @@ class Allowance:
         self.cut.clear()
 
     def take_turns(self, rows: int) -> None:
-        """The main proposer was replaced and knows no running sequence. Until it has caught up with
-        all, it catches up with `rows` rows per step, at least one sequence."""
+        """Limit catch-up after the main proposer was replaced by one that knows no running
+        sequence: until all have caught up, `rows` rows per step, but at least one sequence."""
         self._catch_up_rows = rows
 
     def _hold(self, running: Seq[Sequence], most: int) -> None:
@@ -69,7 +69,7 @@ class Allowance:
             self._catch_up_rows = None
 
     def want(self, seq: Sequence) -> int:
-        """How many draft tokens of `seq` may be verified: KV and rows are reserved for so many."""
+        """Return how many draft tokens may be verified; KV and rows are reserved for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         if seq.sources is None and self._probed is None and not self.held:
@@ -87,20 +87,20 @@ class Allowance:
         return max(limits.values())
 
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
-        """After `want`: how many tokens each proposer may propose, by name; None if only the main
-        one is asked, without a bound of the request."""
+        """Return how many tokens each proposer may propose, by name. None if only the main one is
+        asked, without a bound of the request. Call after `want`."""
         own = self._limits.get(seq)
         return {self._main: self._k} if own is None and self._leaves else own
 
     def asked(self, chunk: Chunk) -> int:
-        """Tokens that the main proposer may propose for it, if no proposer before it has any."""
+        """Return how many tokens the main proposer may propose if no proposer before it has any."""
         limits = self.limits(chunk.seq) if self._limits or self._leaves else None
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
-        """The proposals, those of the main proposer without tokens that are not worth their rows
-        and with second-best tokens that are. Lawful since a proposal never influences a token
-        (speculation.verify)."""
+        """Return the proposals, those of the main proposer without tokens that are not worth their
+        rows and with second-best tokens that are. Texts stay the same, since a proposal never
+        influences a token (speculation.verify)."""
         sure = [i for i, proposal in enumerate(proposals) if proposal.confidences]
         if not sure:
             return proposals
@@ -119,17 +119,17 @@ class Allowance:
         return kept
 
     def is_open(self, seq: Sequence) -> bool:
-        """Whether the main proposer may propose all tokens that the controller chooses."""
+        """Whether the main proposer may propose as many tokens as the controller chooses."""
         if seq in self.held:
             return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
 
     def _may_ask(self, seq: Sequence) -> bool:
-        """Whether the main proposer may propose for it."""
+        """Whether the main proposer may propose for the sequence."""
         return seq.sources is None or (self._main in seq.sources and seq.max_draft != 0)
 
     def _of_main(self, seq: Sequence) -> int:
-        """Tokens of the main proposer, should it be asked."""
+        """Return how many tokens the main proposer may propose if it is asked."""
         if (self._probed is not None and seq not in self._probed) or not self._may_ask(seq):
             return 0
         if seq in self.held:
@@ -137,8 +137,8 @@ class Allowance:
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 
     def _pause(self, seq: Sequence) -> None:
-        """No look-up proposal paid: skip some tokens before the next look-up, which takes time,
-        twice as many as the last time. Bounded by four times (sequences + K), since look-ups cost
+        """Skip some tokens before the next look-up, which takes time, since no look-up proposal
+        paid: twice as many as last time. Bounded by four times (sequences + K), since look-ups cost
         relatively more where tokens cost less, and by `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
@@ -149,7 +149,7 @@ class Allowance:
         seq.asks_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:
-        """By name: how many tokens of each free proposer are worth their rows; only if above 0."""
+        """Return, by name, how many tokens of a free proposer are worth their rows, if any."""
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
         lengths: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Builds the proposers from the configuration: one `case` per kind. A new kind needs a file, a
+"""Builds the proposers from the configuration, one `case` per kind. A new kind needs a file, a
 member of the union in the configuration, a case here and a row in the lossless test."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LONGEST = 16  # tokens of a match; `suffix` ranks longer ones equally
 
 
 def build_free(config: SpeculationConfig) -> list[FreeProposer]:
-    """The proposers without a model. Without remembered replies they cost nothing until a request
-    uses them."""
+    """Return the proposers without a model. Without remembered replies they cost nothing until a
+    request uses them."""
     suffix = _suffix(config.remembered_tokens)
     return [GrammarProposer(), PredictionProposer(), suffix, _ngram(NgramConfig())]
 
@@ -71,9 +71,9 @@ def build_proposer(
     eagle: EagleHead | None = None,
     cache: KVCache | None = None,
 ) -> Proposer:
-    """`draft_runner` is needed by draft models only, `heads` by Medusa, `eagle` and the target's
-    `cache` by EAGLE; `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the
-    target's."""
+    """Return the main proposer. Draft models need `draft_runner`, Medusa `heads`, EAGLE `eagle` and
+    the target's `cache`. `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the
+    target's. Raises ConfigError."""
     match config:
         case NoProposerConfig():
             return NoProposer()

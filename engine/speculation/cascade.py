@@ -1,9 +1,9 @@
-"""Cascade: for each sequence, the first proposer of its list that has a proposal.
+"""Cascade: for each sequence, the first proposer in its list that has a proposal.
 
 There is one main proposer and several free ones, which look tokens up. The main proposer is asked
 once per step, for all sequences without a free proposal that pays, so no draft forward is spent on
-other sequences. A proposal has one source: to continue a looked-up beginning, a draft would first
-have to run it, which costs as much as drafting it.
+the others. A proposal has one source: to continue a looked-up beginning, a draft would first have
+to run it, which costs as much as drafting it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cascade(Proposer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all proposers, the main one last."""
+        """Return the names of all proposers, the main one last."""
         return (*self._free, self._main.name)
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
@@ -66,8 +66,8 @@ class Cascade(Proposer):
                 proposer.forget(seq)
 
     def look_up(self, chunks: Seq[Chunk]) -> tuple[list[Proposal], list[Chunk]]:
-        """Proposals of the free proposers, and the chunks for the main one, with k = 0 where a free
-        one had a proposal."""
+        """Return the proposals of the free proposers, and the chunks for the main one, with k = 0
+        where a free one had a proposal."""
         proposals: list[Proposal] = []
         left: list[Chunk] = []
         for chunk in chunks:
@@ -82,7 +82,7 @@ class Cascade(Proposer):
         return proposals, left
 
     def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
-        """The first free proposal, or how many tokens the main proposer may propose."""
+        """Return the first free proposal, or how many tokens the main proposer may propose."""
         for name in chunk.seq.sources or (self._main.name,):
             k = min(chunk.k, limits.get(name, 0))
             if k and name == self._main.name:
@@ -97,5 +97,5 @@ class Cascade(Proposer):
 
 
 def _asking(chunk: Chunk, k: int) -> Chunk:
-    """The chunk with this k."""
+    """Return the chunk with this k."""
     return chunk if k == chunk.k else Chunk(chunk.seq, chunk.start, chunk.length, k)

@@ -1,13 +1,13 @@
 """A second, smaller causal language model that drafts the next tokens, on its own KV plane.
 
-It draws like the target: same logit processing and same keyed noise at the same positions, so both
-agree as often as this coupling allows; at temperature 0 both take their argmax.
+It draws like the target: same logit processing and same keyed noise at the same positions, so the
+two agree as often as this coupling allows; at temperature 0 both take their argmax.
 
 Keeps nothing between steps. The drafter's plane is valid below `Sequence.num_draft_computed`, i.e.
 computed from the committed tokens. `propose` first runs what is missing ("catch-up": a prompt, a
 fully accepted proposal, steps at K = 0 and a resumption are the same case), then one position per
-further token, and sets the count to the end of what it ran *along its own proposal*. Once tokens
-are committed, that is valid up to the last accepted draft token, which is the last committed token
+further token, and sets the count to the end of what it ran *along its own proposal*. After the
+commit, the plane is valid up to the last accepted draft token, which is the last committed token
 but one, hence
 
     num_draft_computed = min(num_draft_computed, num_tokens - 1)
@@ -50,8 +50,8 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 class InFlight(NamedTuple):
     """Proposals that the host has not seen yet. `sent`: float64 tensors on the device: the
-    agreements (if anything was judged), then the proposals, which start from one row of `output`
-    each."""
+    agreements (if anything is judged), then the proposals, each of which starts from one row of
+    `output`."""
 
     drafts: list[Draft]
     starts: list[Start]
@@ -61,10 +61,10 @@ class InFlight(NamedTuple):
 
 
 class DraftModelProposer(Proposer):
-    """`vocab_size`: the target's; ids that the draft lacks are never proposed, logits beyond it are
-    cut off. No forward runs more than `max_step_tokens` tokens. `goes_on` is called between draft
-    steps (see controller.KController), unless all are one call. `judges`: whether this step's
-    `agreements` are needed (None: always)."""
+    """`vocab_size`: the target's; ids that the draft lacks are never proposed, and logits beyond it
+    are cut off. No forward runs more than `max_step_tokens` tokens. `goes_on` is called between
+    draft steps (see controller.KController), unless one call runs them all. `judges`: whether this
+    step's `agreements` are needed (None: always)."""
 
     follows_grammar = True
 
@@ -91,12 +91,12 @@ class DraftModelProposer(Proposer):
 
     def use(self, runner: ModelRunner) -> None:
         """Replace the draft by another with the same tokenizer, from the next proposal on. The
-        caller sets `num_draft_computed` to what that one has computed."""
+        caller sets `num_draft_computed` to what the new draft has computed."""
         self._runner = runner
 
     def in_hindsight(self, seq: Sequence, count: int) -> list[bool]:
-        """Run all of `seq` again; whether each of its last `count` tokens equals what would have
-        been proposed. Empty if that depends on the history."""
+        """Run all of `seq` again; return whether each of its last `count` tokens equals the token
+        that would have been proposed. Empty if that depends on the history."""
         if self._processor.plain(seq) is None:
             return []
         output = self._run([Segment(seq.tokens[:-1], 0, seq.blocks, count)])
@@ -105,9 +105,9 @@ class DraftModelProposer(Proposer):
         return [hit for result in self._judge(output, rows) for hit in result.hits]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """One chain per sampling chunk with k > 0. Shorter than k if it ends in a token that would
-        stop the sequence, if nothing could be drawn, or if `goes_on` says that more do not pay.
-        Blocks for `num_tokens + k` positions must be reserved."""
+        """Return one chain per sampling chunk with k > 0. It is shorter than k if it ends in a
+        token that would stop the sequence, if nothing could be drawn, or if `goes_on` returns
+        False. Blocks for `num_tokens + k` positions must be reserved."""
         self.agreements, self.forward_seconds, self.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
@@ -131,13 +131,13 @@ class DraftModelProposer(Proposer):
         ]
 
     def _ready(self, drafts: list[Draft]) -> list[Draft]:
-        """Drafts whose next token can be drawn."""
+        """Return the drafts whose next token can be drawn."""
         return [draft for draft in drafts if draft.wants_more]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """The first part of `propose` without waiting for the device; then `guess`, then `finish`
-        once the host has the numbers. None, with nothing done, if one graph of the drafter cannot
-        do it all."""
+        """Start `propose` without waiting for the device; then call `guess`, and `finish` once the
+        host has the numbers. Returns None, with nothing done, if one graph of the drafter cannot do
+        it all."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         starts = self._fit_for_one_call(drafts)
         if not starts or not isinstance(draws, DeviceDraws):
@@ -149,14 +149,14 @@ class DraftModelProposer(Proposer):
         return InFlight(drafts, starts, judged, sent, output.take(last))
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
-        """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as
-        row_facts.Plan's. Returns chain_graphs.Guessed.ids."""
+        """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as in
+        row_facts.Plan. Returns chain_graphs.Guessed.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
         return chains.ids
 
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
-        """Proposals of the sequences in `flight`, in order. `numbers`: the values of
+        """Return the proposals of the sequences in `flight`, in order. `numbers`: the values of
         `flight.sent`."""
         if flight.judged:
             self.agreements = agreements(flight.judged, *numbers[0].tolist())
@@ -172,7 +172,7 @@ class DraftModelProposer(Proposer):
         return agreements(judged, *drawn) if drawn is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
-        """One more token for each; a row from which nothing can be drawn ends its chain."""
+        """Draw one more token for each; a row from which nothing can be drawn ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
         drawn = self._draws.guess_adjusted(output.logits, contexts)
         for draft, token, lead in zip(drafts, *drawn, strict=True):
@@ -182,8 +182,8 @@ class DraftModelProposer(Proposer):
     def _draw_chains(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], ModelOutput]:
-        """Draw the rest of the proposals in one call, if the requests' fields and the model allow
-        it: the tokens that `_draw` would draw in turn. Returns the other drafts and their rows."""
+        """Draw the rest of the proposals, the tokens that `_draw` would draw, in one call if the
+        requests' fields and the model allow it. Returns the other drafts and their rows."""
         left, rows = drafts, last
         if self._runner.draws_chains(len(drafts)) and self._runner.vocab_size == self._vocab_size:
             left, rows = self._draw_plain(drafts, output, last)
@@ -198,7 +198,7 @@ class DraftModelProposer(Proposer):
     def _draw_plain(
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], list[int]]:
-        """On the host, for drafts that need nothing but penalties; returns the others."""
+        """Draw on the host where at most penalties apply; return the other drafts and rows."""
         mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
         plains: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
@@ -219,8 +219,8 @@ class DraftModelProposer(Proposer):
         return left, after
 
     def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:
-        """Their starts, if the device can draft for all in one call, by the requests' fields,
-        tokens already proposed, and its graphs; else empty."""
+        """Return the drafts' starts, if the device can draft for all in one call, given the
+        requests' fields, tokens already proposed, and its graphs; else an empty list."""
         draws, alike = self._draws, self._runner.vocab_size == self._vocab_size
         if not drafts or not alike or not isinstance(draws, DeviceDraws):
             return []
@@ -233,7 +233,7 @@ class DraftModelProposer(Proposer):
     def _unseen_chain(
         self, drafts: list[Draft], starts: list[Start], output: ModelOutput, table: Numbers
     ) -> Guessed:
-        """See ModelRunner; `output` has the row of each one's last token."""
+        """See ModelRunner.unseen_chain; `output` has the row of each draft's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
             output,
@@ -252,9 +252,9 @@ class DraftModelProposer(Proposer):
     # -- forwards over the drafter's plane -------------------------------------------------------
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
-        """Run all committed positions that the plane lacks, and the proposed tokens. Returns per
-        sequence [rows to judge + 1, vocab] logits, the last row after its last token, and the
-        numbers of rows to judge."""
+        """Run all committed positions that the plane lacks, and the proposed tokens. Returns, per
+        sequence, [rows to judge + 1, vocab] logits, the last row after its last token, and the
+        number of rows to judge."""
         segments: list[Segment] = []
         counts: list[int] = []
         judges, rows = self._judges is None or self._judges(), 0
@@ -275,7 +275,7 @@ class DraftModelProposer(Proposer):
         return self._run(segments), counts
 
     def _extend(self, drafts: list[Draft]) -> ModelOutput:
-        """Run the new tokens of each; [drafts, vocab] logits after the last of them."""
+        """Run each draft's new tokens; return the [drafts, vocab] logits after the last of them."""
         segments = []
         for draft in drafts:
             seq, tokens = draft.seq, draft.tokens[draft.run :]
@@ -285,8 +285,8 @@ class DraftModelProposer(Proposer):
         return self._run(segments)
 
     def _run(self, segments: list[Segment]) -> ModelOutput:
-        """The requested logits, as wide as the target's vocabulary. Splits long inputs into several
-        forwards."""
+        """Return the requested logits, as wide as the target's vocabulary. Splits long inputs into
+        several forwards."""
         rows, width = sum([len(s.tokens) for s in segments]), self._runner.vocab_size
         if rows <= self._max_step_tokens and width == self._vocab_size:
             return self._forward(segments)
@@ -320,8 +320,8 @@ class DraftModelProposer(Proposer):
         return output
 
     def _known(self, tokens: Seq[int]) -> Seq[int]:
-        """Replaces ids that the draft's embedding lacks. That is only the padding of the target's
-        vocabulary, but a prompt given as ids may contain it."""
+        """Replace ids that the draft's embedding lacks. These are only the padding of the target's
+        vocabulary, but a prompt given as ids may contain them."""
         if self._runner.vocab_size >= self._vocab_size:
             return tokens
         return [token if token < self._runner.vocab_size else 0 for token in tokens]

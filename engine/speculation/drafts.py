@@ -2,9 +2,9 @@
 
 Under sample-and-match a draft token is right if it equals the committed token, verified or not. The
 drafter runs every committed position at some time (after a fully accepted proposal, and those of
-steps at K = 0). Draws from the rows of that catch-up, made as a proposal's are, show how often it
-agrees, without verification and without the censoring that a rejection causes. Only for requests
-whose logits are merely scaled, since history-dependent processing would have to be redone.
+steps at K = 0). Tokens drawn from the rows of that catch-up as a proposal draws them show how often
+the draft agrees, without verification and without the censoring that a rejection causes. Only for
+requests whose logits are merely scaled, since history-dependent processing would have to be redone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal
 
-MOST_ROWS, MOST_OF_ALL = 32, 96  # rows judged: of a sequence, of all
+MOST_ROWS, MOST_OF_ALL = 32, 96  # most rows judged: per sequence, in total
 
 
 class Draft(msgspec.Struct):
@@ -29,7 +29,7 @@ class Draft(msgspec.Struct):
 
     seq: Sequence
     k: int
-    plain: Plain | None = None  # how its tokens are drawn, if no history is needed
+    plain: Plain | None = None  # how its tokens are drawn, if that needs no history
     tokens: list[int] = []
     confidences: list[float] = []  # one for each of `tokens`
     second_best: list[int] = []  # the second-best token at each place, if known
@@ -42,7 +42,7 @@ class Draft(msgspec.Struct):
         return not self.ended and len(self.tokens) < self.k
 
     def follow_grammar(self) -> None:
-        """Append what the grammar forces next, if it may propose for this sequence."""
+        """Append the tokens that the grammar forces next, if it may propose for this sequence."""
         constraint = self.seq.constraint
         if constraint is None or not self.wants_more:
             return
@@ -61,7 +61,7 @@ class Draft(msgspec.Struct):
         return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
 
     def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
-        """Append one draft token, or end: nothing could be drawn, or the sequence would stop."""
+        """Append one draft token, or end if nothing could be drawn or the sequence would stop."""
         if token == NOT_FINITE:
             self.ended = True
             return
@@ -72,7 +72,7 @@ class Draft(msgspec.Struct):
         self.ended = is_eos or token in params.stop_token_ids
 
     def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
-        """Append the tokens of one call up to the end; the drafter has run all but the last."""
+        """Append one call's tokens up to the end; the drafter has run all but the last."""
         params = self.seq.params
         goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
         whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
@@ -87,7 +87,7 @@ class Draft(msgspec.Struct):
 
 
 def drafts_of(chunks: Seq[Chunk], plain: Callable[[Sequence], Plain | None]) -> dict[int, Draft]:
-    """By index: a Draft for each chunk that samples and has k > 0."""
+    """Return, by index, a Draft for each chunk that samples and has k > 0."""
     return {
         index: Draft(chunk.seq, chunk.k, plain(chunk.seq))
         for index, chunk in enumerate(chunks)
@@ -100,15 +100,15 @@ def starts_of(drafts: list[Draft]) -> list[Start]:
 
 
 def chain_rows(drafts: list[Draft]) -> list[Rows]:
-    """The rows that the chains are drawn from, chain after chain."""
+    """Return the rows that the chains are drawn from, chain after chain."""
     return [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
 
 
 def rows_to_judge(
     seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
 ) -> int:
-    """How many of the positions from `start` to the last but one predict a generated token: the
-    latest ones, and the fewer the more `sequences` there are."""
+    """Return how many of the positions from `start` to the last but one to judge: the latest that
+    predict a generated token, and the fewer the more `sequences` there are."""
     if plain is None or plain.is_filtered(vocab_size):
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
@@ -116,7 +116,7 @@ def rows_to_judge(
 
 
 def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
-    """Of `[sum(counts) + sequences]` logit rows: the Rows to judge, and the index of each
+    """Return, for `[sum(counts) + sequences]` logit rows, the Rows to judge and the index of each
     sequence's last row."""
     judged: list[Rows] = []
     last: list[int] = []
@@ -130,7 +130,7 @@ def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list
 
 
 def agreements(judged: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
-    """Compares the tokens drawn from these rows with the committed ones."""
+    """Compare the tokens drawn from these rows with the committed ones."""
     results, at = [], 0
     for seq, _, count, first, *_ in judged:
         known = seq.tokens[-count:]

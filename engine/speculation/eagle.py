@@ -1,9 +1,9 @@
 """EAGLE-3: a head of one layer over the target's hidden states drafts a tree, level by level.
 
-The likeliest paths of a level are extended. Of the nodes so far only those among the best k can
-have children among the best k (a path is no likelier than its prefix), so the result is the best
-tree of k nodes with these levels and ranks, the likeliest first (EAGLE-2, arXiv:2406.16858). With a
-temperature, scores include the noise of the target's draws at the same positions.
+The likeliest paths of a level are extended. Only nodes among the best k so far can have children
+among the best k (a path is no likelier than its prefix), so the result is the best tree of k nodes
+with these levels and ranks, the likeliest first (EAGLE-2, arXiv:2406.16858). With a temperature,
+scores include the noise of the target's draws at the same positions.
 
 The KV of committed entries lies in a plane of the cache, in the blocks of the text, so a prefix hit
 includes it; the last entry of a block was made with the token that followed at that time. The KV of
@@ -37,14 +37,14 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log
 Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
 _RANKS = 8  # candidate tokens after a path
-_BREADTH = 8  # paths of a level that are extended
+_BREADTH = 8  # paths per level that are extended
 _PLANE = "eagle"
 
 
 @dataclass(slots=True)
 class _State:
-    """Of a running sequence: hidden states from position `first` on that have no entries yet;
-    earlier positions have them, or never will. `out` `[width]`: output for the last entry."""
+    """State of a running sequence: hidden states from position `first` on that have no entries yet;
+    earlier positions have entries, or never will. `out` `[width]`: output for the last entry."""
 
     first: int
     rows: list[Tensor] = field(default_factory=list)
@@ -54,10 +54,10 @@ class _State:
 
 @dataclass(slots=True)
 class _Tree:
-    """An unfinished proposal. `keys` and `values` `[kv_heads, length, dim]`: of `before` committed
+    """A proposal being built. `keys` and `values` `[kv_heads, length, dim]`: of `before` committed
     entries, then of nodes. By node: token, parent, level, and the sum of the log-chances of its
-    path. Of extended nodes: the entries of their path, and the layer's output (`outs`; -1: of the
-    last committed entry)."""
+    path. By extended node: the entries of its path, and the layer's output (`outs`; -1: of the last
+    committed entry)."""
 
     seq: Sequence
     k: int
@@ -73,7 +73,7 @@ class _Tree:
     grows: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
 
     def best(self) -> list[int]:
-        """At most k nodes, the likeliest first, each after its parent."""
+        """Return at most k nodes, the likeliest first, each after its parent."""
         return nsmallest(self.k, range(len(self.tokens)), key=lambda n: (-self.sums[n], n))
 
     def add(self, guesses: Seq[Guesses], level: int, *, last: bool) -> None:
@@ -92,7 +92,7 @@ class _Tree:
             self.entries[node] = [*self.entries.get(self.parents[node], ()), len(self.entries)]
 
     def visible(self) -> Tensor:
-        """Bool `[grows, length]`: the entries that each growing node attends to."""
+        """Return bool `[grows, length]`: the entries that each growing node attends to."""
         seen = torch.zeros(len(self.grows), self.before + len(self.entries), dtype=torch.bool)
         seen[:, : self.before] = True
         for row, node in enumerate(self.grows):
@@ -111,7 +111,7 @@ class _Tree:
 
 
 class EagleProposer(Proposer):
-    """`depth`: levels of a tree, at most. Adds a KV plane of its own to `cache`."""
+    """`depth`: most levels of a tree. Adds a KV plane of its own to `cache`."""
 
     name = "eagle"
     learns = True
@@ -140,8 +140,8 @@ class EagleProposer(Proposer):
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """A tree of k nodes, or fewer if the levels have no more, for each sampling chunk whose
-        hidden states are known up to its last token but one."""
+        """Return a tree of k nodes, or fewer if the levels have no more, for each sampling chunk
+        whose hidden states are known up to its last token but one."""
         self.forward_seconds, self.catch_up_rows = 0.0, 0
         ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
         if not ready:
@@ -153,7 +153,7 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
-        """Store hidden states; where too many are stored, make their entries."""
+        """Store hidden states; turn them into entries where too many are stored."""
         many = []
         for item in verified:
             assert item.hidden is not None
@@ -200,7 +200,7 @@ class EagleProposer(Proposer):
         return _Tree(seq, chunk.k, *self._entries(seq, before), before, {-1: out})
 
     def _guess(self, trees: Seq[_Tree], rows: Tensor, level: int) -> list[Guesses]:
-        """Candidate tokens after each row of `[rows, width]`."""
+        """Return candidate tokens after each row of `[rows, width]`."""
         scores, ids = self._head.logits(rows), self._head.target_ids
         seqs = [tree.seq for tree in trees for _ in tree.grows]
         scales = [self._processor.fields(seq).scale for seq in seqs]
@@ -275,7 +275,7 @@ class EagleProposer(Proposer):
             tree.outs[node] = own
 
     def _entries(self, seq: Sequence, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[kv_heads, end, dim]` of the first `end` entries."""
+        """Return keys and values `[kv_heads, end, dim]` of the first `end` entries."""
         slots = self._slots(seq, end)
         keys, values = (kept[0].index_select(1, slots) for kept in self._plane.stacks[0])
         return keys, values
@@ -288,8 +288,8 @@ class EagleProposer(Proposer):
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """`[rows, heads, dim]` over `[kv_heads, length, dim]`, bool `[rows, length]` -> `[rows, heads *
-    dim]`."""
+    """Return attention of `[rows, heads, dim]` over `[kv_heads, length, dim]`, with mask bool
+    `[rows, length]`, as `[rows, heads * dim]`."""
     output = scaled_dot_product_attention(
         queries.transpose(0, 1)[None], keys[None], values[None], visible, enable_gqa=True
     )

@@ -1,8 +1,8 @@
-"""Evidence: how often a look-up is right, by the number of tokens that matched before its token
-(the "run", in one of seven grades).
+"""Evidence: how often a look-up is right, by the number of tokens that matched before the looked-up
+token (the "run", in seven grades).
 
-Every committed token shows whether a look-up had it right, even if the look-up was not asked, so no
-exploration is needed. Counts of one sequence, with those of all sequences as prior. Plain
+Every committed token shows whether a look-up was right, even one that was not used, so no
+exploration is needed. The counts of all sequences are the prior for those of one sequence. Plain
 arithmetic.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence as Seq
 START, SUPPOSED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
 _PRIOR_TRIALS = 4.0
-_MEMORY = 256.0  # trials of a grade; above, its counts are halved
+_MEMORY = 256.0  # most trials of a grade; above, its counts are halved
 _FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply
 _ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the prediction and return
 
 
 class Record:
-    """By grade: looked-up tokens, and how many of them were right."""
+    """Counts by grade: looked-up tokens, and how many of them were right."""
 
     def __init__(self, rates: Seq[float], trials: float = _PRIOR_TRIALS) -> None:
         self.right = [rate * trials for rate in rates]
@@ -34,8 +34,8 @@ class Record:
 
 
 class Evidence:
-    """Of one sequence; `everyone` is shared by all. A run is a number of matching tokens, START or
-    SUPPOSED."""
+    """The evidence of one sequence; `everyone` is shared by all. A run is a number of matching
+    tokens, START or SUPPOSED."""
 
     def __init__(self, everyone: Record) -> None:
         self._everyone = everyone
@@ -47,12 +47,12 @@ class Evidence:
             record.add(_grade(run), right=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
-        """For each of k tokens in a row, the chance that it and all before it are right; `before`:
-        the chance that those ahead of the first one are."""
+        """Return, for each of k tokens in a row, the chance that it and all before it are right.
+        `before`: the chance that the tokens ahead of the first one are right."""
         chances: list[float] = []
         survival, grade, rate = before, -1, 0.0
         for _ in range(k):
-            if grade < GRADES - 1:  # the last one stays
+            if grade < GRADES - 1:  # the last grade stays
                 grade = _grade(run)
                 rate = self._rate(grade)
                 run = grown(run)
@@ -67,10 +67,10 @@ class Evidence:
 
 
 class Doubted(Evidence):
-    """For a prediction that may be unrelated to the reply; then a token with a short run is right
-    only by accident, with chance `by_accident`, by grade (1: as often as in a related text). Each
-    such token updates the odds of the two cases by Bayes' rule, so several wrong ones in a row
-    lower the chances of the next before their own grades were tried."""
+    """Evidence for a prediction that may be unrelated to the reply; then a token with a short run
+    is right only by accident, with the chance `by_accident` of its grade (1: as in a related text).
+    Each such token updates the odds of the two cases by Bayes' rule, so several wrong ones in a row
+    lower the next chances before their own grades were tried."""
 
     def __init__(self, everyone: Record, by_accident: Seq[float]) -> None:
         super().__init__(everyone)
@@ -88,7 +88,7 @@ class Doubted(Evidence):
         super().learn(run, hit=hit)
 
     def chances(self, run: int, k: int, *, before: float = 1.0) -> list[float]:
-        """See Evidence. The two cases differ up to the first long run."""
+        """See Evidence. The two cases differ only until the first long run."""
         chances = list[float]()
         meant = before * self._odds / (1 + self._odds)
         other = before - meant
@@ -104,10 +104,10 @@ GRADES = 7
 
 
 def grown(run: int) -> int:
-    """The run after one more matching token."""
+    """Return the run after one more matching token."""
     return max(run, 1) + 1
 
 
 def _grade(run: int) -> int:
-    """0 to 6 for a run of -1, 0, 1, 2-3, 4-7, 8-15, more."""
+    """Return the grade, 0 to 6: for runs of -1, 0, 1, 2-3, 4-7, 8-15 and more."""
     return run + 1 if run < 1 else min(run.bit_length() + 1, GRADES - 1)

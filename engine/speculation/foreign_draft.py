@@ -1,6 +1,6 @@
 """A draft model with a tokenizer of its own (token-level intersection, arXiv:2502.05202).
 
-The draft reads committed text in its own tokens, so its KV has positions and blocks of its own and
+The draft reads committed text in its own tokens, so its KV has its own positions and blocks and
 shares nothing with the target's prefix cache. It draws among the tokens that both vocabularies
 have, by the target's ids and with their noise, so it is coupled to the target's draws like any
 other draft.
@@ -25,16 +25,16 @@ from engine.speculation.drafts import Draft
 @dataclass(slots=True)
 class Reading:
     """A sequence in the draft's tokens. KV is computed for the first `valid` of `ids` and, if all
-    are valid, for `guessed` after them."""
+    are valid, for the `guessed` tokens after them."""
 
     ids: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # draft tokens up to each target position
+    ends: list[int] = field(default_factory=list)  # number of `ids` up to each target position
     valid: int = 0
     guessed: list[int] = field(default_factory=list)
     blocks: array[int] = field(default_factory=lambda: array("i"))
 
     def follow(self, tokens: Seq[int], pieces: Callable[[int], list[int]]) -> None:
-        """Append newly committed tokens; draft tokens that turned out right stay computed."""
+        """Append newly committed tokens. Drafted tokens that turned out right stay computed."""
         first = len(self.ids)
         for token in tokens[len(self.ends) :]:
             self.ids += pieces(token)
@@ -66,7 +66,7 @@ class ForeignDraftProposer(DraftModelProposer):
         return [draft for draft in super()._ready(drafts) if self._fits(draft)]
 
     def _fits(self, draft: Draft) -> bool:
-        """Whether there are positions for what it reads next; if so, allocates their blocks."""
+        """Whether the next tokens to read have positions; if so, allocates their blocks."""
         reading = self._readings.setdefault(id(draft.seq), Reading())
         if not draft.run:
             reading.follow(draft.seq.tokens, self._pieces)
@@ -81,7 +81,7 @@ class ForeignDraftProposer(DraftModelProposer):
         return True
 
     def _new(self, draft: Draft) -> list[int]:
-        """Its draft tokens that the draft model has not run, in the draft's tokens."""
+        """Return the proposed tokens that the draft model has not run, in its own tokens."""
         return [piece for token in draft.tokens[draft.run :] for piece in self._pieces(token)]
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
@@ -103,7 +103,7 @@ class ForeignDraftProposer(DraftModelProposer):
             reading, new = self._readings[id(draft.seq)], self._new(draft)
             start = len(reading.ids) + len(reading.guessed)
             reading.guessed += new
-            if not new:  # a token without draft tokens: run the last one again
+            if not new:  # they have no pieces: run the last piece again
                 new, start = [*reading.ids, *reading.guessed][-1:], start - 1
             segments.append(Segment(new, start, reading.blocks, 1))
             draft.run = len(draft.tokens)

@@ -1,8 +1,8 @@
 """The grammar as a proposer, and the removal of draft tokens that a grammar forbids.
 
-Where the grammar allows one continuation only, that is proposed at no cost: llguidance tokenises
-the forced text as the tokenizer would, and stops where the next free character might join a token.
-It is verified like any proposal, so nothing depends on it. No torch, no model.
+Where the grammar allows only one continuation, it is proposed at no cost: llguidance tokenises the
+forced text as the tokenizer would, and stops where the next free character might join a token. It
+is verified like any proposal, so nothing depends on it. No torch, no model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GrammarProposer(FreeProposer):
         return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
 
     def forecast(self, seq: Sequence, k: int) -> list[float]:
-        """The target draws what is forced: chance 1."""
+        """Return a chance of 1 for each forced token: the target will draw it."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
 
     def _guess(self, chunk: Chunk) -> Proposal:
@@ -34,7 +34,7 @@ class GrammarProposer(FreeProposer):
 
 
 def within_grammars(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
-    """The proposals without tokens that the sequences' grammars forbid."""
+    """Return the proposals without tokens that the sequences' grammars forbid."""
     return [
         proposal if chunk.seq.constraint is None else trimmed(proposal, chunk.seq.constraint)
         for chunk, proposal in zip(chunks, proposals, strict=True)
@@ -42,8 +42,8 @@ def within_grammars(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Propo
 
 
 def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
-    """Without the nodes that the grammar forbids and their descendants. Lawful since a proposal
-    never influences a token (speculation.verify)."""
+    """Return the proposal without the nodes that the grammar forbids and their descendants. Texts
+    stay the same, since a proposal never influences a token (speculation.verify)."""
     paths: list[list[int]] = []
     new: dict[int, int] = {-1: -1}  # node -> index among the kept
     for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):

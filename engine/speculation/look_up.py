@@ -1,5 +1,5 @@
-"""LookUp: a free proposer that follows each sequence through a text and proposes what comes next
-there. Followers know the text and the place in it. No torch."""
+"""LookUp: a free proposer that follows each sequence through a text and proposes its next tokens. A
+follower knows the text and the place in it. No torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.speculation.proposal import EMPTY, FreeProposer, Proposal, chain
 
 
 class Follower(ABC):
-    """One sequence's place in a text: `at`: index of the next expected token, None while lost;
-    `run`: matching tokens before it. Call `extend` before the others."""
+    """One sequence's place in a text. `at`: index of the next expected token, None while lost;
+    `run`: matching tokens before it. Call `extend` before the other methods."""
 
     def __init__(self, evidence: Evidence, at: int | None, run: int) -> None:
         self._evidence = evidence
@@ -28,20 +28,20 @@ class Follower(ABC):
 
     @abstractmethod
     def next(self, seq: Sequence, k: int) -> list[int]:
-        """At most `k` proposed tokens; none while the place is lost."""
+        """Return at most `k` proposed tokens; none while the place is lost."""
 
     @abstractmethod
     def most(self, k: int) -> int:
-        """How many tokens `next` would return for `k`, unless the place is lost."""
+        """Return how many tokens `next` would return for `k`, unless the place is lost."""
 
     def chances(self, k: int) -> list[float]:
-        """For each token that `next` would return, the chance that it and all before it are
+        """Return, for each token that `next` would return, the chance that it and all before it are
         right."""
         return [] if self._at is None else self._evidence.chances(self._run, self.most(k))
 
 
 class LookUp(FreeProposer):
-    """`begin` creates the follower of a sequence at its first call."""
+    """`begin` creates the follower of a sequence when it is first needed."""
 
     def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:
         self.name, self.pause = name, pause

@@ -1,14 +1,14 @@
 """Lookahead decoding: the target drafts for itself (Fu et al., 2024, arXiv:2402.02057).
 
-A window of tokens is kept. In each forward the target computes its next token after each column,
-which is one more Jacobi iteration; consecutive results are n-grams of the target. They go into a
-pool; those that begin with the last token of the text are verified.
+Each sequence has a window of tokens. In each forward the target computes its next token after each
+column, which is one more Jacobi iteration; consecutive results are n-grams of the target. They go
+into a pool; those that begin with the last token of the text are verified.
 
 Level 0 of the window is a chain after the root. Column i of the other levels follows the first i
-tokens of that chain, each level after the one before it. So window and n-grams are branches of one
-tree that share their common prefixes: the paper's mask is a tree mask, its positions are depths. A
-branch of the window is accepted like any other if it is right, which the paper does not do. At T >
-0 the target's token is its draw with the noise of that position. No torch, no model.
+tokens of that chain, each level after the previous one. So window and n-grams are branches of one
+tree that share their common prefixes: the paper's mask is a tree mask, its positions are depths.
+Unlike in the paper, a branch of the window is accepted like any other if it is right. At T > 0 the
+target's token is its draw with the noise of that position. No torch, no model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Gram = tuple[int, ...]
 
 class Pool:
     """N-grams by their first token: at most `each` per token and `most` in total; the least
-    recently seen one is removed."""
+    recently seen one is evicted."""
 
     def __init__(self, each: int, most: int) -> None:
         self._each, self._most = each, most
@@ -47,7 +47,7 @@ class Pool:
             self._drop(next(iter(self._grams)))
 
     def behind(self, token: int) -> list[Gram]:
-        """Continuations of `token`, the latest first."""
+        """Return the continuations of `token`, the latest first."""
         return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
 
     def _drop(self, gram: Gram) -> None:
@@ -58,9 +58,9 @@ class Pool:
 
 
 class Window:
-    """`levels` of tokens: `ngram - 1`, one more each step until then. Level 0 has one token less
-    than there are columns, since column 0 begins at the root. `filler` gives tokens where there are
-    none yet."""
+    """`levels` of tokens: they grow by one each step up to `ngram - 1`. Level 0 has one token less
+    than there are columns, since column 0 begins at the root. `filler` gives tokens where none are
+    known yet."""
 
     def __init__(self, width: int, ngram: int, filler: Iterator[int]) -> None:
         self._full, self._filler = ngram - 1, filler
@@ -75,7 +75,7 @@ class Window:
         return len(self.levels) == self._full
 
     def path(self, column: int) -> list[int]:
-        """The tokens from the root down this column."""
+        """Return the tokens from the root down this column."""
         first, *others = self.levels
         return [*first[:column], *(level[column] for level in others)]
 
@@ -99,7 +99,7 @@ class Window:
 
 
 class Tree:
-    """An unfinished proposal: paths share their common prefixes."""
+    """A proposal being built: paths share their common prefixes."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
@@ -120,8 +120,8 @@ class Tree:
 
 
 class _State:
-    """Of one sequence. The pool starts with n-grams of the text; `most` nodes of a proposal bound
-    the width of the window."""
+    """The state of one sequence. The pool starts with n-grams of the text; the window is as wide as
+    `most` nodes of a proposal allow."""
 
     def __init__(self, tokens: list[int], config: LookaheadConfig, most: int) -> None:
         self._ngram = config.ngram
@@ -129,7 +129,7 @@ class _State:
         self.window = Window(width, self._ngram, _again(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
         first = max(len(tokens) - config.pool - self._ngram, 0)
-        self._end = first + self._ngram - 1  # of the last n-gram added to the pool
+        self._end = first + self._ngram - 1  # end of the last n-gram added to the pool
 
     def read(self, tokens: list[int]) -> None:
         """Add the n-grams of tokens committed since the last call."""
@@ -139,7 +139,7 @@ class _State:
 
 
 def _again(tokens: list[int], last: int) -> Iterator[int]:
-    """The `last` tokens of the text, then the text from its start, repeatedly."""
+    """Yield the `last` tokens of the text, then the text from its start, repeatedly."""
     at = max(len(tokens) - last, 0)
     while True:
         yield tokens[at % len(tokens)]
@@ -147,8 +147,8 @@ def _again(tokens: list[int], last: int) -> Iterator[int]:
 
 
 class LookaheadProposer(Proposer):
-    """If K is too small for all, n-grams but one are left out first, then the window, which then
-    does not move."""
+    """If K is too small for everything, all n-grams but one are left out first, then the window,
+    which then does not move."""
 
     name, learns, every_node = "lookahead", True, True
 
@@ -191,8 +191,8 @@ class LookaheadProposer(Proposer):
 
 
 def _drawn_by_column(window: Window, own: Verified) -> list[int | None]:
-    """By column of the window, the target's token after it; None if the column was not in the
-    forward, or nothing could be drawn."""
+    """Return, by column of the window, the target's token after it; None if the column was not in
+    the forward, or nothing could be drawn."""
     places = zip(own.proposal.parents, own.proposal.tokens, strict=True)
     nodes = {place: node for node, place in enumerate(places)}
     drawn = list[int | None]()

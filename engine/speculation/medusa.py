@@ -2,12 +2,12 @@
 
 The previous step stores the hidden state of the row from which a sequence's last token was drawn;
 head i predicts the token i + 1 positions further, independently of the other heads. Each head's
-likeliest tokens become branches, ordered by the product of their heads' chances, so that the first
-n nodes are the best tree of n nodes. With a temperature, a head's scores include the noise of the
+likeliest tokens become branches, ordered by the product of their heads' chances, so the first n
+nodes are the best tree of n nodes. With a temperature, a head's scores include the noise of the
 target's draws at its position.
 
 Stores one state per running sequence, and the length of the text it belongs to. A sequence without
-one (within its prompt, preempted, or after K = 0) gets no proposal.
+a state (within its prompt, preempted, or after K = 0) gets no proposal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log
 
 Path = tuple[int, ...]  # rank of the token at each head in turn
 
-_RANKS = 8  # tokens of a head, at most, without `choices`
+_RANKS = 8  # most tokens per head if there are no `choices`
 _NEAR = 128  # noise is added to this many tokens with the largest scores
 
 
@@ -55,7 +55,7 @@ class MedusaProposer(Proposer):
         self._ranks = 1 + max(map(max, choices)) if choices else _RANKS
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        """A tree of k nodes, or all that `choices` allow, for each sampling chunk with a state."""
+        """Return a tree of k nodes (or all in `choices`) per sampling chunk with a state."""
         self.forward_seconds = 0.0
         ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
         if not ready:
@@ -83,7 +83,7 @@ class MedusaProposer(Proposer):
 
     @torch.inference_mode()
     def _guess(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """By sequence and head: the likeliest tokens, and their log-chances."""
+        """Return, by sequence and head, the likeliest tokens and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
         every = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
@@ -115,7 +115,7 @@ class MedusaProposer(Proposer):
 
 
 def below_of(choices: Seq[Path]) -> dict[Path, list[int]]:
-    """By path: the ranks that may follow it, ascending."""
+    """Return, by path, the ranks that may follow it, ascending."""
     ranks: dict[Path, list[int]] = {}
     for path in sorted(choices):
         ranks.setdefault(tuple(path[:-1]), []).append(path[-1])
@@ -125,8 +125,8 @@ def below_of(choices: Seq[Path]) -> dict[Path, list[int]]:
 def likeliest(
     logs: Seq[Seq[float]], k: int, below: Mapping[Path, Seq[int]] | None = None
 ) -> dict[Path, float]:
-    """The `k` paths with the largest sums of `logs` (by head and rank, descending) and these sums,
-    largest first, each after its prefix. `below`: the ranks that may follow a path; None: all."""
+    """Return the `k` paths with the largest sums of `logs` (by head and rank, descending) and the
+    sums, largest first, each after its prefix. `below`: ranks that may follow a path; None: all."""
     best: dict[Path, float] = {}
     waiting: list[tuple[float, Path, int]] = []  # minus the sum, path, index of its rank
 

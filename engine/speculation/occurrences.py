@@ -1,5 +1,5 @@
-"""Occurrences: the places of each n-gram of a growing text, in a hash chain as in compressors. One
-dictionary entry per token, whatever the length of the text. No torch."""
+"""Occurrences: the places of each n-gram of a growing text, in a hash chain as compressors use. One
+dictionary entry per token, however long the text is. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 
 class Occurrences:
-    """Of n-grams in `tokens`, to which others append."""
+    """The occurrences of n-grams in `tokens`, which callers append to."""
 
     def __init__(self, tokens: list[int], n: int) -> None:
         self.tokens, self._n = tokens, n
-        # n-gram -> index after its last occurrence, and by such an index, that of the previous one
-        # (0: none). Only n-grams that a token follows.
+        # `_latest`: n-gram -> index after its last occurrence. `_before`: by such an index, the one
+        # of the previous occurrence (0: none). Only n-grams that a token follows are indexed.
         self._latest: dict[tuple[int, ...], int] = {}
         self._before = [0] * n
 
@@ -28,15 +28,15 @@ class Occurrences:
             latest[gram] = end
 
     def behind(self, suffix: list[int]) -> Iterator[int]:
-        """The indices after the indexed occurrences of the last `n` tokens of `suffix`, the latest
-        first."""
+        """Yield the indices after the indexed occurrences of the last `n` tokens of `suffix`,
+        latest first."""
         end = self._latest.get(tuple(suffix[-self._n :]), 0)
         while end:
             yield end
             end = self._before[end]
 
     def agreeing(self, end: int, suffix: list[int], most: int) -> int:
-        """How many tokens before `end` equal the last ones of `suffix`, at most `most`."""
+        """Return how many tokens before `end` equal the last ones of `suffix`, at most `most`."""
         tokens, size, run, most = self.tokens, len(suffix), 0, min(most, end, len(suffix))
         while run < most and tokens[end - 1 - run] == suffix[size - 1 - run]:
             run += 1

@@ -1,13 +1,13 @@
 """The caller's prediction of the whole reply (OpenAI's "prediction") as a proposer.
 
 Keeps a place in the prediction per sequence. Each committed token, whichever proposed it, advances
-the place or is a miss. After a miss, the end of the committed text is searched in the prediction:
-the longest match wins, the nearest among equals, and a match of one token counts only near the lost
-place. So insertions, deletions and replacements cost a few tokens each. If nothing is found, it is
-assumed once that one token was replaced by another.
+the place or is a miss. After a miss, the prediction is searched for the end of the committed text:
+the longest match wins, the nearest of equally long ones, and a match of one token counts only near
+the lost place. So insertions, deletions and replacements cost a few tokens each. If nothing is
+found, one replaced token is assumed, once per miss.
 
-Chances come from earlier results with the same evidence, and are the lower the more this request's
-prediction looks unrelated to the reply (`evidence`). No torch, no model.
+Chances come from earlier results with the same evidence; they fall as this request's prediction
+looks less related to the reply (`evidence`). No torch, no model.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ NAME = "prediction"
 
 _LONGEST = 16  # tokens of a suffix that are compared
 _CANDIDATES = 24  # places compared on either side of the lost one
-_NEAR = 8  # a match of one token must be within so many (plus those since the miss)
-_TRUSTED = 4  # a miss after so many matches is a difference; else the place was wrong
+_NEAR = 8  # largest distance of a one-token match (plus the tokens since the miss)
+_TRUSTED = 4  # matches after which a miss means a difference, not a wrong place
 
 _PRIORS = (0.95, 0.4, 0.5, 0.7, 0.85, 0.93, 0.97)  # by grade of evidence
 _BY_ACCIDENT = (0.1, 0.1, 0.05, 0.25, 1.0, 1.0, 1.0)  # by grade, if the prediction is unrelated
 
 
 class PredictionProposer(LookUp):
-    """For sequences whose parameters have a prediction."""
+    """Proposes for sequences whose parameters have a prediction."""
 
     def __init__(self) -> None:
         everyone = Record(_PRIORS)
@@ -81,8 +81,8 @@ class _Follower(Follower):
             self._at = None
 
     def _find(self, tokens: list[int], start: int, end: int) -> tuple[int, int]:
-        """(size, index after it) of the longest suffix of the output that the prediction contains,
-        the nearest of several; (0, 0) if there is none."""
+        """Return (size, index after it) of the longest suffix of the output that the prediction
+        contains, the nearest of equals; (0, 0) if there is none."""
         if not self._places:
             for index, token in enumerate(self._tokens):
                 self._places.setdefault(token, []).append(index + 1)
@@ -100,7 +100,7 @@ class _Follower(Follower):
         return best[0], best[2]
 
     def _common(self, tokens: list[int], start: int, end: int, place: int) -> int:
-        """How many tokens before `place` equal those before `end`."""
+        """Return how many tokens before `place` equal those before `end`."""
         most = min(_LONGEST, place, end - start)
         size = 1
         while size < most and self._tokens[place - 1 - size] == tokens[end - 1 - size]:

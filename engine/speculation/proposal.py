@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GRAMMAR = "grammar"  # the proposer of forced tokens
-_FAR = 1e-6  # chances are bounded by this and 1 minus this
+_FAR = 1e-6  # chances are clipped to this and 1 minus this
 
 
 class Proposal(msgspec.Struct, frozen=True):
     """Nodes are in topological order: a parent's index is below its child's, -1 is the last
     committed token. `branches`: the parents, None for a chain. `source`: the proposer's name; the
-    nodes in `forced` were put in by the grammar. `confidences`: one per node or empty; larger is
-    surer, on the proposer's own scale. `second_best`: of a chain, the second-best token at each
-    node, -1 for none, if known."""
+    grammar added the nodes in `forced`. `confidences`: one per node or empty; larger is surer, on
+    the proposer's own scale. `second_best`: in a chain, the second-best token at each node, if
+    known; -1: none."""
 
     tokens: list[int] = []
     branches: list[int] | None = None
@@ -61,18 +61,18 @@ class Proposal(msgspec.Struct, frozen=True):
 
     @property
     def parents(self) -> list[int]:
-        """One per node."""
+        """Return one parent per node."""
         return CHAIN[: len(self.tokens)] if self.branches is None else self.branches
 
     def depths(self) -> list[int]:
-        """Depth of each node; a child of the last committed token has depth 1."""
+        """Return the depth of each node; a child of the last committed token has depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
     def trim(self, size: int) -> Proposal:
-        """The first `size` nodes; a prefix of a topological order is itself a tree."""
+        """Return the first `size` nodes; a prefix of a topological order is a tree."""
         if size >= len(self.tokens):
             return self
         return Proposal(
@@ -84,7 +84,7 @@ class Proposal(msgspec.Struct, frozen=True):
         )
 
     def branched(self, places: Seq[int], size: int) -> Proposal:
-        """The first `size` nodes of its chain, and the second-best tokens at these `places`."""
+        """Return the first `size` nodes of a chain, and the second-best tokens at `places`."""
         trimmed = self.trim(size)
         if not places:
             return trimmed
@@ -101,7 +101,7 @@ def chain(
     confidences: Seq[float] = (),
     second_best: Seq[int] = (),
 ) -> Proposal:
-    """A proposal without branches."""
+    """Return a proposal without branches."""
     optional = [*confidences], [*second_best]
     return Proposal([*tokens], None, source, frozenset(forced), *optional)
 
@@ -110,7 +110,7 @@ EMPTY = Proposal()
 
 
 def log_odds(chance: float) -> float:
-    """Log-odds of a log-chance."""
+    """Return the log-odds of a log-chance."""
     bounded = min(max(chance, log(_FAR)), -_FAR)
     return bounded - log(-expm1(bounded))
 
@@ -119,11 +119,11 @@ class Verified(msgspec.Struct, frozen=True):
     """The result of verifying a proposal for `seq`, before it is committed. `drawn`: the target's
     token after the root, then after each node as if its path were the text (negative: none could be
     drawn; for nodes not in `path` valid only for proposers with `every_node`); `path`: accepted
-    nodes in order; `tokens`: those kept of the accepted tokens and one new token.
+    nodes in order; `tokens`: the kept ones of the accepted tokens and one new token.
 
-    `hidden` `[rows, layers * width]`, if the main proposer asks for it: for the positions from
-    `first` on. One row, or with `every` all computed rows up to the one from which the newest of
-    `tokens` was drawn. On a device its computation may not have finished."""
+    `hidden` `[rows, layers * width]`, if the main proposer asks for it: hidden states for the
+    positions from `first` on. One row, or with `every` all computed rows up to the one from which
+    the newest of `tokens` was drawn. On a device its computation may not have finished."""
 
     seq: Sequence
     proposal: Proposal
@@ -136,11 +136,11 @@ class Verified(msgspec.Struct, frozen=True):
 
 class Proposer(Protocol):
     """`propose` returns one Proposal per chunk, in order, with at most `chunk.k` nodes (empty if k
-    is 0 or the chunk does not sample). `follows_grammar`: it puts in what a grammar forces;
-    `learns`: it gets the outcomes, of `every_node` or of accepted ones only, and with them the
-    `hidden` states that it asks for. Of the last `propose`: `forward_seconds` in model forwards,
-    `catch_up_rows` of committed tokens that were run first, beyond one per sequence, and
-    `agreements` with committed tokens that this showed."""
+    is 0 or the chunk does not sample). `follows_grammar`: it adds the tokens that a grammar forces;
+    `learns`: it gets the outcomes, of `every_node` or only of accepted ones, with the `hidden`
+    states that it asks for. About the last `propose`: `forward_seconds` in model forwards,
+    `catch_up_rows` of committed tokens that were run first, beyond one per sequence, and the
+    `agreements` with committed tokens that they showed."""
 
     name: str
     follows_grammar: bool = False
@@ -155,19 +155,19 @@ class Proposer(Protocol):
 
     def learn(self, verified: Seq[Verified]) -> None:
         """Called once per step in which any proposer may propose, with all sequences that sampled,
-        whichever proposer served them; proposals may be empty. If it asks for hidden states of
-        every row: after each step, also with prompt chunks, which have no `tokens`."""
+        whichever proposer served them; proposals may be empty. With hidden states of every row:
+        called after each step, also with prompt chunks, which have no `tokens`."""
         return None
 
     def forget(self, seq: Sequence) -> None:
-        """`seq` has ended or is preempted: drop its state."""
+        """Drop the state of `seq`, which has ended or is preempted."""
         return None
 
 
 class FreeProposer(Proposer, Protocol):
     """A look-up: its proposals cost nothing to make. `forecast`: for each of the next tokens, at
-    most `k`, the chance that it and all before it are accepted; empty if it has none. It may then
-    be skipped for up to `pause` tokens."""
+    most `k`, the chance that it and all before it are accepted; empty if there is no proposal.
+    Look-ups may then be skipped for up to `pause` tokens."""
 
     pause: int = 0
 

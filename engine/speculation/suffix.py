@@ -1,15 +1,14 @@
 """Suffix decoding: proposes what most often followed the current suffix, in the sequence's text and
 in replies to earlier requests (SuffixDecoding, arXiv:2411.04975).
 
-The paper walks down suffix trees with counts. Here the occurrences of the suffix are advanced
-together: those followed by the committed token are the subtree, and the number of those followed by
-a token is its count. They are found by their last tokens (`occurrences`), the longest match wins,
-and they are searched again when none is left. So a token costs a dictionary entry, not a path of
-nodes.
+The paper walks down suffix trees with counts. Here all occurrences of the suffix advance together:
+those followed by the committed token are the subtree, and the number followed by a token is its
+count. Occurrences are found by their last tokens (`occurrences`), the longest match wins, and the
+search is repeated when none is left. So a token costs a dictionary entry, not a path of nodes.
 
-A token's chance is that of earlier tokens with an equally long match (`evidence`), times the shares
-of the occurrences that had it and those before it. Without replies it is prompt lookup (Saxena,
-"Prompt Lookup Decoding", 2023), the proposer `ngram`. No torch, no model.
+A token's chance is the success rate of earlier tokens with an equally long match (`evidence`),
+times the shares of the occurrences that had it and the tokens before it. Without replies this is
+prompt lookup (Saxena, "Prompt Lookup Decoding", 2023), the proposer `ngram`. No torch, no model.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from engine.speculation.evidence import Evidence, Record
 from engine.speculation.look_up import Follower, LookUp
 from engine.speculation.occurrences import Occurrences
 
-_MOST = 16  # occurrences per text, the latest
+_MOST = 16  # most occurrences per text, the latest ones
 _PAUSE = 64  # see FreeProposer
 _CONTEXT = 16  # prompt tokens stored before a reply, so that its start is found
-_END = -1  # after a reply, where nothing is proposed
+_END = -1  # marks the end of a reply; never proposed
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
 _Place = tuple[list[int], int]  # a text, and the index of the next token in it
 
 
 class Replies:
-    """Finished replies by cache salt; requests with another salt never see them. At most `most`
-    tokens, in two halves: when the newer one is full, it replaces the older."""
+    """Finished replies by cache salt; requests with another salt never see them. Keeps at most
+    `most` tokens in two halves: when the newer one is full, it replaces the older one."""
 
     def __init__(self, most: int, shortest: int) -> None:
         self._most, self._shortest = most, shortest
         self._newer, self._older = dict[str, Occurrences](), dict[str, Occurrences]()
-        self._size = 0  # tokens of the newer half
+        self._size = 0  # tokens in the newer half
 
     def add(self, seq: Sequence) -> None:
         if not seq.num_output or 2 * (_CONTEXT + seq.num_output + 1) > self._most:
@@ -58,7 +57,7 @@ class Replies:
 
 class SuffixProposer(LookUp):
     """`remembered`: tokens kept of replies to earlier requests; 0: none. A match has at least
-    `shortest` tokens; above `longest` its length does not matter."""
+    `shortest` tokens; matches above `longest` tokens count as equally long."""
 
     def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest
@@ -76,7 +75,7 @@ class SuffixProposer(LookUp):
 
 
 class _Follower(Follower):
-    """A sequence's places: the `run` tokens before each equal the sequence's last ones."""
+    """A sequence's places: the `run` tokens before each place equal the sequence's last tokens."""
 
     def __init__(
         self, seq: Sequence, replies: Replies, sizes: tuple[int, int], everyone: Record
@@ -105,7 +104,7 @@ class _Follower(Follower):
         return self._planned(k)[0]
 
     def most(self, k: int) -> int:
-        """The longer the match, the more."""
+        """Return the most tokens to propose: the longer the match, the more."""
         return min(k, 2 * self._run)
 
     def chances(self, k: int) -> list[float]:
@@ -114,7 +113,7 @@ class _Follower(Follower):
         return [*map(mul, by_run, accumulate(shares, mul))]
 
     def _go_on(self, token: int) -> None:
-        """Keep the places that had this token, and advance them."""
+        """Keep the places followed by this token, and advance them."""
         kept = [place for place in self._places if place[0][place[1]] == token]
         if len(kept) in (0, len(self._places)):
             self._evidence.learn(self._run, hit=bool(kept))
@@ -137,8 +136,9 @@ class _Follower(Follower):
         return self._plan[0][:k], self._plan[1][:k]
 
     def _walk(self, k: int) -> tuple[list[int], list[float]]:
-        """The most frequent next token, then among the places that had it the next one, and so on.
-        Past the end of the sequence come the proposed tokens: it repeats with that period."""
+        """Take the most frequent next token, then the most frequent one among the places that had
+        it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
+        that period."""
         guesses, shares, places, size = list[int](), list[float](), self._places, self._seen
         while places and len(guesses) < k:
             heads = [text[at] if at < len(text) else guesses[at - size] for text, at in places]

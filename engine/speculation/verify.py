@@ -1,12 +1,12 @@
-"""Verification. One rule so far, exact for every proposer: sample and match.
+"""Verification. There is one rule, exact for every proposer: sample and match.
 
 The target's token is drawn at every row of a proposal at once, with noise keyed by (seed, absolute
 position, token id); the walk then follows the proposal while some child equals the token drawn at
-its parent. So the draw never depends on the proposal: each emitted token has the target's
+its parent. So a draw never depends on the proposal: each emitted token has the target's
 distribution, and is the token that plain decoding would have emitted (Daliri, Musco and Suresh,
 arXiv:2408.07978).
 
-The trimming law: since a proposal never influences a token here, anything may shorten it before the
+The trimming law: since a proposal never influences a token, anything may shorten it before the
 forward (a budget, a grammar, low confidence), even depending on the draft token.
 """
 
@@ -19,9 +19,9 @@ from engine.speculation.proposal import Proposal
 
 
 class VerifyResult(msgspec.Struct):
-    """Of one sampling chunk. `drawn`: the tokens walked along; `path`: accepted node indices in
-    order; `tokens`: theirs, then exactly one new token. Empty if the root's logits are not finite
-    numbers; if only deeper ones are not, the walk ends before them."""
+    """The result for one sampling chunk. `drawn`: the tokens walked along; `path`: accepted node
+    indices in order; `tokens`: their tokens, then exactly one new token. `tokens` is empty if the
+    root's logits are not finite; if only deeper logits are not, the walk ends before them."""
 
     drawn: list[int]
     path: list[int] = []
