@@ -23,8 +23,8 @@ _GROWTH_SHARE = 16  # room to grow for one sequence: at most 1/16 of the pool
 
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens; with `own`, only those ids are used and counted.
-    Writes `blocks`, `digests`, `num_published` and `num_draft_ready` of a Sequence for the
-    scheduler, and nothing else of it."""
+    Of a Sequence, it writes only `blocks`, `digests`, `num_published` and `num_draft_ready`, on
+    behalf of the scheduler."""
 
     def __init__(
         self,
@@ -52,24 +52,24 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken now, including idle ones by eviction."""
+        """Return the blocks that can be taken now, including idle ones by eviction."""
         return self._num_blank + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks held by sequences."""
+        """Return the blocks held by sequences."""
         return self.num_total - self.num_free
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit the whole pool."""
+        """Return the tokens that fit in the whole pool."""
         return self.num_total * self.block_size
 
     # -- prefix cache ------------------------------------------------------------------------
 
     def match(self, seq: Sequence) -> list[int]:
-        """Cached blocks that hold the beginning of `seq` under its salt. They never cover the last
-        token, since a step needs its logits. Takes no reference: see `adopt`."""
+        """Return the cached blocks that hold the beginning of `seq` under its salt. They never
+        cover the last token, since a step needs its logits. Takes no reference: see `adopt`."""
         if not self.prefix_caching:
             return []
         hits: list[int] = []
@@ -84,11 +84,11 @@ class BlockPool:
         return hits
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are idle, so that adopting them reduces `num_free`."""
+        """Return how many of these blocks are idle, so that adopting them reduces `num_free`."""
         return sum(1 for block in blocks if not self._refs[block])
 
     def adopt(self, seq: Sequence, blocks: list[int]) -> None:
-        """Make matched blocks the first of a sequence that has none. They count as published."""
+        """Make matched, published blocks the first blocks of a sequence that has none."""
         assert not seq.blocks
         for block in blocks:
             if not self._refs[block]:
@@ -98,7 +98,7 @@ class BlockPool:
         seq.num_published = len(blocks)
 
     def publish(self, seq: Sequence, upto: int) -> None:
-        """Put the full blocks below position `upto` into the prefix cache. Where equal content is
+        """Put the full blocks below position `upto` into the prefix cache. If equal content is
         cached already, that block stays the shared one and this one stays private."""
         size = self.block_size
         if not self.prefix_caching or upto // size <= seq.num_published:
@@ -112,7 +112,7 @@ class BlockPool:
         seq.num_published = upto // size
 
     def draft_ready(self, block: int) -> bool:
-        """Whether this full block is filled in the drafter's plane too."""
+        """Whether this full block is filled in the drafter's plane, too."""
         return bool(self._drafted[block])
 
     def mark_draft_ready(self, seq: Sequence, upto: int) -> None:
@@ -124,12 +124,12 @@ class BlockPool:
         seq.num_draft_ready = max(seq.num_draft_ready, full)
 
     def forget_drafts(self) -> None:
-        """The drafter's plane was replaced: no block is filled in it."""
+        """Mark no block as filled: the drafter's plane was replaced."""
         self._drafted = bytearray(len(self._drafted))
 
     def _digest_of(self, seq: Sequence, index: int) -> bytes:
-        """Digest of full block `index`: of its parent's digest and its tokens; the first block's
-        parent is the salt."""
+        """Return the digest of full block `index`: of its parent's digest and its tokens; the first
+        block's parent is the salt."""
         digests, size = seq.digests, self.block_size
         while len(digests) <= index:
             salt = blake2b(seq.params.cache_salt.encode(), digest_size=32)
@@ -143,7 +143,7 @@ class BlockPool:
 
     def reserve(self, seq: Sequence, upto: int) -> bool:
         """Extend the block table to cover positions below `upto`. Returns False, with nothing
-        changed, if the pool has too few free blocks. Prefers ids that continue the table."""
+        changed, if there are too few free blocks. Prefers ids that continue the table."""
         need = -(-upto // self.block_size) - len(seq.blocks)
         if need <= 0:
             return True
@@ -163,8 +163,8 @@ class BlockPool:
             self._let_go(seq.blocks.pop())
 
     def release(self, seq: Sequence) -> None:
-        """Release all blocks. Cached ones stay in the prefix cache until evicted, the end of the
-        chain first."""
+        """Release all blocks. Cached ones stay in the prefix cache until evicted, starting at the
+        end of the chain."""
         self._releases += 1
         for block in reversed(seq.blocks):
             self._let_go(block)
@@ -211,7 +211,7 @@ class BlockPool:
         return taken
 
     def _may_follow(self, block: int) -> bool:
-        """Blank; or, if no block is blank, idle since the oldest release: evicted next anyway."""
+        """Whether it is blank, or, if none is, idle since the oldest release: next evicted."""
         if self._num_blank:
             return bool(self._blank[block])
         stamp = self._idle.get(block)
@@ -219,8 +219,8 @@ class BlockPool:
 
     def _open_run(self, seq: Sequence, need: int) -> int:
         """Take a run of `need` blank blocks with room to grow behind it, else one that just fits.
-        Returns `need` or 0. The search continues behind that room and wraps around, so that the
-        room stays free while other blank blocks exist."""
+        Returns `need` or 0. The next search starts behind that room and wraps around, so the room
+        stays free while other blank blocks exist."""
         bound = -(-(seq.num_prompt + seq.params.max_tokens) // self.block_size)
         growth = min(bound - len(seq.blocks) - need, self.num_total // _GROWTH_SHARE)
         wanted = need + max(growth, 0)
@@ -234,7 +234,7 @@ class BlockPool:
         return 0
 
     def _scatter(self, seq: Sequence, need: int) -> None:
-        """Take any blocks: blank ones from the lowest id on, then those that were idle longest."""
+        """Take any blocks: blank ones from the lowest id on, then the longest idle ones."""
         while need and self._num_blank:
             self._take(seq, self._blank.find(True))
             need -= 1

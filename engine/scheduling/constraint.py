@@ -1,4 +1,4 @@
-"""Constraint: what a step needs to know about a grammar. Implemented by the grammar matchers;
+"""Constraint: what a step needs to know about a grammar. The grammar matchers implement it; it is
 defined here so that its users import neither torch nor the grammar library."""
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ Bits = npt.NDArray[np.uint8]  # one bit per token id, the lowest bit of a byte f
 
 
 class Constraint(Protocol):
-    """The state of one sequence. `path`: draft tokens after those given to `extend`; every question
-    is about the text that ends with it. Answers depend on the tokens only, except that after a
-    draft token `allowed` may be empty. Once `error` is set the sequence must end, and answers have
-    no meaning."""
+    """The grammar state of one sequence. `path`: draft tokens after those given to `extend`; every
+    method answers for the text that ends with it. Answers depend on the tokens only, except that
+    after a draft token `allowed` may be empty. Once `error` is set the sequence must end, and
+    answers have no meaning."""
 
     error: str | None
 
     @property
     def is_slow(self) -> bool:
-        """Whether questions about draft tokens take longer than they may: no speculation for
-        now."""
+        """Whether checking draft tokens takes longer than allowed: no speculation for now."""
         ...
 
     def extend(self, token: int) -> None:
@@ -31,8 +30,8 @@ class Constraint(Protocol):
         ...
 
     def allowed(self, path: Seq[int]) -> Bits | None:
-        """Tokens that may follow; None if `path` itself is not allowed. Includes EOS where the text
-        may end, unless the request ignores EOS."""
+        """Return the tokens that may follow; None if `path` itself is not allowed. Includes EOS
+        where the text may end, unless the request ignores EOS."""
         ...
 
     def is_complete(self, path: Seq[int]) -> bool:
@@ -40,7 +39,7 @@ class Constraint(Protocol):
         ...
 
     def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
-        """The only possible continuation of `path`, `limit` tokens at most."""
+        """Return the only possible continuation of `path`, at most `limit` tokens."""
         ...
 
 

@@ -22,8 +22,8 @@ class FairShare:
         self._floor = 0.0  # counter of the tenant that was served last
 
     def arrive(self, seq: Sequence) -> None:
-        """`seq` waits. A tenant that had nothing waiting starts at the lowest counter of those that
-        had, at least: unused share is not saved up."""
+        """Count `seq` as waiting. If its tenant had nothing waiting, raise the tenant's counter to
+        the lowest one of the waiting tenants: unused share is not saved up."""
         tenant = seq.tenant
         if tenant not in self._queued:
             least = min((self._served[other] for other in self._queued), default=self._floor)
@@ -31,7 +31,7 @@ class FairShare:
         self._queued[tenant] += 1
 
     def leave(self, seq: Sequence) -> None:
-        """`seq` no longer waits."""
+        """Count `seq` as no longer waiting."""
         self._floor = self._served[seq.tenant]
         self._queued[seq.tenant] -= 1
         if not self._queued[seq.tenant]:
@@ -41,8 +41,8 @@ class FairShare:
         self._served[seq.tenant] += tokens / seq.weight
 
     def first(self, waiting: Iterable[Sequence]) -> Sequence:
-        """The first sequence of the tenant with the lowest counter. Of equal tenants the one that
-        appears last in `waiting`, since the others may have running sequences."""
+        """Return the first sequence of the tenant with the lowest counter. Of equal tenants, the
+        one that appears last in `waiting`, since the others may have running sequences."""
         heads: dict[str, Sequence] = {}
         for seq in waiting:
             heads.setdefault(seq.tenant, seq)
@@ -51,21 +51,21 @@ class FairShare:
         return min(reversed(heads.values()), key=lambda seq: self._served[seq.tenant])
 
     def is_crowded_out(self, head: Sequence, running: Seq[Sequence]) -> bool:
-        """Whether nothing of `head`'s tenant runs, while another tenant has most of the batch."""
+        """Whether `head`'s tenant has nothing running while another has most of the batch."""
         count = Counter(seq.tenant for seq in running)
         return head.tenant not in count and 2 * max(count.values(), default=0) > len(running)
 
     def holds_most(self, able: Iterable[Sequence], running: Iterable[Sequence]) -> str:
-        """The tenant, of those in `able`, that holds the most blocks divided by its weight."""
+        """Return the tenant in `able` with the most blocks divided by its weight."""
         held = Counter[str]()
         for seq in running:
             held[seq.tenant] += len(seq.blocks)
         return max(able, key=lambda seq: held[seq.tenant] / seq.weight).tenant
 
     def gives_way(self, head: Sequence, running: Seq[Sequence]) -> Sequence | None:
-        """The sequence to preempt for `head`: the youngest of the tenant with the most running
-        sequences divided by weight, if that tenant then has no fewer than `head`'s. So two tenants
-        never preempt each other in turns. `running`: in order of admission."""
+        """Return the sequence to preempt for `head`: the youngest of the tenant with the most
+        running sequences divided by weight, if that tenant then still has no fewer than `head`'s.
+        So two tenants never preempt each other in turns. `running`: in order of admission."""
         if not running:
             return None
         count = Counter(seq.tenant for seq in running)

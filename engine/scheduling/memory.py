@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`limit`: bytes that all parts may take together; `blocks` of `block_size` tokens each."""
+    """`limit`: bytes that all parts may use together; `blocks` of `block_size` tokens each."""
 
     device: str
     limit: int
@@ -45,7 +45,7 @@ class MemoryPlan:
     block_size: int
 
     def lines(self) -> Iterator[str]:
-        """The table that is logged at start."""
+        """Yield the lines of the table that is logged at start."""
         total = sum(part.size for part in self.parts)
         yield f"memory plan on {self.device}: {gib(total)} of {gib(self.limit)}"
         for part in self.parts:
@@ -54,7 +54,7 @@ class MemoryPlan:
         yield f"  room for {tokens} tokens in {self.blocks} blocks of {self.block_size}"
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by part, and the limit."""
+        """Return the bytes by part, and the limit."""
         return {**{part.name: part.size for part in self.parts}, "limit": self.limit}
 
 
@@ -75,9 +75,9 @@ def plan_memory(
     kv_limit: int | None = None,
     table_bytes: int = 0,
 ) -> MemoryPlan:
-    """Sizes everything but the KV cache as given; the cache gets the rest of `limit`, at most
-    `kv_limit`. `token_bytes`: KV bytes per token, by plane; `table_bytes`: attention tables, per
-    block. Raises MemoryPlanError."""
+    """Return the plan: everything but the KV cache has the given size; the cache gets the rest of
+    `limit`, at most `kv_limit`. `token_bytes`: KV bytes per token, by plane; `table_bytes`:
+    attention tables, per block. Raises MemoryPlanError."""
     taken = sum(part.size for part in (*weights, *reserved))
     left = limit - taken
     if left < 0:
@@ -114,12 +114,12 @@ def plan_blocks(
     granted: int,
     table_bytes: int = 0,
 ) -> int:
-    """How many blocks to allocate: what fits `granted` bytes, at most what `max_sequences`
-    sequences of `max_model_len` tokens can use. `token_bytes`: sum over all planes; `table_bytes`:
-    additional bytes per block.
+    """Return how many blocks to allocate: as many as fit in `granted` bytes, at most what
+    `max_sequences` sequences of `max_model_len` tokens can use. `token_bytes`: sum over all planes;
+    `table_bytes`: additional bytes per block.
 
     At least one sequence of `max_model_len` tokens must fit. An explicit `num_blocks` is used as it
-    is if it fits the memory (longer sequences then end early). Raises MemoryPlanError with the
+    is if it fits in memory (longer sequences then end early). Raises MemoryPlanError with the
     numbers.
     """
     block_bytes = token_bytes * config.block_size + table_bytes
@@ -147,14 +147,14 @@ def plan_blocks(
 def activation_bytes(
     *, hidden: int, inner: int, vocab: int, item: int, rows: int, logit_rows: int
 ) -> int:
-    """Peak bytes of a forward of `rows` rows, about, with numbers of `item` bytes: four hidden
-    vectors and three of the inner layer per row; for each row with logits, the logits, their
-    float32 copy and what sampling computes from them."""
+    """Return the approximate peak bytes of a forward of `rows` rows, with numbers of `item` bytes:
+    four hidden vectors and three of the inner layer per row; for each row with logits, the logits,
+    their float32 copy and what sampling computes from them."""
     return rows * (4 * hidden + 3 * inner) * item + logit_rows * vocab * (item + 3 * 4)
 
 
 def buckets(most: int) -> list[int]:
-    """Row counts that get a graph, ascending, up to the first that holds `most` or to
+    """Return the row counts that get a graph, ascending, up to the first that holds `most` or to
     `LARGEST_GRAPH`: powers of two to 8, then in steps of an eighth to a third of the size."""
     steps = ((8, 64, 8), (64, 128, 16), (128, 256, 32), (256, LARGEST_GRAPH + 1, 64))
     sizes = [1, 2, 4, *(size for step in steps for size in range(*step))]
@@ -162,7 +162,7 @@ def buckets(most: int) -> list[int]:
 
 
 def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None:
-    """Called before any weight is read. `sizes`: bytes by role. Raises MemoryPlanError."""
+    """Raise MemoryPlanError if weights do not fit, before any is read. `sizes`: bytes by role."""
     total = sum(sizes.values())
     if total > limit:
         parts = " and ".join(f"the {role} {gib(size)}" for role, size in sizes.items())
@@ -173,28 +173,28 @@ def refuse_heavy_weights(sizes: dict[str, int], limit: int, device: str) -> None
 
 
 def weight_bytes_in(folder: Path, item: int) -> int | None:
-    """Bytes in memory of a folder's safetensors, by their headers: `item` bytes per number,
-    quantised tensors as stored. None if none can be read."""
+    """Return the bytes in memory of a folder's safetensors, by their headers: `item` bytes per
+    number, quantised tensors as stored. None if none can be read."""
     size = {**dict.fromkeys(("F64", "F32", "F16", "BF16"), item), "I64": 8, "I32": 4, "I16": 2}
     return sum(count * size.get(dtype, 1) for count, dtype in _tensors_in(folder)) or None
 
 
 def parameters_in(folder: Path) -> int | None:
-    """How many numbers a folder's safetensors hold, by their headers. None if there are none to be
-    read, or some are quantised: then several may be in one."""
+    """Return how many numbers a folder's safetensors hold, by their headers. None if none can be
+    read, or some are quantised: then one stored number may hold several."""
     found = _tensors_in(folder)
     plain = {dtype for _, dtype in found} <= {"F64", "F32", "F16", "BF16"}
     return sum(count for count, _ in found) or None if plain else None
 
 
 def dtypes_in(folder: Path) -> frozenset[str]:
-    """The number types in a folder's safetensors by their own names (`BF16`, `F32`); empty if none
-    can be read."""
+    """Return the number types in a folder's safetensors by their names there (`BF16`, `F32`); empty
+    if none can be read."""
     return frozenset(dtype for _, dtype in _tensors_in(folder))
 
 
 def _tensors_in(folder: Path) -> list[tuple[int, str]]:
-    """(count of numbers, type) of each tensor; empty if a header cannot be read."""
+    """Return (count of numbers, type) of each tensor; empty if a header cannot be read."""
     tensors: list[tuple[int, str]] = []
     for file in sorted(folder.glob("*.safetensors")):
         try:
@@ -207,8 +207,8 @@ def _tensors_in(folder: Path) -> list[tuple[int, str]]:
 
 
 def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | None:
-    """Bytes this process may still use: the machine's free and reclaimable memory, at most what the
-    control group's limit leaves (v2 or v1). None if neither is known."""
+    """Return the bytes that this process may still use: the machine's free and reclaimable memory,
+    at most what the control group's limit leaves (v2 or v1). None if neither is known."""
     machine = _number(meminfo, "MemAvailable")
     sizes = [
         None if machine is None else machine * 1024,
@@ -225,7 +225,7 @@ def available_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> int | Non
 
 
 def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
-    """The limit minus used memory that cannot be reclaimed."""
+    """Return the limit minus the used memory that cannot be reclaimed."""
     most, taken = _number(group / limit), _number(group / used)
     if most is None or taken is None or most >= NO_LIMIT:
         return None
@@ -233,7 +233,7 @@ def _left(group: Path, limit: str, used: str, cached: str) -> int | None:
 
 
 def _number(file: Path, key: str = "") -> int | None:
-    """The number at the start of the file, or after the line start `key`."""
+    """Return the number at the start of the file, or after `key` at the start of a line."""
     try:
         match = re.search(rf"^{key}:?\s*(\d+)", file.read_text(), re.MULTILINE)
     except (OSError, ValueError):

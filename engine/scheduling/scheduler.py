@@ -1,10 +1,10 @@
 """Scheduler: plans which sequences run in a step, over which positions, with how many draft tokens.
 
 One rule for all: computed positions catch up with tokens. Owns every Sequence (queue, status,
-counts, blocks) and is the only place where their state changes: `schedule` plans, `commit` takes a
-step's result, `finish` and `abort` end. Promises that decoding continues at least every other step,
-that the budget holds, that tenants share fairly, and that every sequence can finish, however small
-the pool. Decides what fits, not what pays: K is the controller's.
+counts, blocks) and is the only place where their state changes: `schedule` plans, `commit` applies
+a step's result, `finish` and `abort` end. Promises that decoding continues at least every other
+step, that the budget holds, that tenants share fairly, and that every sequence can finish, however
+small the pool. Decides what fits, not what pays: the controller chooses K.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 
-_DRAFT_HOLD = 4  # while prompts wait, 1/4 of the budget is not for draft tokens
-_OLDEST_TURN = 4  # every fourth admission is the oldest request, whatever its priority
+_DRAFT_HOLD = 4  # while prompts wait, 1/4 of the budget is kept from draft tokens
+_OLDEST_TURN = 4  # every fourth admission takes the oldest request of any priority
 
 
 class Scheduler:
     """`waiting` is ordered by priority, then by arrival; `running` by priority, then by admission.
-    So preemption takes the least important sequences, and of those the youngest. Among the most
-    important waiting ones, the tenant that was served least is next; among the least important
-    running ones, the tenant with the most blocks is preempted (`fair_share`)."""
+    So preemption takes the least important sequences, the youngest first. Among the most important
+    waiting ones, the least served tenant is next; among the least important running ones, the
+    tenant with the most blocks is preempted (`fair_share`)."""
 
     def __init__(self, config: ScheduleConfig, pool: BlockPool, *, max_model_len: int) -> None:
         self.pool = pool
@@ -38,7 +38,7 @@ class Scheduler:
         self._shares = FairShare()
         self._tenants: Counter[str] = Counter()  # number of sequences
         self._num_passed = 0  # admissions in a row that were not the oldest request
-        self._unfit: Sequence | None = None  # the next one, if it did not fit the free blocks
+        self._unfit: Sequence | None = None  # the next to admit, if it did not fit the free blocks
         self._was_first = False  # the last step ran one newly admitted sequence alone
         self.max_len = min(max_model_len, pool.capacity)
         self._budget = config.max_step_tokens
@@ -47,8 +47,8 @@ class Scheduler:
     # -- add and end -------------------------------------------------------------------------
 
     def room(self, seq: Sequence) -> int:
-        """Tokens that `seq` may still generate: by max_tokens, by the model's length, and by the
-        whole pool. At 0 it must be finished with `length`."""
+        """Return how many tokens `seq` may still generate: by max_tokens, by the model's length,
+        and by the whole pool. At 0 it must be finished with `length`."""
         most = seq.params.max_tokens + seq.num_prompt
         return (most if most < self.max_len else self.max_len) - len(seq.tokens)
 
@@ -62,7 +62,7 @@ class Scheduler:
         self._shares.arrive(seq)
 
     def mean_length(self) -> float:
-        """Mean tokens of the running sequences; 0 if there are none."""
+        """Return the mean tokens of the running sequences; 0 if there are none."""
         running = self.running
         return sum([len(seq.tokens) for seq in running]) / len(running) if running else 0.0
 
@@ -88,7 +88,7 @@ class Scheduler:
         seq.finish = reason
 
     def forget_drafts(self) -> None:
-        """The drafter was replaced: nothing is computed in its KV plane."""
+        """Reset the draft counts: the drafter was replaced, and its KV plane is empty."""
         for seq in (*self.running, *self.waiting):
             seq.num_draft_computed = seq.num_draft_ready = 0
         self.pool.forget_drafts()
@@ -99,7 +99,7 @@ class Scheduler:
         """Plan one step: decoding sequences, then those within their prompt, then waiting ones.
 
         `want(seq)`: how many draft tokens pay for a sequence; called once for each that will
-        sample. The number is limited by what may be kept, by the budget and by the free blocks.
+        sample. The number is limited by the sequence's room, by the budget and by the free blocks.
         Preempted sequences return to the head of the queue.
         """
         plan = StepPlan()
@@ -126,7 +126,7 @@ class Scheduler:
         return plan
 
     def _next(self) -> Sequence:
-        """The waiting sequence to be admitted next."""
+        """Return the waiting sequence to admit next."""
         head, last = self.waiting[0], self.waiting[-1]
         if self._num_passed >= _OLDEST_TURN - 1 and _priority(head) != _priority(last):
             return min(self.waiting, key=_number)
@@ -138,12 +138,12 @@ class Scheduler:
         )
 
     def _make_way(self, plan: StepPlan) -> bool:
-        """If the next sequence has no room, preempt the youngest of tenants that run more than its
-        own until it has; then admit it before all growth.
+        """If the next sequence has no room, preempt the youngest ones of tenants that run more than
+        its own until it has room; then admit it before running sequences grow.
 
-        Returns whether it gets this step alone. It does if nothing of its tenant runs and another
-        tenant has most of the batch, whose size must not show in the TTFT; at most every other
-        step, so that decoding is never starved."""
+        Returns whether it runs alone in this step. It does if its tenant has nothing running and
+        another tenant has most of the batch, whose size must not show in the TTFT; at most every
+        other step, so that decoding is never starved."""
         unfit, self._unfit = self._unfit, None
         is_full = len(self.running) >= self._max_running
         if not self.waiting:
@@ -168,7 +168,7 @@ class Scheduler:
         num_prompts: int,
         want: Callable[[Sequence], int],
     ) -> int:
-        """One row each, and draft tokens from an even share of the rest; returns the budget
+        """Plan one row each, and draft tokens from an even share of the rest; return the budget
         left."""
         queued = self.waiting and len(self.running) < self._max_running
         held = self._budget // _DRAFT_HOLD if num_prompts or queued else 0
@@ -183,7 +183,7 @@ class Scheduler:
     def _extend(
         self, plan: StepPlan, seq: Sequence, budget: int, want: Callable[[Sequence], int]
     ) -> int:
-        """Add a chunk of at most `budget` rows for a running sequence. Returns the rows it uses."""
+        """Add a chunk of at most `budget` rows for a running sequence. Returns its rows."""
         start, total = seq.num_computed, len(seq.tokens)
         length = min(total - start, budget)
         end = start + length
@@ -206,11 +206,11 @@ class Scheduler:
         return length + k
 
     def _gives_way(self, plan: StepPlan, seq: Sequence) -> Sequence:
-        """The sequence to preempt for `seq`: of the least important ones that are not in the plan,
-        `seq` included, one of the tenant with the most blocks; the youngest, `seq` itself last."""
+        """Return the sequence to preempt for `seq`: of the least important ones not in the plan,
+        `seq` included, the youngest of the tenant with the most blocks, but `seq` itself last."""
         planned = {id(chunk.seq) for chunk in plan.chunks}
         candidates = [each for each in reversed(self.running) if id(each) not in planned]
-        # A sequence alone always fits: none grows beyond the pool (`max_len`).
+        # A lone sequence always fits: none grows beyond the pool (`max_len`).
         assert planned or len(candidates) > 1
         least = _priority(candidates[0])
         candidates = [each for each in candidates if _priority(each) == least]
@@ -234,7 +234,7 @@ class Scheduler:
         if len(self.running) >= self._max_running:
             return False
         pool, size = self.pool, self.pool.block_size
-        # Prompt logprobs need every prompt row computed.
+        # Prompt logprobs need every prompt row, so they skip the prefix cache.
         cached = pool.match(seq) if seq.params.prompt_logprobs is None else []
         need = -(-len(seq.tokens) // size) - len(cached) + pool.num_idle(cached)
         if need + len(self.running) > pool.num_free:
@@ -277,7 +277,7 @@ class Scheduler:
         `tokens` are appended: accepted draft tokens and one more, already cut at a stop token and
         at `room`; none for a chunk that does not sample. The KV of `num_accepted` draft tokens
         follows the chunk in order. The drafter's plane is valid up to `num_draft_computed`, which
-        the proposer sets, but not beyond what was accepted. `num_predicted`: of the proposed.
+        the proposer sets, but not beyond the accepted tokens. `num_predicted`: of the proposed.
         """
         pool, size = self.pool, self.pool.block_size
         seq, start, length, _ = chunk

@@ -1,5 +1,5 @@
-"""What a forward computes for one sequence, as plain numbers: a range of tokens, or the start of a
-chain of draft steps."""
+"""A forward's work for one sequence, as plain numbers: a range of tokens, or the start of a chain
+of draft steps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ CHAIN = [*range(-1, 1 << 12)]  # parents of the longest chain; from index 1 on, 
 
 
 class Window(NamedTuple):
-    """Sliding-window attention: the last `tokens`, in whole blocks of `block_size`, and the first
-    block, as attention sink (arXiv:2309.17453)."""
+    """Sliding-window attention: to the last `tokens`, in whole blocks of `block_size`, and to the
+    first block, the attention sink (arXiv:2309.17453)."""
 
     tokens: int
     block_size: int
 
     def of(self, blocks: Sequence[int], start: int) -> tuple[Sequence[int], int]:
-        """The sequence's blocks that its row at `start` sees, and how many tokens the others
-        hold."""
+        """Return the blocks that a row at `start` sees, and how many tokens the others hold."""
         others = (start - self.tokens) // self.block_size - 1
         if others <= 0:
             return blocks, 0
@@ -27,7 +26,7 @@ class Window(NamedTuple):
 
 class Segment(NamedTuple):
     """One sequence's part of a forward: `tokens` at positions `start ..`. `blocks`: its block
-    table, without the blocks of `left_out` tokens before them. The last `num_logits` rows get
+    table, without the blocks of the `left_out` tokens before them. The last `num_logits` rows get
     logits. `tail_parents`: the last tokens are nodes of a tree with these parents (-1: the last
     token before the tree); None: a chain."""
 
@@ -44,8 +43,8 @@ class Segment(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The position of a sequence's next token, and the blocks for it and what follows; `left_out`
-    as in Segment."""
+    """The position of a sequence's next token, and the blocks for it and the tokens after it;
+    `left_out` as in Segment."""
 
     blocks: Sequence[int]
     position: int
@@ -56,12 +55,12 @@ class Start(NamedTuple):
         return self._replace(blocks=blocks, left_out=left_out)
 
 
-LAST = -1  # in place of a layer: the last layer's output after the final norm
+LAST = -1  # stands for the last layer's output after the final norm
 
 
 class HiddenRows(NamedTuple):
-    """Which hidden states a forward returns: the outputs of these `layers`, concatenated, of
-    `every` row or only of rows with logits."""
+    """Which hidden states a forward returns: the outputs of these `layers`, concatenated, for
+    `every` row or only for rows with logits."""
 
     layers: tuple[int, ...]
     every: bool = False
@@ -71,7 +70,7 @@ class HiddenRows(NamedTuple):
 
 
 def ancestors_of(parents: Sequence[int]) -> list[list[int]]:
-    """The ancestors of each node, nearest last; parents precede their children."""
+    """Return the ancestors of each node, nearest last; parents precede their children."""
     ancestors: list[list[int]] = []
     for node, parent in enumerate(parents):
         assert -1 <= parent < node

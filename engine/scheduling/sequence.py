@@ -1,7 +1,7 @@
 """Sequence: one choice of one request, as the engine sees it. Owned by the scheduler.
 
-There is no prefill flag: a sequence has tokens, and a number of them whose KV is computed, which
-catches up. Prompt, decode, verification, resumption after preemption follow the same rule.
+There is no prefill flag: a sequence has tokens, and a count of those whose KV is computed, which
+catches up. Prompt, decode, verification and resumption after preemption follow the same rule.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Status = Literal["waiting", "running", "finished"]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens`: the prompt, then the committed tokens. The last one is never computed before a step
-    samples, since sampling needs that row's logits. All counts are in tokens."""
+    """`tokens`: the prompt, then the committed tokens. The last token is never computed before a
+    step samples, since sampling needs that row's logits. All counts are in tokens."""
 
     id: str
     params: SamplingParams
     tokens: list[int]
     num_prompt: int
-    number: int = 0  # in order of arrival, unique
+    number: int = 0  # unique, in order of arrival
     arrival: float = 0.0
-    tenant: str = ""  # of the request; `weight`: its share if tenants compete
+    tenant: str = ""  # of the request; `weight`: its share when tenants compete
     weight: float = 1.0
     num_computed: int = 0  # positions whose target KV is valid
     num_draft_computed: int = 0  # the same for the drafter's plane
@@ -44,13 +44,13 @@ class Sequence:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
-    predicted: int = 0  # of the proposed tokens, those taken from the request's prediction
+    predicted: int = 0  # proposed tokens that came from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     constraint: Constraint | None = None  # a grammar
-    follows_grammar: bool = False  # the grammar may propose tokens
+    follows_grammar: bool = False  # whether the grammar may propose tokens
     asks_from: int = 0  # length from which look-up proposers are asked again
-    pause: int = 0  # tokens between the last two look-ups that found nothing
-    sources: tuple[str, ...] | None = None  # proposers in order; None: the main one, without bound
+    pause: int = 0  # tokens between the last two useless look-ups
+    sources: tuple[str, ...] | None = None  # proposers in order; None: the main one, unbounded
 
     @property
     def num_tokens(self) -> int:
@@ -62,6 +62,6 @@ class Sequence:
 
     @property
     def max_draft(self) -> int | None:
-        """The request's bound on draft tokens per step; None: no bound of its own."""
+        """Return the request's bound on draft tokens per step; None: no bound."""
         settings = self.params.speculation
         return None if settings is None else settings.max_draft

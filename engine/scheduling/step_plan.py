@@ -10,8 +10,8 @@ from engine.scheduling.sequence import Sequence
 
 
 class Chunk(NamedTuple):
-    """Compute positions `start .. start+length` of `seq`. If that reaches its end the chunk
-    samples, and up to `k` draft tokens may follow in the same forward."""
+    """Compute positions `start .. start+length` of `seq`. If they reach its end the chunk samples,
+    and up to `k` draft tokens may follow in the same forward."""
 
     seq: Sequence
     start: int
@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """What the scheduler decided for one step."""
+    """The scheduler's decisions for one step."""
 
     chunks: list[Chunk] = []
     preempted: list[Sequence] = []
@@ -36,5 +36,5 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the target's forward if every proposal has its full length."""
+        """Return the rows of the target's forward if every proposal has its full length."""
         return sum(c.length + c.k for c in self.chunks)

@@ -1,7 +1,7 @@
 """StepRecord: what one step did and how long it took. The controller learns from it, a trace has
-one per line, metrics are its sums, and replays and simulations make them.
+one per line, metrics are its sums, and replays and simulations make their own.
 
-Numbers only: no token, no text, no name of a request. Array-like structs, so that a line is short.
+Numbers only: no token, no text, no name of a request. Array-like structs keep a line short.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-_SMALL = 4  # one prompt row in this many rows hardly changes the cost
+_SMALL = 4  # one prompt row in so many rows hardly changes the cost
 
-# Bounds that msgspec checks when a trace is read, not when a record is made.
+# msgspec checks these bounds when a trace is read, not when a record is made.
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]  # tokens, rows or sequences
 Depth = Annotated[int, Meta(ge=0, le=256)]  # draft tokens in a row
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     """The main proposer's result for one sequence in one step. `offered`: draft tokens; `tried`:
     how many are known to be right or wrong, up to the first wrong one (a token left out of the
     forward is compared with the committed one); `right`: how many of those were right. `path`: the
-    accepted nodes of a tree; of a chain they are the first ones."""
+    accepted nodes of a tree; in a chain they are the first ones."""
 
     offered: int
     tried: int
@@ -42,13 +42,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     `prompt` belong to the prompt. `k`: draft tokens that the main proposer was asked for;
     `bounded`: by the request, not by the controller. `source`: the proposer, if not the main one.
 
-    `drafted`: tokens proposed; `proposed`: of these, verified; `accepted` of these and one more
-    became `tokens`. A part without tokens and `finish` does not sample. `tried`: of the drafted,
-    known to be right or wrong, in chains up to the first wrong one (as in Outcome); `right`: of the
-    tried. `confidences`: of the tried, or empty. `forced`: of the proposed, those put in by the
-    grammar, and how many were accepted. Of a tree: `depths` of the proposed and, unless it is a
-    chain with leaves, the `path` of accepted nodes. `second_best`: the second-best token instead of
-    the first wrong one was right (1) or not (-1); 0: not known.
+    `drafted`: tokens proposed; `proposed`: how many of these were verified; the `accepted` ones and
+    one more became `tokens`. A part without tokens and `finish` does not sample. `tried`: drafted
+    tokens known to be right or wrong, in chains up to the first wrong one (as in Outcome); `right`:
+    how many of them were right; `confidences`: theirs, or empty. `forced`: proposed tokens that the
+    grammar added, and how many were accepted. In a tree: `depths` of the proposed and, unless it is
+    a chain with leaves, the `path` of accepted nodes. `second_best`: whether the second-best token
+    in place of the first wrong one was right (1) or not (-1); 0: not known.
     """
 
     request: int
@@ -74,7 +74,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
-    """Draft tokens that were not verified but compared in hindsight with the text: (confidence,
+    """Draft tokens that were not verified but compared with the text in hindsight: (confidence,
     right) of each, from the generated position `position` on."""
 
     request: int
@@ -88,8 +88,8 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`reason`: of the chosen K, see messages.Estimates. The three times are disjoint parts of the
-    step; `overhead_seconds`: the part of the host's outside its phases. `catch_up_rows`: rows that
-    the drafter ran first, beyond one per sequence. `num_waiting`: sequences in the queue."""
+    step; `overhead_seconds`: the host seconds outside its phases. `catch_up_rows`: rows that the
+    drafter ran first, beyond one per sequence. `num_waiting`: sequences in the queue."""
 
     parts: list[Part]
     reason: str = ""
@@ -107,22 +107,22 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def rows(self) -> int:
-        """Positions that the target computed."""
+        """Return the positions that the target computed."""
         return sum([part.rows + part.proposed for part in self.parts])
 
     @property
     def prompt_rows(self) -> int:
-        """Committed rows beyond one per sequence."""
+        """Return the committed rows beyond one per sequence."""
         return sum([part.rows for part in self.parts]) - len(self.parts)
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
+        """Return the tokens generated."""
         return sum([part.tokens for part in self.parts])
 
     @property
     def context(self) -> int:
-        """Tokens of all sequences before these rows."""
+        """Return the tokens of all sequences before these rows."""
         return sum([part.context for part in self.parts])
 
     @property
@@ -131,26 +131,26 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def is_decode(self) -> bool:
-        """Whether its prompt rows are so few that its cost follows its number of rows."""
+        """Whether there are so few prompt rows that the cost follows the number of rows."""
         return _SMALL * self.prompt_rows <= self.rows
 
     # -- of the main proposer only ---------------------------------------------------------------
 
     @cached_property
     def k(self) -> int:
-        """The most draft tokens that it was asked for."""
+        """Return the most draft tokens that the main proposer was asked for."""
         return max([part.k for part in self.parts if not part.source], default=0)
 
     @cached_property
     def num_drafting(self) -> int:
-        """Sequences that it drafted for; 0 if the draft time must not be learnt from, since the
-        drafter had more to catch up with than accepted tokens."""
+        """Return how many sequences it drafted for; 0 if the draft time must not be learnt from,
+        since the drafter had more to catch up with than accepted tokens."""
         drafting = sum([part.k > 0 and not part.source for part in self.parts])
         return drafting if self.catch_up_rows <= drafting else 0
 
     @cached_property
     def _evidence(self) -> list[Part]:
-        """Without parts bounded by the request: their shortness says nothing about the proposer."""
+        """Return the parts without those bounded by the request, whose shortness is no evidence."""
         return [
             part
             for part in self.parts
@@ -161,7 +161,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """Of the sequences that show how good its proposals are."""
+        """Return the outcomes of the sequences that show how good its proposals are."""
         return [
             Outcome(part.drafted, part.tried, part.right, part.path or None)
             for part in self._evidence
@@ -169,15 +169,15 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def confidences(self) -> list[list[float]]:
-        """For each of the outcomes, those of its tried tokens."""
+        """Return, for each of the outcomes, the confidences of its tried tokens."""
         return [part.confidences for part in self._evidence]
 
     @property
     def second_best(self) -> list[bool]:
-        """For each first wrong token: whether the second-best one was right."""
+        """Return, for each first wrong token, whether the second-best one was right."""
         return [part.second_best > 0 for part in self.parts if part.second_best]
 
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
-        """(confidence, right) at consecutive positions, of tokens compared in hindsight."""
+        """Return (confidence, right) of tokens compared in hindsight, at consecutive positions."""
         return [each.guesses for each in self.hindsight]

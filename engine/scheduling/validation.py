@@ -1,5 +1,5 @@
-"""The engine's own check of a Submit. The front end checks too, but a bad id inside a step would
-crash the engine for all requests, so the engine does not rely on it."""
+"""The engine's own check of a Submit. The front end checks, too, but the engine does not rely on
+it: a bad token id inside a step would crash the engine for all requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_STOP_TOKEN_IDS = 128
 
 
 def refusal(submit: Submit, facts: Ready) -> str | None:
-    """One sentence saying why this cannot be served, or None."""
+    """Return one sentence that says why this cannot be served, or None."""
     prompt = submit.prompt
     if not prompt:
         return "the prompt has no tokens; at least one is needed"
@@ -38,7 +38,7 @@ def refusal(submit: Submit, facts: Ready) -> str | None:
 
 
 def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
-    """Why a reply to this request cannot have begun with these tokens."""
+    """Return why a reply to this request cannot have begun with these tokens, or None."""
     begun, most = submit.begun.tokens, submit.params.max_tokens
     room = min(most, facts.max_model_len - len(submit.prompt))
     if len(begun) > room:

@@ -39,10 +39,10 @@ class Sampled(msgspec.Struct):
     chunk: Chunk
     proposal: Proposal
     row: int
-    tokens: list[int] = []  # kept: accepted drafts, then the new token
+    tokens: list[int] = []  # kept: accepted draft tokens, then the new token
     drawn: list[int] = []  # the target's token at the root, then at each node
     path: list[int] = []  # accepted nodes, in order
-    num_accepted: int = 0  # kept tokens that are draft tokens
+    num_accepted: int = 0  # draft tokens among the kept tokens
     logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     stop_token: int | None = None
@@ -51,12 +51,12 @@ class Sampled(msgspec.Struct):
 
     @property
     def rows(self) -> list[int]:
-        """Row of each kept token, counted from `row`: 0 for the root, then 1 + node."""
+        """Return the row of each kept token, counted from `row`: 0 for the root, then 1 + node."""
         return [0, *(1 + node for node in self.path)][: len(self.tokens)]
 
 
 def prompt_rows(chunk: Chunk) -> int:
-    """How many of the chunk's committed rows need logits for prompt log-probabilities: all of them
+    """Return how many of the chunk's committed rows need logits for prompt log-probabilities: all
     while the prompt is computed for the first time, else 0."""
     seq = chunk.seq
     if seq.params.prompt_logprobs is None or seq.num_output:
@@ -65,7 +65,7 @@ def prompt_rows(chunk: Chunk) -> int:
 
 
 def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
-    """What the target computes in this step: the tokens of each chunk, then its proposal's."""
+    """Return the target's work in this step: the tokens of each chunk, then its proposal's."""
     packed = []
     for chunk, proposal in zip(plan.chunks, proposals, strict=True):
         seq, start, length, _ = chunk
@@ -120,7 +120,7 @@ class Acceptor:
         return sampled
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
-        """Verify each proposal with its `drawn` tokens; where there are none, by the slow path."""
+        """Verify each proposal with its `drawn` tokens, or by the slow path if there are none."""
         slow = [item for item, own in zip(sampled, drawn, strict=True) if own.tokens is None]
         results = iter(self._slow(slow, output) if slow else ())
         for item, own in zip(sampled, drawn, strict=True):
@@ -138,7 +138,7 @@ class Acceptor:
         _record_logprobs(sampled, output)
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
-        """By item, the tokens drawn at its rows; without tokens if it needs the slow path."""
+        """Return, by item, the tokens drawn at its rows; none if it needs the slow path."""
         wanted = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, wanted)
@@ -160,8 +160,8 @@ class Acceptor:
         return [walk(item.proposal, list(islice(rest, 1 + len(item.proposal)))) for item in sampled]
 
     def _keep(self, item: Sampled, result: VerifyResult) -> None:
-        """Cut at the first stop token, where the grammar is complete or has no next token, and at
-        the sequence's room."""
+        """Keep tokens up to the first stop token, the token after which the grammar is complete or
+        allows no other, or the end of the sequence's room."""
         seq = item.chunk.seq
         room = self._room(seq)
         item.drawn, item.path = result.drawn, result.path
@@ -173,8 +173,8 @@ class Acceptor:
             item.finish = "length"
 
     def cut(self, seq: Sequence, tokens: list[int]) -> tuple[int, FinishReason | None, int | None]:
-        """How many of the next tokens belong to the text, why it ends with them (or None), and the
-        stop token, if one ended it. Advances the grammar through them."""
+        """Return how many of the next tokens belong to the text, why it ends with them (or None),
+        and the stop token, if one ended it. Advances the grammar through them."""
         params, constraint = seq.params, seq.constraint
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         if constraint is None and not params.stop_token_ids and eos_ids.isdisjoint(tokens):
@@ -189,7 +189,7 @@ class Acceptor:
 
 
 def _ends(constraint: Constraint, token: int) -> bool:
-    """Advance the grammar; whether the text is now complete or can have no next token."""
+    """Advance the grammar; return whether the text is complete or can have no next token."""
     constraint.extend(token)
     return constraint.is_complete(()) or constraint.error is not None
 
@@ -201,7 +201,7 @@ def _rows(item: Sampled) -> Rows:
 
 
 def _contexts(item: Sampled) -> list[RowContext]:
-    """One per row: the root's, then each node's with its path through the proposal."""
+    """Return one context per row: the root's, then each node's with its path in the proposal."""
     seq, proposal = item.chunk.seq, item.proposal
     contexts = [RowContext(seq, [])]
     paths: list[list[int]] = []
@@ -212,8 +212,8 @@ def _contexts(item: Sampled) -> list[RowContext]:
 
 
 def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
-    """Raw log-probabilities for the kept tokens of requests that asked and have none yet, in one
-    call."""
+    """Record raw log-probabilities for the kept tokens of requests that asked for them and have
+    none yet, in one call."""
     wanted = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
     wanted = [item for item in wanted if item.logprobs is None]
     if not wanted:
@@ -229,7 +229,7 @@ def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
 
 
 def _record_prompt_logprobs(chunk: Chunk, output: ModelOutput, row: int) -> None:
-    """The row at position p scores the prompt token at p+1; the first token has no score."""
+    """Record prompt scores: row p scores the prompt token at p+1; the first token has none."""
     seq = chunk.seq
     if chunk.start == 0:
         seq.prompt_logprobs = [None]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from engine.messages import Reason
 
-_MEMORY = 64  # steps that the usual value is averaged over, about
+_MEMORY = 64  # steps over which the usual value is averaged, about
 
 
 class Stopwatch:
-    """Each call returns the seconds since the previous one. `last`: the clock's value then."""
+    """Returns at each call the seconds since the previous one. `last`: the clock's value then."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -25,19 +25,19 @@ class Stopwatch:
 class Overhead:
     """Host seconds that belong to a step's cost but lie outside its phases: between two consecutive
     steps, and after the phases (metrics, the controller's update). The controller's own time counts
-    at its usual value for steps of this kind, not at the measured one: else a baseline would look
-    more expensive than K = 0 is, and a trial more expensive than K > 0."""
+    at its usual value for steps of this kind, not as measured. Otherwise a baseline would look more
+    expensive than K = 0 is, and a trial more expensive than K > 0."""
 
     def __init__(self) -> None:
-        self._ended: float | None = None  # end of the previous step, if the next follows directly
-        self._between = self._choosing = self._after = 0.0  # of this step, or of the previous
+        self._ended: float | None = None  # end of the previous step, if this one follows directly
+        self._between = self._choosing = self._after = 0.0  # of this step, or the previous one
         # Usual seconds of choosing and updating, and how many steps they were averaged over, by
         # whether the step speculates and by batch size (its bit length).
         self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
     def begin(self, lap: Stopwatch) -> float:
-        """Seconds since the previous step's phases; 0 if this step does not follow directly."""
+        """Return the seconds since the previous step's phases; 0 if it is not directly before."""
         if self._ended is None:
             self._between = 0.0
             return 0.0
@@ -45,22 +45,22 @@ class Overhead:
         return self._after + self._between
 
     def pause(self) -> None:
-        """Exclude the time since the previous step from the next one."""
+        """Exclude the time since the previous step from the next step's overhead."""
         self._ended = None
 
     def chose(self, seconds: float) -> float:
-        """Record that choosing K took so long (part of the schedule phase). Returns `seconds`."""
+        """Record the seconds of choosing K (part of the schedule phase). Returns `seconds`."""
         self._choosing = seconds
         return seconds
 
     def seconds(self, sequences: int, *, speculates: bool) -> float:
-        """Overhead of this step, to be added to the seconds of its phases."""
+        """Return this step's overhead, to be added to the seconds of its phases."""
         self._kind = speculates, sequences.bit_length()
         return self._between + self._usual.get(self._kind, (0.0, 0))[0] - self._choosing
 
     def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
-        Experiments, and steps without proposals while K > 0 pays, are not usual."""
+        Explorations, and steps without proposals while K > 0 pays, do not count as usual."""
         self._after = lap()
         if reason in ("pays" if self._kind[0] else "off", "fixed"):
             took = self._choosing + self._after

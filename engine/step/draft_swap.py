@@ -2,8 +2,8 @@
 
 A thread reads, checks and compiles the new draft. Its KV uses the same block ids as the running
 draft's, in a plane of its own, or in the running draft's plane if both have the same shape: a swap
-makes all draft KV useless anyway. What needs the device, or time between steps, is done piece by
-piece between steps: graphs, profile, the switch. Nothing is proposed meanwhile. The old draft is
+makes all draft KV useless anyway. Work that needs the device, or time between steps, is done in
+pieces between steps: graphs, profile, the switch. Meanwhile nothing is proposed. The old draft is
 kept until `control.trial` has judged the new one.
 
 If anything is wrong with the new draft, the running one stays. Texts depend on neither.
@@ -48,15 +48,14 @@ from engine.step.profiling import profile_another
 
 logger = logging.getLogger(__name__)
 
-# The most that a step waits for the interpreter while the thread holds it. With Python's default of
-# 5 ms, each call of a step that releases the interpreter would cost as much.
+# Longest wait of a step for the interpreter while the thread holds it. With Python's default, each
+# call in a step that releases the interpreter would cost 5 ms.
 SWITCH_SECONDS = 0.0005
 OWN_TOKENIZER = "has a tokenizer of its own: such a draft is configured, not swapped"
 ROOM = "a draft is loaded beside the running one; leave room for it with cache.num_blocks"
 
-# During a trial: the share of time that it may take, the least seconds between two looks, the least
-# and the most new tokens to look at, and the longest text to read (in full steps of
-# `max_step_tokens`).
+# During a trial: its share of the time, the least seconds between two looks, the least and the most
+# new tokens to look at, and the longest text to read (in full steps of `max_step_tokens`).
 _SHARE, _LEAST_SECONDS, _LEAST_NEWS, _MOST_NEWS, _LONGEST = 0.05, 0.05, 16, 128, 4
 
 Place = Callable[[], tuple[ModelRunner, KVCache]]
@@ -64,7 +63,7 @@ Place = Callable[[], tuple[ModelRunner, KVCache]]
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft model that is ready to propose, over its plane of `cache`."""
+    """A draft model that is ready to propose, with its plane in `cache`."""
 
     path: str
     runner: ModelRunner
@@ -73,8 +72,8 @@ class _Draft:
 
 
 class DraftSwap:
-    """Call `begin` at any time, and `advance` between steps while it `is_due`. `news` returns each
-    outcome once. `runner`: of the configured draft model, if any."""
+    """Call `begin` at any time, and `advance` between steps while `is_due`. `news` returns each
+    outcome once. `runner`: the configured draft model's, if any."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class DraftSwap:
         self._before: _Draft | None = None  # while the running one is on trial
         self._path = ""  # of the draft that is being loaded
         self._loading: Future[Place] | None = None
-        self._pieces: Iterator[None] | None = None  # of `_put_in_place`
+        self._pieces: Iterator[None] | None = None  # pieces of a running `_put_in_place`
         self._stood_still = 0.0  # seconds of the longest piece so far
         self._trial = Trial(modes.configured, modes.configured)
         self._look_at = inf  # clock time of the trial's next look
@@ -117,7 +116,7 @@ class DraftSwap:
         return self._news.pop(0) if self._news else None
 
     def begin(self, path: str) -> None:
-        """Start to load it. Raises ConfigError while another one is being loaded."""
+        """Start loading a draft. Raises ConfigError while another one is being loaded."""
         if self._loading is not None or self._pieces is not None:
             raise ConfigError(f"the draft model {self._path!r} is being loaded")
         self._path, self._stood_still = path, 0.0
@@ -129,7 +128,7 @@ class DraftSwap:
         def run() -> None:
             try:
                 future.set_result(self._read(path))
-            except BaseException as error:  # a panic in Rust is no Exception
+            except BaseException as error:  # a panic in Rust is not an Exception
                 known = isinstance(error, Exception)
                 future.set_exception(error if known else ModelError(failure(error)))
 
@@ -161,7 +160,7 @@ class DraftSwap:
     # -- a new one -------------------------------------------------------------------------------
 
     def _obstacle(self) -> str | None:
-        """Why no draft can be swapped here; None if one can."""
+        """Return why no draft can be swapped here; None if one can."""
         config, running = self._config.speculation, self._running
         if running is None or not isinstance(self._main, DraftModelProposer):
             return f"the proposer is {config.proposer.kind!r}: only a draft model can be swapped"
@@ -172,7 +171,7 @@ class DraftSwap:
         return None
 
     def _read(self, path: str) -> Place:
-        """Runs in the thread. Raises EngineError."""
+        """Load and check a draft, in the thread. Raises EngineError."""
         config, wanted = self._config, self._config.speculation.proposer
         assert isinstance(wanted, DraftModelConfig)
         if path != wanted.path:  # these settings are for the configured draft only
@@ -195,7 +194,7 @@ class DraftSwap:
         return lambda: placed
 
     def _place(self, draft: LoadedModel) -> tuple[ModelRunner, KVCache]:
-        """A runner over a new plane, or over the running draft's. Raises MemoryPlanError."""
+        """Return a runner over a new plane, or over the running draft's. Raises MemoryPlanError."""
         assert self._running is not None
         cache, running, role = self._cache.beside(), self._running.runner.model, draft.role
         dtype = self._cache.dtype or draft.dtype
@@ -212,7 +211,7 @@ class DraftSwap:
         return runner_of(self._config, draft, cache, ready=False), cache
 
     def _put_in_place(self, place: Place) -> Iterator[None]:
-        """Runs between steps, one piece per `next`. Raises EngineError."""
+        """Switch to the new draft, one piece per `next`, between steps. Raises EngineError."""
         runner, cache = place()
         yield
         yield from warm_up(self._config, runner, cache)
@@ -220,7 +219,7 @@ class DraftSwap:
         assert running is not None
         alike = cache.planes[runner.model.role] is running.cache.planes[runner.model.role]
         alike = alike and _size(runner) == _size(running.runner)
-        if measured.draft and not alike:  # else its step costs are known
+        if measured.draft and not alike:  # otherwise its step costs are known
             measured = yield from profile_another(self._config, runner, cache, measured)
         controller = running.controller.successor(
             None if alike else measured, stops=not runner.chains
@@ -255,8 +254,8 @@ class DraftSwap:
     # -- its trial -------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Have both drafts read the sequence with the most new tokens, the running one last, since
-        its KV is the one that stays; then judge."""
+        """Have both drafts read the sequence with the most new tokens, then judge. The running
+        draft reads last, since its KV must stay."""
         new, before, main = self._running, self._before, self._main
         assert new is not None
         assert before is not None
@@ -270,7 +269,7 @@ class DraftSwap:
         for draft in (before, new):
             main.use(draft.runner)
             results.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
-        if len(results[0]) != len(results[1]):  # for one of them a token was too close to call
+        if len(results[0]) != len(results[1]):  # for one draft a token was too close to call
             return
         self._trial.add(*results)
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
@@ -285,14 +284,14 @@ class DraftSwap:
         self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
     def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
-        """Generated tokens since the last look; 0 if the sequence is too long to be read between
-        two steps."""
+        """Return the generated tokens since the last look; 0 if the sequence is too long to be read
+        between two steps."""
         if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
             return 0, seq
         return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq
 
     def _report(self, outcome: SwapOutcome, message: str, path: str = "") -> None:
-        """Log and report an outcome. `path`: the draft, if not the one being loaded."""
+        """Log and queue an outcome. `path`: the draft, if not the one being loaded."""
         level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
         logger.log(level, message)
         running = self._running.path if self._running is not None else ""
@@ -300,6 +299,6 @@ class DraftSwap:
 
 
 def _size(runner: ModelRunner) -> tuple[int, bool]:
-    """Of drafts with equal KV shapes, those that also agree in this have equal step costs."""
+    """Return facts that drafts of equal KV shape must share to have equal step costs."""
     model = runner.model
     return sum(weight.nbytes for weight in model.model.parameters()), model.compiled is not None

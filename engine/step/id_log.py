@@ -1,8 +1,8 @@
 """The log of token ids of finished requests, for training a draft on them; off unless configured.
-JSON lines: a header, then `{"prompt": [...], "reply": [...]}` each.
+JSON lines: a header, then one `{"prompt": [...], "reply": [...]}` per request.
 
-The ids are the users' text, so only the owner may read the file. It is continued when the engine
-restarts, and has a maximal size.
+The ids are the users' text, so only the owner may read the file. A restarted engine appends to it,
+and its size is limited.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class IdLog:
 
     def _prepare(self, header: bytes) -> int:
         """Restrict the file to its owner, remove an incomplete last line, return its size. Reads
-        only both ends of the file, however large. Raises OSError and TraceError."""
+        only the two ends of the file, however large it is. Raises OSError and TraceError."""
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
             raise TraceError(f"ids cannot be recorded in {self._path!r}: it is no regular file")
@@ -86,13 +86,13 @@ class IdLog:
 
 
 def open_id_log(config: SpeculationConfig, vocab_size: int) -> IdLog | None:
-    """The log, if `speculation.record_ids` names a file. Raises TraceError."""
+    """Return the log, if `speculation.record_ids` names a file. Raises TraceError."""
     max_bytes = int(config.record_ids_mib * (1 << 20))
     return IdLog(config.record_ids, vocab_size, max_bytes=max_bytes) if config.record_ids else None
 
 
 def read_ids(path: str, vocab_size: int) -> list[Finished]:
-    """All complete lines. Raises TraceError if it is no id log of a target with this vocabulary."""
+    """Return all complete lines. Raises TraceError if it is no id log for this vocabulary size."""
     try:
         header, *lines = Path(path).read_bytes().splitlines(keepends=True) or [b""]
         logged = [msgspec.json.decode(line, type=Finished) for line in lines if line[-1:] == b"\n"]

@@ -1,4 +1,4 @@
-"""Makes one StepRecord of a step, and the sums that the front end gets."""
+"""Makes the StepRecord of a step, and the sums for the front end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def observe(
     overhead: Overhead,
     trees: bool = False,
 ) -> StepRecord:
-    """The record of a step, after its commit. `trees`: the main proposer proposes trees."""
+    """Return the record of a step, after its commit. `trees`: the main proposer proposes trees."""
     main, items = proposer.name, iter([*sampled, None])  # in the order of the plan
     item, parts = next(items), list[Part]()
     for chunk in plan.chunks:
@@ -54,13 +54,13 @@ def observe(
 
 
 def _prompt_part(chunk: Chunk) -> Part:
-    """Of a chunk that does not sample."""
+    """Return the part of a chunk that does not sample."""
     seq, start, length, _ = chunk
     return Part(seq.number, len(seq.tokens) - seq.num_prompt, start, length, _of_prompt(chunk))
 
 
 def _of_prompt(chunk: Chunk) -> int:
-    """How many of its rows are prompt positions."""
+    """Return how many of its rows are prompt positions."""
     left = chunk.seq.num_prompt - chunk.start
     return 0 if left <= 0 else min(chunk.length, left)
 
@@ -94,8 +94,8 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Par
 
 
 def _compare(draft: Proposal, item: Sampled) -> tuple[int, int]:
-    """(tried, right): draft tokens known to be right or wrong, and how many were right. Tokens that
-    were left out of the forward are compared with the committed tokens."""
+    """Return (tried, right): how many draft tokens are known to be right or wrong, and how many
+    were right. Tokens left out of the forward are compared with the committed tokens."""
     guesses, tokens, right = draft.tokens, item.tokens, 0
     if draft.branches is not None:
         return len(item.proposal), item.num_accepted
@@ -106,7 +106,7 @@ def _compare(draft: Proposal, item: Sampled) -> tuple[int, int]:
 
 
 def _forced(item: Sampled) -> tuple[int, int]:
-    """Tokens that the grammar put into the proposal, and how many of them were accepted."""
+    """Return how many proposed tokens the grammar added, and how many were accepted."""
     forced = item.proposal.forced
     return len(forced), sum(node in forced for node in item.path[: item.num_accepted])
 
@@ -119,8 +119,8 @@ def measure(
     main: str,
     plain_seconds: Callable[[int, int], float],
 ) -> StepMetrics:
-    """`gauges` with this step's sums filled in. `main`: the main proposer's name; `plain_seconds`:
-    see KController."""
+    """Return `gauges` with this step's sums filled in. `main`: the main proposer's name;
+    `plain_seconds`: see KController."""
     sampling = [part for part in record.parts if part.tokens or part.finish]
     gauges.num_generated_tokens = tokens = record.tokens
     gauges.num_sampling = size = len(sampling)
@@ -136,8 +136,8 @@ def measure(
 
 
 def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None:
-    """Counts each sampling sequence at the number of draft tokens that were verified; the planned
-    number is only an upper bound."""
+    """Count each sampling sequence at its number of verified draft tokens; the planned number is
+    only an upper bound."""
     most = max([part.proposed for part in sampling], default=0)
     if not most:
         gauges.k_counts = [len(sampling)]

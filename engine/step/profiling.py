@@ -1,10 +1,10 @@
 """Step costs on this machine: a few timed forwards at start, so that the first K is informed.
 
-Forwards are timed as steps run them, since CPU caches hold what ran before: a verifying forward
-follows the draft forwards of its proposal, a forward without speculation follows others like it,
-and sequences lie far apart. All rows have different tokens, so that mixtures of experts read as
-many experts as in service. Uses blocks that no sequence holds yet; what it writes there is
-overwritten before it is read.
+Forwards are timed as steps run them, since CPU caches hold the data of the previous forward: a
+verifying forward follows the draft forwards of its proposal, a forward without speculation follows
+others like it, and sequences lie far apart. All rows have different tokens, so that mixtures of
+experts read as many experts as in service. Uses blocks that no sequence holds yet; what it writes
+there is overwritten before it is read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 
 TURNS, LEAST_TURNS = 4, 2  # lower median: disturbances only add time
-SWEEPS_SECONDS = 0.02  # of a forward that reads far more than the caches hold
-TURNS_SECONDS = 0.12  # after which LEAST_TURNS are enough
-_SETTLED = 0.97  # of the previous time: caches have settled
+SWEEPS_SECONDS = 0.02  # a longer forward reads far more than the caches hold
+TURNS_SECONDS = 0.12  # after this time LEAST_TURNS are enough
+_SETTLED = 0.97  # above this share of the previous time, caches have settled
 # Forwards before a timed one with one row per sequence: a step without speculation follows others
-# like it, and it takes some ten to fill the caches. After `_ALIKE_SECONDS` no more.
+# like it, and about ten fill the caches. No more are run after `_ALIKE_SECONDS`.
 ALIKE, _ALIKE_SECONDS = 10, 0.01
 CHAINED = 5  # draft steps in a timed chain
-_SOME = 16  # sequences, at most, when the cost of context is measured
-_TOKENS = 1 << 12  # different token ids, at most
-BUDGET_SECONDS = 1.5  # for the batches; slow machines skip some
+_SOME = 16  # most sequences when the cost of context is measured
+_TOKENS = 1 << 12  # most different token ids
+BUDGET_SECONDS = 1.5  # time for the batches; slow machines skip some
 
 _Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
 
@@ -61,8 +61,8 @@ def profile_at_start(
     cache: KVCache,
     longest: int,
 ) -> Profile:
-    """For the sizes that the schedule can reach; empty where nobody would use it. `longest`: tokens
-    of a sequence, at most."""
+    """Return the profile for the sizes that the schedule can reach; empty if nothing would use it.
+    `longest`: most tokens of a sequence."""
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile()
@@ -85,15 +85,15 @@ def profile_at_start(
 
 
 def profile_plain(timer: ForwardTimer, numbers: Iterable[int]) -> Points:
-    """(sequences, seconds) of forwards with one row per sequence."""
+    """Return (sequences, seconds) of forwards with one row per sequence."""
     return timer.points((n, 1) for n in numbers)
 
 
 def profile_another(
     config: EngineConfig, draft: ModelRunner, cache: KVCache, known: Profile
 ) -> Generator[None, None, Profile]:
-    """`known` with the step costs of another draft. Measured piece by piece, for up to `_SOME`
-    sequences, since requests wait meanwhile. Overwrites the draft's KV plane."""
+    """Return `known` with the step costs of another draft. They are measured piece by piece, for up
+    to `_SOME` sequences, since requests wait meanwhile. Overwrites the draft's KV plane."""
     timer, schedule = ForwardTimer(draft, cache), config.schedule
     points: list[tuple[int, float]] = []
     contexts = dict(known.token_seconds)
@@ -108,8 +108,8 @@ def profile_another(
 
 
 def profile_draft(timer: ForwardTimer, k_max: int, sequences: Iterable[int]) -> Points:
-    """(sequences, seconds) of one draft step. Where a whole proposal is one call: of each step in
-    it after the first, which has no host overhead and reads from warm caches."""
+    """Return (sequences, seconds) of one draft step. If a whole proposal is one call: of each step
+    in it after the first, which has no host overhead and reads from warm caches."""
     steps, numbers = min(k_max, CHAINED), list(sequences)
     chained = [n for n in numbers if steps > 1 and timer.chains(n, steps)]
     points = [(n, timer.chained(n, steps)) for n in chained if timer.fits(n, 1 + steps)]
@@ -117,8 +117,8 @@ def profile_draft(timer: ForwardTimer, k_max: int, sequences: Iterable[int]) -> 
 
 
 def profile_batches(timer: ForwardTimer, k_max: int, schedule: ScheduleConfig) -> dict[int, Points]:
-    """By number of sequences: (rows, seconds) with growing proposals. The cost of attention depends
-    on sequences, that of matrix products on rows, so one curve is not enough."""
+    """Return, by number of sequences, (rows, seconds) with growing proposals. Attention's cost
+    depends on sequences, that of matrix products on rows, so one curve is not enough."""
     batches: dict[int, Points] = {}
     began = time.perf_counter()
     for sequences, lengths in BATCHES:
@@ -135,8 +135,8 @@ def profile_batches(timer: ForwardTimer, k_max: int, schedule: ScheduleConfig) -
 def profile_contexts(
     targets: ForwardTimer, drafts: ForwardTimer | None, most: int, longest: int
 ) -> dict[int, tuple[float, float]]:
-    """By number of sequences: additional seconds per token of context, of target and draft; empty
-    if not known."""
+    """Return, by number of sequences, the additional seconds per token of context, of target and
+    draft; empty if not known."""
     if longest <= LONG_CONTEXT:
         return {}
     sizes = [n for n in in_fours(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
@@ -151,8 +151,8 @@ def _of_a_token(timer: ForwardTimer, sequences: int) -> float:
 
 
 class ForwardTimer:
-    """Times forwards of `runner`, each after the forwards that precede it in a step: those of
-    `draft`, if there is one, that draft its proposal."""
+    """Times forwards of `runner`, each after the forwards that precede it in a step: the forwards
+    of `draft`, if there is one, that draft its proposal."""
 
     def __init__(
         self, runner: ModelRunner, cache: KVCache, draft: ModelRunner | None = None
@@ -161,10 +161,10 @@ class ForwardTimer:
         vocab = min(each.model.vocab_size for each in (runner, draft) if each is not None)
         self._tokens = cycle(Random(0).sample(range(vocab), min(vocab, _TOKENS)))
         self.window = inf if runner.window is None else float(runner.window.tokens)
-        self._sweeps = False  # whether a forward evicts whatever the caches held
+        self._sweeps = False  # whether a forward evicts all that the caches held
 
     def chains(self, sequences: int, steps: int) -> bool:
-        """Whether a proposal of so many steps is one call."""
+        """Whether a proposal of this many steps is one call."""
         if self._runner.draws_chains(sequences) or not self.fits(sequences, 1 + steps):
             return self._runner.draws_chains(sequences)
         starts = self._starts(self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps))
@@ -174,7 +174,7 @@ class ForwardTimer:
         return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
 
     def points(self, sizes: Iterable[tuple[int, int]], *, budget: float = inf) -> Points:
-        """(rows of all, seconds) of each (sequences, rows) that fits the cache; see `seconds`."""
+        """Return (rows of all, seconds) by (sequences, rows) that fits the cache; see `seconds`."""
         sizes = [size for size in sizes if self.fits(*size)]
         seconds = self.seconds(sizes, budget=budget)
         return [(n * rows, each) for (n, rows), each in zip(sizes, seconds, strict=False)]
@@ -186,9 +186,9 @@ class ForwardTimer:
         contexts: Iterable[int] = repeat(CONTEXT),
         budget: float = inf,
     ) -> list[float]:
-        """Lower median for each (sequences, rows), as many as the budget allows. Sizes are timed in
-        turns, forth and back: with all turns of a size in a row, a slow moment of the machine made
-        some look expensive for good, and the smallest must not always follow the largest."""
+        """Return the lower median for each (sequences, rows), as many as the budget allows. Sizes
+        are timed in turns, forth and back: one slow moment of the machine must not make a size look
+        expensive for good, and the smallest must not always follow the largest."""
         began, times_of = time.perf_counter(), list[list[float]]()
         planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]
         if planned and budget > 0.0:
@@ -206,7 +206,7 @@ class ForwardTimer:
         return [median_low(times) for times in times_of]
 
     def chained(self, sequences: int, steps: int) -> float:
-        """Seconds of one step in chains of so many."""
+        """Return the seconds of one step in chains of `steps` steps."""
         runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)
         output, starts = runner.forward(batch), self._starts(batch)
         params = SamplingParams(seed=0, max_tokens=2)
@@ -235,7 +235,7 @@ class ForwardTimer:
         return [Start(segment.blocks, CONTEXT + 1) for segment in batch]
 
     def _warm_up(self, size: _Size) -> None:
-        """Warm up: earlier data leaves the CPU caches slowly."""
+        """Run the first size until its time settles: old data leaves the CPU caches slowly."""
         before = inf
         for _ in range(TURNS):
             seconds = self._timed(self._batch(size))
@@ -269,9 +269,9 @@ class ForwardTimer:
         return -(-(context + rows) // self._cache.block_size)
 
     def _batch(self, size: _Size, *, blocks_for: int = 0) -> list[Segment]:
-        """Each sequence in consecutive blocks, the sequences as far apart as possible: the pool
-        leaves room for each to grow, and side by side they would share memory pages. Each gets
-        blocks for `blocks_for` rows, if that is more."""
+        """Return segments, each sequence in consecutive blocks, the sequences as far apart as
+        possible: the pool leaves each room to grow, and side by side they would share memory pages.
+        Each gets blocks for `blocks_for` rows, if that is more."""
         sequences, rows, context = size
         own, each = self._cache.own, self._blocks_each(max(rows, blocks_for), context)
         apart = len(own) // sequences
@@ -291,6 +291,6 @@ def _timed(runner: ModelRunner, batch: list[Segment]) -> float:
 
 
 def _read(runner: ModelRunner) -> float:
-    """Called at once: on a device, seconds that were not read are added to the next reading."""
+    """Return the runner's seconds. Call at once: a device adds unread ones to the next reading."""
     runner.wait()
     return runner.seconds

@@ -1,5 +1,5 @@
 """Messages for the front end: the engine's Ready, the Output of a sequence in a step, and the
-Output of one that ends between steps."""
+Output of a sequence that ends between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ready_message(
     proposers: tuple[str, ...],
     profile: Profile,
 ) -> Ready:
-    """`proposers`: the names of all, the main one last."""
+    """Return the engine's Ready. `proposers`: all names, the main one last."""
     *_, main = proposers
     draft = config.speculation.proposer
     return Ready(
@@ -55,15 +55,15 @@ def ready_message(
 
 
 def _default_proposers(config: EngineConfig, main: str) -> tuple[str, ...]:
-    """For a request that names none. While a trace is recorded, without suffix and n-gram: what
-    they propose depends on where a round begins, so a trace with them could not be replayed."""
+    """Return the proposers for a request that names none. While a trace is recorded, without suffix
+    and n-gram: their proposals depend on where a round begins, so they cannot be replayed."""
     speculation = config.speculation
     excluded = {"suffix", "ngram"} if speculation.trace is not None else set[str]()
     return (*(name for name in speculation.companions if name not in excluded | {main}), main)
 
 
 def report(item: Sampled) -> Output:
-    """The first Output of a sequence also has the facts about its prompt."""
+    """Return the Output of a step; the first one of a sequence has facts about its prompt, too."""
     seq, proposal = item.chunk.seq, item.proposal
     with_sources = seq.params.provenance or seq.params.prediction or proposal.forced
     first = seq.num_output == len(item.tokens)
@@ -89,7 +89,7 @@ def report(item: Sampled) -> Output:
 
 
 def _sources(item: Sampled) -> list[tuple[str, int]]:
-    """Accepted draft tokens come first, then the target's own token, unless the end cut it off."""
+    """Return runs: accepted draft tokens, then the target's token unless the end cut it off."""
     kept = item.path[: item.num_accepted]
     names = [item.proposal.source_of(node) for node in kept]
     names += [TARGET] * (len(item.tokens) - len(kept))
@@ -109,7 +109,7 @@ def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -
 
 
 def begun_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
-    """The final Output of a resumed sequence that is already complete; None if it continues."""
+    """Return the final Output of a resumed sequence if it is complete; None if it continues."""
     begun = seq.tokens[seq.num_prompt :]
     size, finish, stop_token = acceptor.cut(seq, begun)
     if size < len(begun):

@@ -1,4 +1,4 @@
-"""Propose, verify and accept: the part of a step that computes, in one of two ways.
+"""Propose, verify and accept: the computing part of a step, in one of two ways.
 
 Step by step: the host knows every draft token before it is verified. With one wait, if a draft
 model runs on a device: the draft's catch-up, its whole proposal, the target's forward over it and
@@ -6,11 +6,11 @@ the target's draws are enqueued one after the other, draft tokens are put into t
 the device, and one copy returns the draft's agreements, its tokens with their confidences, and the
 drawn tokens. The host verifies afterwards.
 
-So no token can be left out of that forward depending on its value: all K are verified, whatever
-their confidence, and rows after the end of a draft are unused. By the trimming law
-(speculation.verify) the text is the same. Requests whose draws need the host in between (grammars),
-bound their draft tokens or score their prompt make a step run step by step. Look-up proposals are
-part of the same forward.
+So no token can be left out of that forward because of its value: all K are verified, whatever their
+confidence, and rows after the end of a draft are unused. By the trimming law (speculation.verify)
+the text is the same. A step runs step by step if a request's draws need the host in between
+(grammars), or if a request bounds its draft tokens or scores its prompt. Look-up proposals are part
+of the same forward.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
 
 class Rounds:
-    """`runner`: the target's; `main`: the main proposer of `proposer`."""
+    """`runner`: the target's; `main`: the main proposer in `proposer`."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Rounds:
             self._one_wait = self._with_one_wait
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
-        """One Sampled for each sampling chunk; sets the `seconds` of propose, verify and accept."""
+        """Return one Sampled per sampling chunk; set `seconds` of propose, verify and accept."""
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
@@ -87,7 +87,7 @@ class Rounds:
     def _with_one_wait(
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
     ) -> list[Sampled] | None:
-        """None, with nothing done, if the step cannot run this way."""
+        """Run the step with one wait; return None, with nothing done, if it cannot."""
         if not all(map(self._is_usual, plan.chunks)):
             return None
         looked_up, chunks = self._proposer.look_up(plan.chunks)
@@ -123,7 +123,7 @@ class Rounds:
 
     def _is_learnt_from(self, plan: StepPlan) -> bool:
         """Whether proposers learn from this step. While K is 0, only if they need hidden states of
-        every row; if they need the last row's only, the first step with K > 0 has none yet."""
+        every row; if they need only the last row's, the first step with K > 0 has none yet."""
         if not self._proposer.learns:
             return False
         hidden = self._proposer.hidden
@@ -148,9 +148,9 @@ class Rounds:
 def _packed(
     chunks: list[Chunk], looked_up: list[Proposal]
 ) -> tuple[list[Segment], list[Rows], list[int], list[int]]:
-    """For each chunk, the target's Segment, and for each that samples, the Rows to draw from. Then,
-    for draft tokens that the host has not seen: their places in the packed tokens, and the rows
-    that they are drawn from. `looked_up`: look-up proposals."""
+    """Return, for each chunk, the target's Segment, and for each that samples, the Rows to draw
+    from. Then, for draft tokens that the host has not seen: their places in the packed tokens, and
+    the rows that they are drawn from. `looked_up`: look-up proposals."""
     packed, rows = list[Segment](), list[Rows]()
     places, guessed, at, row = list[int](), list[int](), 0, 0
     for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):

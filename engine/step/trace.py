@@ -31,14 +31,14 @@ Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # rows or sequences
 Times = list[tuple[Size, Seconds]]
 
 FORMAT, VERSION = "foredraft trace", 2
-_LONGEST = 1e6  # host seconds of a step, at most
+_LONGEST = 1e6  # most host seconds of a step
 _FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the numbers depend on. Profiles: (size, seconds) as measured at start; for
     some numbers of sequences also the target's own. `stops`: each draft step was a forward of its
-    own, so that drafting could stop in between."""
+    own, so drafting could stop after any step."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -56,7 +56,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def profile(self) -> Profile:
-        """As the engine's controller got it, without host and context costs."""
+        """Return the profile that the engine's controller got, without host and context costs."""
         return Profile(
             target=self.target_profile,
             draft=self.draft_profile,
@@ -87,7 +87,7 @@ class Writer:
         self.flush()
 
     def write(self, record: StepRecord) -> None:
-        """Add one step. Written to disk at the latest when no sequence is left."""
+        """Add one step. It is on disk at the latest when no sequence is left."""
         if self.ended:
             return
         line = _line(record)
@@ -102,7 +102,7 @@ class Writer:
             logger.warning("no more steps are recorded in %s: %s", self.path, self.ended)
 
     def flush(self) -> None:
-        """Write out what is pending."""
+        """Write pending lines to the file."""
         try:
             with self.path.open("ab") as file:
                 file.write(self._pending)
@@ -111,7 +111,7 @@ class Writer:
         self._pending.clear()
 
     def close(self, why: str = "it was closed") -> None:
-        """Write nothing from now on."""
+        """Flush, and write nothing from now on."""
         if not self.ended:
             self.flush()
             self.ended = self.ended or why
@@ -125,8 +125,8 @@ class Writer:
 def open_trace(
     config: EngineConfig, ready: Ready, measured: Profile, *, stops: bool
 ) -> Writer | None:
-    """The writer, if `speculation.trace` names a file. `measured`: the profile at start; `stops`:
-    see Header. Raises TraceError."""
+    """Return the writer, if `speculation.trace` names a file. `measured`: the profile at start;
+    `stops`: see Header. Raises TraceError."""
     speculation = config.speculation
     if speculation.trace is None:
         return None
@@ -153,7 +153,7 @@ def _line(value: msgspec.Struct) -> bytes:
 
 
 def _short(value: Any) -> Any:
-    """With floats rounded to four significant digits."""
+    """Return the value with floats rounded to four significant digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
@@ -162,7 +162,7 @@ def _short(value: Any) -> Any:
 
 
 def _create(path: Path) -> Path:
-    """Create an empty file of that name, or of the next free numbered one."""
+    """Create an empty file with that name, or with the next free numbered one."""
     number = 1
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
@@ -178,7 +178,7 @@ def _create(path: Path) -> Path:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises TraceError if the file is not a complete trace."""
+    """Return the trace in a file. Raises TraceError if it is not a complete trace."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -230,7 +230,7 @@ def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[StepRecord
 
 
 def _consistent(step: StepRecord, most: int) -> bool:
-    """Whether the counts can be those of a recorded step; `most`: rows allowed, besides one for
+    """Whether the counts can be those of a recorded step. `most`: rows allowed, besides one for
     each sequence."""
     return (
         max(abs(step.host_seconds), abs(step.overhead_seconds)) <= _LONGEST

@@ -21,7 +21,7 @@ def verified_of(
     *,
     every: bool,
 ) -> list[Verified]:
-    """`hidden`: the target's, of `every` row of `packed` or only of the rows with logits."""
+    """Return outcomes. `hidden`: of the target, for `every` row of `packed` or rows with logits."""
     items, row, kept_items = iter(sampled), 0, list[Sampled]()
     rows = list[list[int]]()
     for chunk, segment in zip(plan.chunks, packed, strict=True):
@@ -40,7 +40,7 @@ def verified_of(
 
 
 def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
-    """Split `hidden` by item, in one device copy."""
+    """Split `hidden` by item, with one device copy."""
     if hidden is None or not rows:
         return [None] * len(rows)
     there = torch.tensor([row for own in rows for row in own]).to(hidden.device, non_blocking=True)
