@@ -28,8 +28,8 @@ class SingleValue(argparse._StoreAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors omit the usage lines, which hide the sentence. Options cannot
-    be abbreviated: a prefix that is unique today may be ambiguous tomorrow."""
+    """An ArgumentParser that prints an error as one sentence, without the usage lines. Options
+    cannot be abbreviated: a prefix that is unique today may be ambiguous tomorrow."""
 
     def __init__(
         self, prog: str | None = None, description: str | None = None, **others: Any

@@ -69,8 +69,8 @@ class Engine:
 
     For benchmarks and tests: `pair` (loaded models), `proposer` (replaces the configured one),
     `cache` (part of a cache), `controller` (a function that builds it). `measured`:
-    `Ready.measured` of an earlier engine of this configuration and machine; then no step is timed,
-    and cache pages are populated in the background. Raises ConfigError, ModelError or
+    `Ready.measured` of an earlier engine with this configuration on this machine; then no step is
+    timed, and cache pages are populated in the background. Raises ConfigError, ModelError or
     MemoryPlanError.
     """
 
@@ -127,7 +127,7 @@ class Engine:
         )
         self._num_steps = self._num_added = 0
         self._overhead = Overhead()
-        self._pending, self._ids = list[Output](), set[str]()  # ends to report; ids in use
+        self._pending, self._ids = list[Output](), set[str]()  # final Outputs to report; ids in use
         self._swap = DraftSwap(
             config, target, main, draft, cache=self._cache, measured=profile,
             modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,

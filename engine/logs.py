@@ -22,7 +22,7 @@ CLEAR = "\r\x1b[K"
 
 class JsonFormatter(logging.Formatter):
     """Formats one JSON object per line: `time` (UTC), `level`, `logger`, `message`, `exception` if
-    there is one, and the fields of a `say`."""
+    there is one, and the fields passed to `say`."""
 
     def format(self, record: logging.LogRecord) -> str:
         said: dict[str, Any] = {

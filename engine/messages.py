@@ -51,7 +51,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request's settings for speculation; they never change its text."""
 
-    max_draft: int | None = None  # most draft tokens in a step; None: the engine chooses
+    max_draft: int | None = None  # maximum draft tokens per step; None: the engine chooses
     proposers: tuple[str, ...] | None = None  # in the order they are asked; None: the default
 
 

@@ -162,7 +162,7 @@ class EngineProcess:
                     engine.swap_draft(command.draft)
                 except EngineError as error:
                     logger.warning("the draft stays as it was: %s", one_line(error, None))
-                self._send(Outputs([], engine.gauges()))  # which may hold the refusal
+                self._send(Outputs([], engine.gauges()))  # may hold the refusal
             case Drain():
                 self._draining = True
             case Stop():

@@ -38,7 +38,7 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def reported_to(callback: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Pass every report to `callback`, in the reporting thread, and to no log, while active."""
+    """While active, pass reports to `callback`, in the reporting thread, instead of a log."""
     listener = _Listener(callback)
     logger.addHandler(listener)
     logger.setLevel(logging.DEBUG)

@@ -25,7 +25,7 @@ Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, was righ
 Confidences = Sequence[Sequence[float]]  # by sequence, one per draft token in order
 
 _SAMPLE = 64  # recent proposals kept
-_LATEST = 8  # most proposals of one step that enter the sample
+_LATEST = 8  # maximum proposals of one step that enter the sample
 # Half-lives in outcomes and in rounds; data decays by the slower of the two.
 _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
@@ -33,7 +33,7 @@ _PRIOR_TRIALS = 4.0
 _POOL_WEIGHT = 8.0  # weight of the pooled rejection at each depth, in trials
 _WINDOW = 12.0  # half-life of a surprise, in outcomes
 _CHANGE = 3.5  # standard deviations above which a surprise is a change
-_APART = 8.0  # most independent sequences in a batch: texts that start together are alike
+_APART = 8.0  # maximum independent sequences in a batch: texts that start together are alike
 _AFTER_CHANGE = 4.0  # weight of the past after a change, in trials
 
 SUREST = 12.0  # confidences are capped here

@@ -20,16 +20,16 @@ from engine.control.profile import Profile
 from engine.messages import Estimates, Reason
 from engine.scheduling.step_record import StepRecord
 
-_FEW = 12  # most sequences for which single confidences decide on one more draft step
-_PROBE_SEQUENCES = 4  # most sequences in a probe; also at most a quarter of the batch
-_DOUBT = 16.0  # most weight of the past, in trials, while exploring
-_DWELL, _DWELL_LAST = 6, 64  # least and most steps between two choices
+_FEW = 12  # up to so many sequences, each confidence counts for one more draft step
+_PROBE_SEQUENCES = 4  # maximum sequences in a probe; also at most a quarter of the batch
+_DOUBT = 16.0  # maximum weight of the past while exploring, in trials
+_DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
 _CALM = 4  # longer intervals at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps without speculation until the CPU caches settle
-_TRIMS = 0.02  # least gain for which leaving tokens out is worth its own time
-_BRANCHES = 0.02  # least gain for which second-best tokens are used
+_TRIMS = 0.02  # minimum gain that is worth the time to leave tokens out
+_BRANCHES = 0.02  # minimum gain for which second-best tokens are used
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
 # `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64

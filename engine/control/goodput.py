@@ -21,7 +21,7 @@ class Goodput:
     """Expected values as of the last `refresh`.
 
     `rates` `[k]`: tokens per second of the whole batch at k draft steps. `each` `[k]`: (tokens,
-    rows) of one sequence then. `trimming` `[k]`: relative gain in rate from leaving out unlikely
+    rows) of one sequence at k. `trimming` `[k]`: relative gain in rate from leaving out unlikely
     tokens. `survival` `[depth]`: the chance that so many tokens are accepted if none is left out.
     `by_row` `[rows]`: seconds of target and host. `present`: the batch's current tokens per second;
     0: not known, then nothing is left out."""
@@ -86,8 +86,8 @@ class Goodput:
         return alive * self._chances[depth] > len(survivals) * cost
 
     def keep(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
-        """Return, per proposal, the number of tokens whose rows give the most tokens for their
-        cost, in addition to `behind` other rows."""
+        """Return, per proposal, how many tokens to verify for the most tokens at their rows' cost,
+        in addition to `behind` other rows."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
         before, *spent = self.by_row[self.sequences + behind :]
         value = most = 0.0

@@ -52,17 +52,17 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Return the blocks that can be taken now, including idle ones by eviction."""
+        """Return how many blocks can be taken now, including idle ones by eviction."""
         return self._num_blank + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Return the blocks held by sequences."""
+        """Return how many blocks sequences hold."""
         return self.num_total - self.num_free
 
     @property
     def capacity(self) -> int:
-        """Return the tokens that fit in the whole pool."""
+        """Return how many tokens fit in the whole pool."""
         return self.num_total * self.block_size
 
     # -- prefix cache ------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class BlockPool:
         return sum(1 for block in blocks if not self._refs[block])
 
     def adopt(self, seq: Sequence, blocks: list[int]) -> None:
-        """Make matched, published blocks the first blocks of a sequence that has none."""
+        """Give a sequence without blocks the matched ones, which count as published."""
         assert not seq.blocks
         for block in blocks:
             if not self._refs[block]:
@@ -124,7 +124,7 @@ class BlockPool:
         seq.num_draft_ready = max(seq.num_draft_ready, full)
 
     def forget_drafts(self) -> None:
-        """Mark no block as filled: the drafter's plane was replaced."""
+        """Unmark all filled blocks: the drafter's plane was replaced."""
         self._drafted = bytearray(len(self._drafted))
 
     def _digest_of(self, seq: Sequence, index: int) -> bytes:
@@ -211,7 +211,7 @@ class BlockPool:
         return taken
 
     def _may_follow(self, block: int) -> bool:
-        """Whether it is blank, or, if none is, idle since the oldest release: next evicted."""
+        """Whether it is blank or, if none is, was released longest ago: evicted next anyway."""
         if self._num_blank:
             return bool(self._blank[block])
         stamp = self._idle.get(block)

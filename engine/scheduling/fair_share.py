@@ -22,8 +22,8 @@ class FairShare:
         self._floor = 0.0  # counter of the tenant that was served last
 
     def arrive(self, seq: Sequence) -> None:
-        """Count `seq` as waiting. If its tenant had nothing waiting, raise the tenant's counter to
-        the lowest one of the waiting tenants: unused share is not saved up."""
+        """Count `seq` as waiting. If its tenant had nothing waiting, raise the tenant's counter at
+        least to the lowest one of the waiting tenants: unused share is not saved up."""
         tenant = seq.tenant
         if tenant not in self._queued:
             least = min((self._served[other] for other in self._queued), default=self._floor)

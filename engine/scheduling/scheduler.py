@@ -21,7 +21,7 @@ from engine.scheduling.fair_share import FairShare
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 
-_DRAFT_HOLD = 4  # while prompts wait, 1/4 of the budget is kept from draft tokens
+_DRAFT_HOLD = 4  # while prompts wait, draft tokens cannot use 1/4 of the budget
 _OLDEST_TURN = 4  # every fourth admission takes the oldest request of any priority
 
 
@@ -141,8 +141,8 @@ class Scheduler:
         """If the next sequence has no room, preempt the youngest ones of tenants that run more than
         its own until it has room; then admit it before running sequences grow.
 
-        Returns whether it runs alone in this step. It does if its tenant has nothing running and
-        another tenant has most of the batch, whose size must not show in the TTFT; at most every
+        Returns whether it runs alone in this step. It does if its tenant has nothing running while
+        another has most of the batch: its TTFT must not depend on that batch's size. At most every
         other step, so that decoding is never starved."""
         unfit, self._unfit = self._unfit, None
         is_full = len(self.running) >= self._max_running

@@ -33,7 +33,7 @@ class Sequence:
     num_draft_computed: int = 0  # the same for the drafter's plane
     blocks: array[int] = field(
         default_factory=lambda: array("i")
-    )  # ids in order, as numpy reads them
+    )  # ids in order; numpy can read an array directly
     num_published: int = 0  # full blocks already offered to the prefix cache
     num_draft_ready: int = 0  # full blocks already marked as filled in the drafter's plane
     digests: list[bytes] = field(default_factory=list)  # hash chain of the full blocks so far
@@ -46,7 +46,7 @@ class Sequence:
     accepted: int = 0
     predicted: int = 0  # proposed tokens that came from the request's prediction
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    constraint: Constraint | None = None  # a grammar
+    constraint: Constraint | None = None  # the state of its grammar
     follows_grammar: bool = False  # whether the grammar may propose tokens
     asks_from: int = 0  # length from which look-up proposers are asked again
     pause: int = 0  # tokens between the last two useless look-ups

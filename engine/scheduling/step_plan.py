@@ -36,5 +36,5 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Return the rows of the target's forward if every proposal has its full length."""
+        """Return the number of target rows if every proposal has its full length."""
         return sum(c.length + c.k for c in self.chunks)

@@ -107,22 +107,22 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def rows(self) -> int:
-        """Return the positions that the target computed."""
+        """Return the number of positions that the target computed."""
         return sum([part.rows + part.proposed for part in self.parts])
 
     @property
     def prompt_rows(self) -> int:
-        """Return the committed rows beyond one per sequence."""
+        """Return the number of committed rows beyond one per sequence."""
         return sum([part.rows for part in self.parts]) - len(self.parts)
 
     @property
     def tokens(self) -> int:
-        """Return the tokens generated."""
+        """Return the number of tokens generated."""
         return sum([part.tokens for part in self.parts])
 
     @property
     def context(self) -> int:
-        """Return the tokens of all sequences before these rows."""
+        """Return the number of tokens in all sequences before these rows."""
         return sum([part.context for part in self.parts])
 
     @property
@@ -138,7 +138,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def k(self) -> int:
-        """Return the most draft tokens that the main proposer was asked for."""
+        """Return the largest number of draft tokens that it was asked for in a sequence."""
         return max([part.k for part in self.parts if not part.source], default=0)
 
     @cached_property

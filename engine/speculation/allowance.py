@@ -28,7 +28,7 @@ class Allowance:
     def __init__(
         self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
     ) -> None:
-        """`branches`: most second-best tokens beside a chain."""
+        """`branches`: maximum second-best tokens beside a chain."""
         self._controller, self._branches = controller, branches
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
@@ -98,8 +98,8 @@ class Allowance:
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
-        """Return the proposals, those of the main proposer without tokens that are not worth their
-        rows and with second-best tokens that are. Texts stay the same, since a proposal never
+        """Return the proposals. Those of the main proposer lose tokens that are not worth their
+        rows, and gain second-best tokens that are. Texts stay the same, since a proposal never
         influences a token (speculation.verify)."""
         sure = [i for i, proposal in enumerate(proposals) if proposal.confidences]
         if not sure:
@@ -137,9 +137,9 @@ class Allowance:
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 
     def _pause(self, seq: Sequence) -> None:
-        """Skip some tokens before the next look-up, which takes time, since no look-up proposal
-        paid: twice as many as last time. Bounded by four times (sequences + K), since look-ups cost
-        relatively more where tokens cost less, and by `FreeProposer.pause`."""
+        """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
+        take time: twice as many as last time. Bounded by four times (sequences + K), since look-ups
+        cost relatively more where tokens cost less, and by `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
             max(2 * seq.pause, _FIRST_PAUSE),

@@ -2,8 +2,8 @@
 
 Under sample-and-match a draft token is right if it equals the committed token, verified or not. The
 drafter runs every committed position at some time (after a fully accepted proposal, and those of
-steps at K = 0). Tokens drawn from the rows of that catch-up as a proposal draws them show how often
-the draft agrees, without verification and without the censoring that a rejection causes. Only for
+steps at K = 0). Drawing from the rows of that catch-up, as for a proposal, shows how often the
+draft agrees, without verification and without the censoring that a rejection causes. Only for
 requests whose logits are merely scaled, since history-dependent processing would have to be redone.
 """
 
@@ -21,7 +21,7 @@ from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal
 
-MOST_ROWS, MOST_OF_ALL = 32, 96  # most rows judged: per sequence, in total
+MOST_ROWS, MOST_OF_ALL = 32, 96  # maximum rows judged: per sequence, in total
 
 
 class Draft(msgspec.Struct):
@@ -107,8 +107,8 @@ def chain_rows(drafts: list[Draft]) -> list[Rows]:
 def rows_to_judge(
     seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
 ) -> int:
-    """Return how many of the positions from `start` to the last but one to judge: the latest that
-    predict a generated token, and the fewer the more `sequences` there are."""
+    """Return how many of the positions from `start` to the last but one to judge: the latest ones
+    that predict a generated token, fewer with more `sequences`."""
     if plain is None or plain.is_filtered(vocab_size):
         return 0
     missed = seq.num_tokens - 1 - max(start, seq.num_prompt - 1)
@@ -130,7 +130,7 @@ def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list
 
 
 def agreements(judged: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
-    """Compare the tokens drawn from these rows with the committed ones."""
+    """Return how the tokens drawn from these rows compare with the committed ones."""
     results, at = [], 0
     for seq, _, count, first, *_ in judged:
         known = seq.tokens[-count:]

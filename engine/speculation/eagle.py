@@ -111,7 +111,7 @@ class _Tree:
 
 
 class EagleProposer(Proposer):
-    """`depth`: most levels of a tree. Adds a KV plane of its own to `cache`."""
+    """`depth`: maximum levels of a tree. Adds a KV plane of its own to `cache`."""
 
     name = "eagle"
     learns = True

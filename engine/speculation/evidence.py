@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 START, SUPPOSED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
 _PRIOR_TRIALS = 4.0
-_MEMORY = 256.0  # most trials of a grade; above, its counts are halved
+_MEMORY = 256.0  # maximum trials of a grade; above it, its counts are halved
 _FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply
 _ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the prediction and return
 

@@ -30,7 +30,7 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log
 
 Path = tuple[int, ...]  # rank of the token at each head in turn
 
-_RANKS = 8  # most tokens per head if there are no `choices`
+_RANKS = 8  # maximum tokens per head if there are no `choices`
 _NEAR = 128  # noise is added to this many tokens with the largest scores
 
 

@@ -22,7 +22,7 @@ from engine.speculation.evidence import Evidence, Record
 from engine.speculation.look_up import Follower, LookUp
 from engine.speculation.occurrences import Occurrences
 
-_MOST = 16  # most occurrences per text, the latest ones
+_MOST = 16  # maximum occurrences per text, the latest ones
 _PAUSE = 64  # see FreeProposer
 _CONTEXT = 16  # prompt tokens stored before a reply, so that its start is found
 _END = -1  # marks the end of a reply; never proposed
@@ -104,7 +104,7 @@ class _Follower(Follower):
         return self._planned(k)[0]
 
     def most(self, k: int) -> int:
-        """Return the most tokens to propose: the longer the match, the more."""
+        """Return how many tokens to propose at most: more after a longer match."""
         return min(k, 2 * self._run)
 
     def chances(self, k: int) -> list[float]:

@@ -37,7 +37,7 @@ class Overhead:
         self._kind = (False, 0)
 
     def begin(self, lap: Stopwatch) -> float:
-        """Return the seconds since the previous step's phases; 0 if it is not directly before."""
+        """Return the seconds since the previous step's phases; 0 if none came directly before."""
         if self._ended is None:
             self._between = 0.0
             return 0.0

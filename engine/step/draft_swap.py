@@ -284,8 +284,8 @@ class DraftSwap:
         self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
     def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
-        """Return the generated tokens since the last look; 0 if the sequence is too long to be read
-        between two steps."""
+        """Return the number of tokens generated since the last look, and `seq`; 0 if the sequence
+        is too long to be read between two steps."""
         if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
             return 0, seq
         return seq.num_tokens - max(self._seen.get(seq.number, 0), seq.num_prompt), seq

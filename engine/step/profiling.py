@@ -47,8 +47,8 @@ _SETTLED = 0.97  # above this share of the previous time, caches have settled
 # like it, and about ten fill the caches. No more are run after `_ALIKE_SECONDS`.
 ALIKE, _ALIKE_SECONDS = 10, 0.01
 CHAINED = 5  # draft steps in a timed chain
-_SOME = 16  # most sequences when the cost of context is measured
-_TOKENS = 1 << 12  # most different token ids
+_SOME = 16  # maximum sequences when the cost of context is measured
+_TOKENS = 1 << 12  # maximum number of different token ids
 BUDGET_SECONDS = 1.5  # time for the batches; slow machines skip some
 
 _Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
@@ -62,7 +62,7 @@ def profile_at_start(
     longest: int,
 ) -> Profile:
     """Return the profile for the sizes that the schedule can reach; empty if nothing would use it.
-    `longest`: most tokens of a sequence."""
+    `longest`: maximum tokens of a sequence."""
     speculation, schedule = config.speculation, config.schedule
     if speculation.controller.kind != "adaptive" and speculation.trace is None:
         return Profile()
@@ -187,7 +187,7 @@ class ForwardTimer:
         budget: float = inf,
     ) -> list[float]:
         """Return the lower median for each (sequences, rows), as many as the budget allows. Sizes
-        are timed in turns, forth and back: one slow moment of the machine must not make a size look
+        are timed in turns, back and forth: one slow moment of the machine must not make a size look
         expensive for good, and the smallest must not always follow the largest."""
         began, times_of = time.perf_counter(), list[list[float]]()
         planned = [(*size, context) for size, context in zip(sizes, contexts, strict=False)]

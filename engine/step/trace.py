@@ -31,14 +31,14 @@ Size = Annotated[int, Meta(ge=1, le=1 << 20)]  # rows or sequences
 Times = list[tuple[Size, Seconds]]
 
 FORMAT, VERSION = "foredraft trace", 2
-_LONGEST = 1e6  # most host seconds of a step
+_LONGEST = 1e6  # maximum host seconds of a step
 _FLUSH_BYTES = 1 << 16
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that the numbers depend on. Profiles: (size, seconds) as measured at start; for
-    some numbers of sequences also the target's own. `stops`: each draft step was a forward of its
-    own, so drafting could stop after any step."""
+    some numbers of sequences also the target's own profile. `stops`: each draft step was a forward
+    of its own, so drafting could stop after any step."""
 
     format: str = FORMAT
     version: int = VERSION
