@@ -24,7 +24,7 @@ _FEW = 12  # up to so many sequences, each confidence counts for one more draft 
 _PROBE_SEQUENCES = 4  # maximum sequences in a probe; also at most a quarter of the batch
 _DOUBT = 16.0  # maximum weight of the past while exploring, in trials
 _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
-_CALM = 4  # longer intervals at K = 0 without proposals: nothing new is learnt
+_CALM = 4  # factor on the interval at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps without speculation until the CPU caches settle
@@ -171,7 +171,7 @@ class AdaptiveK:
         return self._goodput.keep(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
-        """Return the places where the second-best token, in place of the draft's, pays."""
+        """Return the places where the second-best token is worth a row, best first."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
         chances = [guesses.second_best(alive) for alive in survivals]
