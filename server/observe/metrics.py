@@ -177,8 +177,8 @@ class Metrics(Collector):
             self._set("spec_decode_mode", mode == estimates.mode, mode)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
-        """Add an ITL: `count` tokens arrived together, `gap_seconds` after the previous delivery.
-        Not to be called for the first delivery."""
+        """Add ITLs: `count` tokens arrived together, `gap_seconds` after the previous delivery. Not
+        to be called for the first delivery."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
     def observe_queue(self, seconds: float) -> None:

@@ -90,7 +90,7 @@ class Traces:
 
 
 def _phases(ended: Ended) -> list[tuple[str, float, float, dict[str, Any]]]:
-    """Return (name, start, end, attributes) of each phase, in seconds since the arrival."""
+    """Return (name, start, end, attributes) of each phase, in seconds since `ended.began`."""
     if ended.first_token is None:
         return [("queue", 0.0, ended.total, {})]
     first = ended.first_token
