@@ -84,8 +84,8 @@ def greedy(
 
 @torch.inference_mode()
 def _last(model: Any, tokens: Sequence[int], before: int) -> tuple[Tensor, list[int]]:
-    """Return the LM head's input at the last position, and the likeliest next tokens at that
-    position and the `before` positions ahead of it."""
+    """Return the LM head's input at the last position, and the likeliest next tokens after each of
+    the last `before` + 1 positions."""
     states: list[Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(
         lambda _, given: states.append(given[0][0, -1])

@@ -86,7 +86,7 @@ def check(expression: str) -> None:
     known: set[str] = set()
     for one in found:
         labels = labels_of(one)
-        known |= {*labels, MODEL}  # one group of everything if there is no `by`
+        known |= {*labels, MODEL}  # always allowed: without the label all is one group
         for label, value in one.matchers.items():
             assert label in labels, f"{one.name} has no label {label}"
             assert not labels[label] or value in labels[label], f"{one.name}: {label}={value}"
