@@ -21,7 +21,7 @@ from server.api.errors import ApiError
 from server.api.exchanges import exchange_of
 from server.observe.exchange import Exchange, request_id
 
-LINGER_SECONDS = 10.0  # how long to read and drop the rest of a request after the response
+LINGER_SECONDS = 10.0  # how long the rest of a request is read and dropped before closing
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 

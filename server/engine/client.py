@@ -193,7 +193,7 @@ class EngineClient:
 class _Link:
     """The two sockets of one incarnation. Commands are sent through zmq's asyncio socket, which
     queues them until the engine has connected. Events are read in a callback of the event loop,
-    since a task and a future per step would cost more than all other work on it."""
+    since a task and a future per step would cost more than all other work on a step."""
 
     def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event

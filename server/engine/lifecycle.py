@@ -76,7 +76,7 @@ class Lifecycle:
 
     def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
         """The engine was lost. Return the seconds to wait before `restart`, or None if the state is
-        now `failed`. `explained`: earlier losses that were caused by one single request."""
+        now `failed`. `explained`: earlier losses caused by requests that are given up now."""
         # If it ever served, the configuration is good: memory missing now may be free later.
         if loss.useless_to_retry and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")

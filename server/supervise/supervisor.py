@@ -86,7 +86,7 @@ class EngineSupervisor:
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     def replace(self, config: EngineConfig) -> None:
-        """Replace the engine by one of this configuration, which continues the streams. If an
+        """Replace the engine with one of this configuration, which continues the streams. If an
         engine is starting, it is replaced once it is ready. The target must be the same."""
         if not self._stopping:
             self._wanted = config
