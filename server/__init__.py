@@ -1,1 +1,1 @@
-"""The server: HTTP and text; knows no tensors. README.md beside this file is the map."""
+"""The front end: HTTP and text, no tensors. README.md in this folder is the overview."""

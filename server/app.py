@@ -1,7 +1,7 @@
-"""create_app: the HTTP application around an engine client. Wiring only.
+"""create_app: builds the HTTP application around an engine client. Wiring only.
 
-The caller owns the lives of the engine and of the grammar compilers. A browser page of another
-origin gets nothing, unless `server.cors_origins` names it.
+The caller starts and stops the engine and the grammar compilers. Without API keys, requests from
+browser pages of other origins are refused unless `server.cors_origins` names the origin.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ROUTERS = (
 
 
 def with_head(router: APIRouter) -> APIRouter:
-    """Whatever answers GET answers HEAD, which is what load balancers ask: the same status and
-    headers, of which the ASGI server sends no body. /openapi.json leaves it out."""
+    """Return `router` with a HEAD route for each GET route, for load balancers that probe with
+    HEAD. The ASGI server drops the body. /openapi.json does not list these routes."""
     for route in list(router.routes):
         if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             router.add_api_route(
@@ -49,7 +49,7 @@ def with_head(router: APIRouter) -> APIRouter:
 
 
 def create_app(services: Services) -> FastAPI:
-    """The app. Its streams end by the engine's drain, not by uvicorn's signal."""
+    """Return the app. On shutdown the engine's drain ends its streams, not uvicorn."""
     server, metrics = services.config.server, services.metrics
     app = FastAPI(
         title="Foredraft",
@@ -59,7 +59,7 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
         redirect_slashes=False,
     )
-    for router in ROUTERS:  # as they are: a router within a router is a detour for each request
+    for router in ROUTERS:  # flattened: a nested router costs time on every request
         app.router.routes += with_head(router(services)).routes
     errors.install(app, metrics)
     if not services.keyring.is_open:
@@ -68,7 +68,7 @@ def create_app(services: Services) -> FastAPI:
     else:
         app.add_middleware(SameOrigin, origins=server.cors_origins, metrics=metrics)
     paths = [route.path for route in app.routes if isinstance(route, APIRoute)]
-    # Around what Starlette puts around all middleware, which answers for our own faults.
+    # Exchanges wraps the whole stack, including Starlette's outer handler for internal errors.
     whole = app.build_middleware_stack()
     if server.cors_origins:
         whole = CORSMiddleware(

@@ -1,7 +1,7 @@
 """The `foredraft` command: serve | key | tune | bench | evaluate | plan | replay | train.
 
-Every mistake of the caller is one sentence on stderr and exit code 2. Heavy imports happen in the
-command that needs them, so that --help is quick.
+A usage error prints one sentence on stderr and exits with code 2. Heavy imports happen in the
+command that needs them, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NoReturn
 from engine.arguments import Parser, SingleValue, exit_code, whole
 from server.config import Config, load_config, overrides_of
 
-# Offline commands are programs of their own, so that the front end's modules need not import them.
+# Offline commands run as separate programs, so that the front end does not import their modules.
 PROGRAMS = {
     ("bench", "front"): "server.lab.bench.front",
     ("bench",): "engine.lab.bench",
@@ -51,7 +51,7 @@ own_cache.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for words, module in PROGRAMS.items():
         if tuple(given[: len(words)]) == words:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program_of(module: str, given: Sequence[str]) -> str:
-    """The benchmark of a server is the server's; it knows HTTP."""
+    """Return the module to run: `bench` with --url or --against runs `server.lab.bench` (HTTP)."""
     names = {word.partition("=")[0] for word in given}
     of_servers = not names.isdisjoint(("--url", "--against"))
     return "server.lab.bench" if module == "engine.lab.bench" and of_servers else module
@@ -110,7 +110,7 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def overrides(parsed: argparse.Namespace) -> list[str]:
-    """The options as `key=value`; each stands under the key that it is of."""
+    """Return the options as `key=value`. An option's `dest` is its configuration key."""
     given = {key: value for key, value in vars(parsed).items() if "." in key}
     return [*overrides_of(given), *parsed.sets]
 
@@ -128,7 +128,7 @@ def run_serve(parsed: argparse.Namespace) -> int:
 
 
 def run_key(parsed: argparse.Namespace) -> int:
-    """Raises ConfigError."""
+    """Make a key and print it. Raises ConfigError."""
     from server.keys import new_key
 
     key, lines = new_key(parsed.name)
@@ -138,5 +138,5 @@ def run_key(parsed: argparse.Namespace) -> int:
 
 
 def run_program(module: str, arguments: Sequence[str]) -> NoReturn:
-    """`python -m module ARGS` in place of this process: signals and exit code are the program's."""
+    """Replace this process with `python -m module ARGS`, so signals and exit code pass through."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

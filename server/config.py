@@ -1,9 +1,9 @@
-"""ServerConfig, and the one place where a configuration is put together.
+"""ServerConfig, and load_config, which assembles the whole configuration.
 
-Layers, later wins: defaults, the TOML file, the environment (two underscores between the parts of
-a key: `FOREDRAFT__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table is ours,
-all others are the engine's. Every mistake is a ConfigError of one sentence: the key, what was
-given, what is allowed. Keys are never repeated.
+Layers, later ones win: defaults, the TOML file, the environment (two underscores between the parts
+of a key: `FOREDRAFT__SPECULATION__CONTROLLER__K=4`), `--set key=value`. The [server] table belongs
+to the front end, all others to the engine. Every mistake raises a ConfigError of one sentence: the
+key, the given value, and what is allowed. API keys are never shown in these messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUILTIN_NAME = "foredraft-demo"
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-# What a template is called with anyway, and arguments of the function that calls it.
+# Variables that every template gets anyway, and parameters of `apply_chat_template`.
 _TAKEN = re.compile(
     "conversation|messages|tools|documents|chat_template|add_generation_prompt|tokenize|padding|"
     "continue_final_message|truncation|max_length|return_.*|tokenizer_kwargs|.*_token"
@@ -58,7 +58,7 @@ def _origin(value: str) -> str:
 
 
 def _sendable(value: str) -> str:
-    """A key without the blanks and the line end of the file that it was read from."""
+    """Return the key without surrounding whitespace, such as the newline of a secrets file."""
     value = value.strip()
     if not value or not value.isascii() or not value.isprintable():
         raise ValueError(
@@ -258,7 +258,7 @@ class ServerConfig(Part):
 
 @dataclass(frozen=True)
 class Config:
-    """`notes` are sentences for the log about choices that were made for the operator."""
+    """`notes`: sentences for the log about defaults that were chosen for the operator."""
 
     server: ServerConfig
     engine: EngineConfig
@@ -266,7 +266,7 @@ class Config:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model, each once; the first is the one that is announced."""
+        """Names that clients may use for the model, without duplicates; the first is announced."""
         path = self.engine.target.path
         if self.server.served_model_name is not None:
             return tuple(dict.fromkeys(self.server.served_model_name))
@@ -274,20 +274,20 @@ class Config:
 
     @property
     def max_inflight(self) -> int:
-        """Sequences admitted at a time."""
+        """The most sequences admitted at a time."""
         schedule = self.engine.schedule
         return self.server.max_inflight or schedule.max_sequences + schedule.max_waiting
 
 
 class _All(EngineConfig):
-    """What a file may hold; one validation gives errors for both halves with full keys."""
+    """All keys of a file: one validation reports errors of both halves with full keys."""
 
     server: ServerConfig = ServerConfig()
 
 
 def overrides_of(options: Mapping[str, str | int | Sequence[str] | None]) -> list[str]:
-    """Options of a command line as the `key=value` of `--set`, but for those that were not given:
-    strings quoted, so that a name like `4` stays one. A draft's path is no other proposer's."""
+    """Return command-line options as `key=value` for `--set`, without those that are None. Strings
+    are quoted, so that a name like `4` stays a string. A proposer path implies a draft model."""
     given = {key: value for key, value in options.items() if value is not None}
     found = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     is_draft = "speculation.proposer.path" in given
@@ -297,12 +297,12 @@ def overrides_of(options: Mapping[str, str | int | Sequence[str] | None]) -> lis
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Config:
-    """`overrides` are `key=value` strings as of `--set`. Raises ConfigError."""
+    """Return the merged configuration. `overrides`: `key=value` of `--set`. Raises ConfigError."""
     data = {} if path is None else _with_kinds(_read(Path(path)), {})
     given = [
         (name.removeprefix(ENV_PREFIX).lower().replace("__", "."), text, f"the variable {name}")
         for name, text in sorted((env or {}).items())
-        # An empty key may be a secret that was not mounted, and would let everybody in.
+        # An empty API key is kept, and refused later: an unmounted secret must not mean "no key".
         if name.startswith(ENV_PREFIX) and (text != "" or name.endswith(("API_KEY", "ADMIN_KEY")))
     ]
     for override in overrides:
@@ -310,7 +310,7 @@ def load_config(
         if not equals:
             raise ConfigError(f"--set {override} has no value; it must look like key=value")
         given.append((key.strip(), text.strip(), f"--set {override}"))
-    # A kind goes first, wherever it is said: other keys are read as that kind's.
+    # Each `kind` is merged first, since it decides which other keys are valid.
     for key, text, source in sorted(given, key=lambda each: not each[0].endswith(".kind")):
         data = _merge(data, _with_kinds(_nest(key, text, source), data))
     data, notes = _fit_proposer(data)
@@ -332,7 +332,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _nest(key: str, text: str, source: str) -> dict[str, Any]:
-    """{"a": {"b": value}} of "a.b" and a value as TOML types it, a bare word being a string."""
+    """Return {"a": {"b": value}} for "a.b". The text is read as TOML; a bare word is a string."""
     parts = key.split(".")
     if not all(parts):
         raise ConfigError(f"{source} names no key; a key looks like speculation.controller.k")
@@ -352,7 +352,7 @@ def _typed(text: str) -> Any:
 
 
 def _with_kinds(layer: dict[str, Any], lower: dict[str, Any]) -> dict[str, Any]:
-    """One layer with `kind` written where a key implies another than the `lower` layers have."""
+    """Return `layer` with the `kind` filled in where its keys imply another one than in `lower`."""
     speculation, below = layer.get("speculation"), lower.get("speculation")
     if not isinstance(speculation, dict):
         return layer
@@ -366,7 +366,7 @@ def _with_kinds(layer: dict[str, Any], lower: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> dict[str, Any]:
-    """`upper` over `lower`; another `kind` replaces the whole table, whose keys would not fit."""
+    """Merge `upper` over `lower`. A different `kind` replaces the table, as old keys do not fit."""
     kind = upper.get("kind")
     if kind is not None and lower and kind != lower.get("kind", DEFAULT_KIND.get(name)):
         return upper
@@ -382,8 +382,8 @@ def _merge(lower: dict[str, Any], upper: dict[str, Any], *, name: str = "") -> d
 
 
 def _fit_proposer(data: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The built-in draft fits the built-in target only, so another target without a
-    proposer gets n-gram lookup, which needs no model."""
+    """Default to n-gram lookup, which needs no model, for any target but the built-in one: the
+    built-in draft fits only that one."""
     target, speculation = data.get("target", {}), data.get("speculation", {})
     if not isinstance(target, dict) or not isinstance(speculation, dict):
         return data, ()
@@ -400,14 +400,14 @@ LONGEST_SHOWN = 80
 def explain(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], *, hide: bool = False
 ) -> str:
-    """The first complaint, as a sentence; `hide`: without what was given."""
+    """Return the first validation error as a sentence; `hide`: without the given value."""
     first = error.errors(include_url=False)[0]
     path = _written_path(first["loc"], data)
     key = ".".join(path) or "the configuration"
     match first["type"]:
         case "extra_forbidden":
             return _unknown_key(path, model, {} if hide else data)
-        case "missing":  # what was given is the whole table around it
+        case "missing":  # the error's `input` is the whole table
             *parents, field = first["loc"]
             return f"{'.'.join([*_written_path(tuple(parents), data), str(field)])} is missing"
         case "union_tag_invalid":
@@ -438,7 +438,7 @@ def _shown(path: list[str], given: object) -> str:
 
 
 def _written_path(loc: tuple[int | str, ...], data: Mapping[str, Any]) -> list[str]:
-    """pydantic's location without the union tags, which are not in the data."""
+    """Return pydantic's error location without union tags, which are not in the data."""
     path: list[str] = []
     at: Any = data
     for part in loc:
@@ -469,7 +469,7 @@ def _unknown_key(path: list[str], model: type[BaseModel], data: Mapping[str, Any
 
 
 def nested_models(annotation: object) -> Iterator[type[BaseModel]]:
-    """The pydantic models an annotation allows: itself, or the members of a union."""
+    """Yield the pydantic models that an annotation allows: itself, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) in (Union, types.UnionType, Annotated):
@@ -478,6 +478,6 @@ def nested_models(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def kind_of(model: type[BaseModel]) -> str | None:
-    """The `kind` that selects a member of a union."""
+    """Return the `kind` that selects this member of a union; None if it has none."""
     field = model.model_fields.get("kind")
     return None if field is None else str(field.default)

@@ -15,7 +15,7 @@ from server.config import ServerConfig, kind_of, nested_models
 
 
 def markdown() -> str:
-    """One line per key; keys of one variant of a union name their `kind`."""
+    """Return the table, one line per key; keys of a union member are marked with its `kind`."""
     head = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
     return "\n".join([*head, *_rows(ServerConfig, "server."), *_rows(EngineConfig, "")])
 
@@ -34,7 +34,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 def _union_rows(members: list[type[BaseModel]], default: Any, prefix: str) -> Iterator[str]:
     kinds = ", ".join(f"`{kind_of(member)}`" for member in members)
     meaning = " ".join(f"`{kind_of(member)}`: {member.__doc__}" for member in members)
-    meaning = " ".join(meaning.split())  # docstrings have lines
+    meaning = " ".join(meaning.split())  # docstrings are wrapped
     yield f"| `{prefix}kind` | `{json.dumps(default.kind)}` | {kinds} | {meaning} |"
     for member in members:
         for name, field in member.model_fields.items():
@@ -50,7 +50,7 @@ def _row(key: str, field: FieldInfo, meaning: str) -> str:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """The choices or the range, as far as the field has them."""
+    """Return the choices or the range; empty if the field has neither."""
     many = get_origin(field.annotation) is tuple
     inner = get_args(field.annotation)[0] if many else field.annotation
     choices = [value for value in get_args(inner) if isinstance(value, str)]

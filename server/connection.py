@@ -1,9 +1,9 @@
-"""Connection: uvicorn's protocol on h11, with bounds for the head of a request, and with the error
-envelope for what is not HTTP.
+"""Connection: uvicorn's h11 protocol with limits on the size and time of a request head, and with
+the API's error envelope for invalid HTTP.
 
-h11 reads one request at a time, so answers come in the order of the requests. It has no deadline:
-a client that sends nothing, or half a head, would hold its file descriptor for ever, and so would
-one that does not read the end of its reply. Bodies have their own bounds (`api.body`).
+h11 reads one request at a time, so responses keep the order of the requests. It has no timeouts: a
+client that sends nothing or half a head, or that does not read the end of its reply, would hold its
+file descriptor for ever. Bodies have their own limits (`api.body`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from server.api.errors import ApiError
 from server.api.exchanges import exchange_of
 from server.observe.exchange import Exchange, request_id
 
-LINGER_SECONDS = 10.0  # how long what a refused client still sends is read and dropped
+LINGER_SECONDS = 10.0  # how long the rest of a request is read and dropped before closing
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
 class Connection(H11Protocol):
-    """Closed when a head is not complete `HEAD_SECONDS` after its first byte, or after the
-    connection was made; bytes that trickle in do not extend that. Between requests it waits for
-    uvicorn's `timeout_keep_alive`. A head of more than `HEAD_BYTES` is a 431, and so are trailers
-    behind a body that are longer. Of a reply that is complete, or was given up, something must be
-    read every `UNREAD_SECONDS`."""
+    """Closes if a head is not complete `HEAD_SECONDS` after its first byte or after the connection
+    was made; bytes that trickle in do not extend this. Between requests uvicorn's
+    `timeout_keep_alive` applies. A head or trailers of more than `HEAD_BYTES` get a 431. Once a
+    reply is complete, or was given up, the client must read some of it every `UNREAD_SECONDS`."""
 
     HEAD_SECONDS = 20.0
     UNREAD_SECONDS = 60.0
@@ -58,18 +57,18 @@ class Connection(H11Protocol):
         cycle: Any = self.cycle
         await app(scope, receive, _Sender(cycle))
         if cycle.response_started and not cycle.response_complete:
-            self.cut()  # its client took nothing for too long
+            self.cut()  # the client read nothing for too long
 
     def cut(self) -> None:
-        """Close at once, whatever was not read yet; a request that runs sees its client gone."""
+        """Close at once and drop unread data; a running request sees its client disconnect."""
         if self.cycle is not None:
-            self.cycle.disconnected = True  # so that nobody complains of half a response
+            self.cycle.disconnected = True  # so that uvicorn does not log an incomplete response
         self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch_reader(0)
-        if self.conn.trailing_data[0]:  # of the next request
+        if self.conn.trailing_data[0]:  # the next request has begun to arrive
             self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -79,7 +78,8 @@ class Connection(H11Protocol):
             self._unread.cancel()
 
     def _watch_reader(self, before: int) -> None:
-        """`before`: bytes that were unread at the last look; 0 at the first."""
+        """Cut the connection if the client has read nothing since the last check. `before`: unread
+        bytes at that check; 0 at the first."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -90,10 +90,10 @@ class Connection(H11Protocol):
             self._unread = self.loop.call_later(self.UNREAD_SECONDS, self._watch_reader, unread)
 
     def _get_upgrade(self) -> None:
-        """Java's client offers HTTP/2 with each request. That may be ignored, without a warning."""
+        """Ignore upgrades without a warning: Java's client offers HTTP/2 with each request."""
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """What came can be no request. Where it is in a body, it ends that body's request."""
+        """Answer invalid input with an error, then close. Inside a body, end its request too."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -104,14 +104,14 @@ class Connection(H11Protocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-            if unanswered:  # its line in the log is written when it has ended
+            if unanswered:  # the request's log line is written when it ends
                 self._write_error(error, exchange_of(cycle.scope))
         elif unanswered:
             exchange = Exchange(id=request_id())
             self._write_error(error, exchange)
             exchange.end()
-        # To close at once would reset the connection, and a client that is still sending would
-        # never read why.
+        # Closing now would reset the connection, and a client that is still sending would never
+        # read the error.
         self._unset_keepalive_if_required()
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # not with TLS
@@ -149,8 +149,8 @@ class Connection(H11Protocol):
 
 
 class _BoundedParser(h11.Connection):
-    """Calls `refuse(status, message, code)` for what is no request, instead of raising. h11 bounds
-    heads that are not complete; this one those that came in one piece, too."""
+    """Calls `refuse(status, message, code)` for an invalid request instead of raising. h11 limits
+    only incomplete heads; this also limits heads that arrive in one piece."""
 
     def __init__(self, most: int, refuse: Callable[[int, str, str], None]) -> None:
         super().__init__(h11.SERVER, most)
@@ -182,16 +182,16 @@ class _BoundedParser(h11.Connection):
 
 
 def _size(event: h11.Request | h11.EndOfMessage) -> int:
-    """About: without the method, and the spaces that may stand around a header's value."""
+    """Return the approximate size in bytes: without the method and optional whitespace."""
     line = len(event.target) if isinstance(event, h11.Request) else 0
     return line + sum(len(name) + len(value) + 4 for name, value in event.headers)
 
 
 class _Sender:
-    """ASGI's `send`. Pieces of a body whose length is not known are written past h11, which takes
-    longer for one than all else on its way does. The last message waits for the rest of the
-    request's body (up to LINGER_SECONDS) where the connection closes with the answer: closing
-    earlier would reset it."""
+    """ASGI's `send`. Writes chunks of a chunked body directly to the transport: h11 would take
+    longer for a chunk than everything else on its path. If the connection closes after this
+    response, the last message first waits for the rest of the request's body (up to
+    LINGER_SECONDS), since closing earlier would reset the connection."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle: Any = cycle

@@ -1,4 +1,4 @@
-"""What a request can meet on its way to the engine and back. `api.errors` gives each a status."""
+"""Errors that a request can meet on its way. `api.errors` maps each to an HTTP status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.errors import EngineError, EngineLost
 
 class QueueFull(EngineError):
     """There is no room for the request now: too much is in flight, or too many grammars are being
-    compiled. `retry_seconds`: when there may be, if that is known."""
+    compiled. `retry_seconds`: seconds until there may be room; None: unknown."""
 
     def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -15,8 +15,8 @@ class QueueFull(EngineError):
 
 
 class NotReady(EngineLost):
-    """The engine takes no requests at the moment; nothing was submitted. `retry_seconds`: when it
-    may, if that is known."""
+    """The engine accepts no requests at the moment; nothing was submitted. `retry_seconds`: seconds
+    until it may; None: unknown."""
 
     def __init__(self, message: str, *, retry_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -24,11 +24,11 @@ class NotReady(EngineLost):
 
 
 class DeadlineExceeded(EngineError):
-    """The request took longer than it may."""
+    """The request exceeded its time limit."""
 
 
 class GrammarRefused(EngineError):
-    """A grammar cannot be honoured. `param`: the field that asks for it; None: no grammar can."""
+    """A grammar is not supported. `param`: the field that asks for it; None: no grammar is."""
 
     def __init__(self, message: str, *, param: str | None) -> None:
         super().__init__(message)
@@ -36,8 +36,8 @@ class GrammarRefused(EngineError):
 
 
 class GenerationFailed(EngineError):
-    """The engine ended a sequence with an error; the message is its sentence. `bad_request`: the
-    request itself is to blame, and `param` the field with its grammar."""
+    """The engine ended a sequence with an error; the message is the engine's. `bad_request`: the
+    request itself is at fault, and `param` is the field with its grammar."""
 
     def __init__(self, message: str, *, bad_request: bool = False) -> None:
         super().__init__(message)
@@ -46,4 +46,4 @@ class GenerationFailed(EngineError):
 
 
 class ChatTemplateError(EngineError):
-    """The model has no chat template, or its template refuses these messages (a caller's error)."""
+    """The model has no chat template, or its template refuses these messages (a client error)."""

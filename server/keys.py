@@ -1,8 +1,8 @@
-"""Keys: which clients may call, by name, the limits of each, and what it has used of them.
+"""API keys: their names, limits and usage.
 
-A key file (`server.api_keys_file`) holds digests only; it is read again on SIGHUP. Also keys:
-`server.api_key`, named "default", and `server.admin_key`, "admin". A given key is compared with all
-others, digest by digest and in constant time.
+A key file (`server.api_keys_file`) holds digests only and is read again on SIGHUP.
+`server.api_key` is the key named "default", `server.admin_key` the one named "admin". A client's
+key is compared with all digests, each in constant time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Name = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]
 
 
 class KeyRow(Part):
-    """One key of the file. Limits apply to all its requests together; None: no limit."""
+    """One key of the file. Limits apply to all requests of the key together; None: no limit."""
 
     name: Name
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
@@ -44,8 +44,8 @@ class KeyRow(Part):
 
 
 class Allowance:
-    """A token bucket: `per_minute` at most, refilled evenly. It may be overdrawn and then refuses
-    until it is above zero again."""
+    """A token bucket: holds at most `per_minute`, refilled evenly. Spending may take it below zero;
+    requests are then refused until it is positive again."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -63,12 +63,12 @@ class Allowance:
         self._left = self.left - count
 
     def seconds_until(self, count: float) -> float:
-        """Seconds until `count` are left."""
+        """Return the seconds until `count` are left."""
         return max(count - self.left, 0.0) * MINUTE / self.per_minute
 
 
 class Tenant:
-    """The owner of a key, for the life of the server. `row`: as last read from the file."""
+    """The holder of a key; lives as long as the server. `row`: as last read from the file."""
 
     def __init__(self, row: KeyRow, *, may_prioritise: bool, clock: Callable[[], float]) -> None:
         self.name = row.name
@@ -78,7 +78,7 @@ class Tenant:
         self.set(row, may_prioritise=may_prioritise)
 
     def set(self, row: KeyRow, *, may_prioritise: bool) -> None:
-        """Apply new limits. What was used of a limit is kept if the limit is unchanged."""
+        """Apply new limits. Usage is kept for a limit that is unchanged."""
         self.row, self.may_prioritise = row, may_prioritise
         limits = {"requests": row.requests_per_minute, "tokens": row.tokens_per_minute}
         before, self._allowances = self._allowances, {}
@@ -89,7 +89,7 @@ class Tenant:
                 self._allowances[what] = known if same and known else Allowance(limit, self._clock)
 
     def refusal(self) -> tuple[str, float] | None:
-        """Why it may not send another request now, and in how many seconds it may; None: it may."""
+        """Return (reason, seconds to wait) if it may not send a request now, else None."""
         most = self.row.concurrency
         if most is not None and self.running >= most:
             return f"the key `{self.name}` has {most} requests at a time, and as many run", 1.0
@@ -103,7 +103,7 @@ class Tenant:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Counts one running request."""
+        """Count one running request."""
         self.running += 1
         self._spend("requests", 1)
         try:
@@ -120,12 +120,12 @@ class Tenant:
             allowance.spend(count)
 
     def salt(self, requested: str) -> str:
-        """The salt for the prefix cache. No client knows the digest of another client's key."""
+        """Return the prefix-cache salt; with `own_cache` it holds the digest, known to no other."""
         return f"{self.row.sha256}:{requested}" if self.row.own_cache else requested
 
     @property
     def headers(self) -> dict[str, str]:
-        """The remaining limits, as OpenAI's headers."""
+        """The limits and what remains of them, as OpenAI's `x-ratelimit-*` headers."""
         headers: dict[str, str] = {}
         for what, allowance in self._allowances.items():
             headers[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
@@ -136,7 +136,7 @@ class Tenant:
 
 
 class Keyring:
-    """All keys. Raises ConfigError for an unusable file."""
+    """All keys. Raises ConfigError if the key file is unusable."""
 
     def __init__(
         self, server: ServerConfig, *, clock: Callable[[], float] = time.monotonic
@@ -161,8 +161,8 @@ class Keyring:
         return any(tenant.may_prioritise for tenant in tenants)
 
     def reload(self) -> int:
-        """Read the file again; returns the number of keys. Tenants known by name, ever, keep
-        running requests and usage. Raises ConfigError, and then nothing changes."""
+        """Read the file again and return the number of keys. A tenant whose name was ever known
+        keeps its running requests and usage. Raises ConfigError, and then nothing changes."""
         server, rows = self._server, list[KeyRow]()
         for name, key in ((DEFAULT, server.api_key), (ADMIN, server.admin_key)):
             if key is not None:
@@ -178,7 +178,7 @@ class Keyring:
         return len(rows)
 
     def find(self, key: str) -> Tenant | None:
-        """`key`: as in the header."""
+        """Return the tenant of `key`, as given in the header; None if there is none."""
         given, match = hashlib.sha256(key.encode("latin-1")).digest(), None
         for digest, tenant in self._tenants.items():
             if hmac.compare_digest(given, digest):
@@ -198,7 +198,7 @@ def digest_of(key: str) -> bytes:
 
 
 def read_keys(path: Path) -> list[KeyRow]:
-    """Raises ConfigError."""
+    """Return the keys of a file, at least one. Raises ConfigError."""
     try:
         data: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -226,7 +226,7 @@ def _row(table: Any, where: str) -> KeyRow:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key, and its lines for the file. Raises ConfigError for an invalid name."""
+    """Return a new key and its lines for the key file. Raises ConfigError for an invalid name."""
     if name in RESERVED:
         raise ConfigError(f"name = {name} is not allowed: it is reserved for {RESERVED[name]}")
     key = f"fd-{secrets.token_urlsafe(32)}"

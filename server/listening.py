@@ -1,4 +1,4 @@
-"""What listens: sockets, the certificate, and uvicorn on them."""
+"""Listening sockets, the TLS certificate, and the uvicorn server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from server.config import ServerConfig
 from server.connection import Connection
 
 BACKLOG = 2048
-NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # of a machine without IPv6, say
-SEND_BUFFER = 64 * 1024  # bytes of the kernel for a connection; Linux takes it twice
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # e.g. on a machine without IPv6
+SEND_BUFFER = 64 * 1024  # bytes of kernel buffer per connection; Linux doubles it
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets: one for each address that the name has, and for `::` one that takes IPv4
-    as well. Raises ConfigError."""
+    """Return listening sockets, one for each address of `host`; the one for `::` accepts IPv4 too.
+    Port 0: any free port, the same for all. Raises ConfigError."""
     listeners = list[socket.socket]()
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -49,24 +49,24 @@ def _listener(address: str, family: socket.AddressFamily, port: int) -> socket.s
     listener = socket.create_server(
         (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
     )
-    # Connections inherit it. asyncio sets it only where the socket names its protocol, which this
-    # one does not; and without it a chunk waits for the ACK of the one before, up to 40 ms.
+    # Inherited by connections. asyncio sets it only if the socket's protocol is given, which it is
+    # not here. Without it a chunk waits for the ACK of the previous one, up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # As well, and else the kernel would take megabytes for a client that does not read: what is
-    # not sent yet is merged here, which keeps it small and gives it to the client in fewer pieces.
+    # Inherited too. By default the kernel would buffer megabytes for a client that does not read.
+    # With a small buffer, unsent output is merged here: less memory, and fewer pieces.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     return listener
 
 
 def cut_connections(http: uvicorn.Server) -> None:
-    """Of clients that do not read; their tasks end as when a client leaves."""
+    """Cut all open connections: their clients do not read. Tasks end as if the client left."""
     for connection in list(http.server_state.connections):
         assert isinstance(connection, Connection)
         connection.cut()
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """None: plain HTTP. Raises ConfigError."""
+    """Return the TLS context; None for plain HTTP. Raises ConfigError."""
     if config.tls_certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -75,12 +75,12 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """For new connections. Raises ConfigError, and then those before stay."""
+    """Load the certificate for new connections. Raises ConfigError and then keeps the old one."""
     assert config.tls_certificate is not None
     paths = f"{config.tls_certificate} and {config.tls_key}"
-    for into in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # tried on another one first
+    for into in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # try it first
         try:
-            # A key with a password would have asked the terminal for it.
+            # Without `password`, an encrypted key would prompt on the terminal.
             into.load_cert_chain(config.tls_certificate, config.tls_key, password=lambda: b"")
         except (OSError, ssl.SSLError) as error:
             reason = error.strerror or "they are no certificate with its key, or it has a password"
@@ -88,7 +88,7 @@ def load_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
 
 
 def http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> uvicorn.Server:
-    """uvicorn without its signal handlers: when it stops is the Service's decision."""
+    """Return a uvicorn server without signal handlers: the Service decides when it stops."""
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -103,7 +103,7 @@ def http_server(app: Any, config: ServerConfig, tls: ssl.SSLContext | None) -> u
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=config.keep_alive_seconds,
-            timeout_graceful_shutdown=None,  # the Service cuts who does not end
+            timeout_graceful_shutdown=None,  # the Service cuts what does not end
         )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]

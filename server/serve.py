@@ -1,11 +1,11 @@
-"""`foredraft serve`: one front end from its first log line to its exit code.
+"""`foredraft serve`: one front end, from its first log line to its exit code.
 
-Owns the signals, and the order of starting and stopping. The engine starts first, the tokenizer
-loads beside it, HTTP answers (with 503) before the engine is ready. First SIGTERM, SIGINT, SIGQUIT
-or SIGHUP: no new requests, running ones have `grace_seconds`, exit code 0. Second: at once.
-SIGUSR2: the configuration is read anew, and an engine of it goes on with what runs. Where there is
-a file of keys or a certificate, SIGHUP reads these again instead.
-Exit codes: 0 stopped; 1 the engine was given up after it had served; 2 it could not be started.
+Owns the signals and the order of start and stop. The engine process starts first, the tokenizer
+loads in parallel, and HTTP answers (with 503) before the engine is ready.
+First SIGTERM, SIGINT, SIGQUIT or SIGHUP: accept no new requests, give running ones `grace_seconds`,
+exit with 0. Second: stop at once. With a key file or a certificate, SIGHUP reloads these instead.
+SIGUSR2: reload the configuration and replace the engine; running requests continue on the new one.
+Exit codes: 0 stopped; 1 the engine failed for good after it had served; 2 it could not be started.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 EXIT_STOPPED = 0
 EXIT_ENGINE_LOST = 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-CLOSE_SECONDS = 1.0  # for connections to end after their requests have, beyond what grace is left
+CLOSE_SECONDS = 1.0  # at least this long for connections to close after their requests ended
 
 
 class Service:
-    """`run()` is the whole life of the front end. `announce(config, port)` is the line for stdout
-    once it serves."""
+    """The front end; `run()` is its whole life. `announce(config, port)`: returns the text for
+    stdout once it serves."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Service:
         self._supervisor, self._grammars = self._replica.supervisor, self._replica.grammars
         self._tls = tls_context(config.server)
         loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[Any] = loop.create_future()  # a signal, or the engine given up
-        self._ready: asyncio.Future[None] = loop.create_future()  # it was, once
+        self._over: asyncio.Future[Any] = loop.create_future()  # on a signal or engine failure
+        self._ready: asyncio.Future[None] = loop.create_future()  # the engine was ready once
         self._http: uvicorn.Server | None = None
         self._hurry: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """Returns the exit code. Raises EngineError when it cannot start or go on."""
+        """Serve, and return the exit code. Raises EngineError if the start fails."""
         loop = asyncio.get_running_loop()
         for number in ENDING:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -104,7 +104,7 @@ class Service:
         return EXIT_ENGINE_LOST
 
     async def _serve_http(self, tokenizer: Tokenizer) -> None:
-        self._grammars.start()  # ahead of the first request that needs it
+        self._grammars.start()  # before the first request needs it
         server = self._config.server
         app = create_app(self._replica.services(tokenizer))
         self._http = http = http_server(app, server, self._tls)
@@ -114,7 +114,7 @@ class Service:
         try:
             await asyncio.wait([serving, self._over], return_when=asyncio.FIRST_COMPLETED)
             ends = asyncio.get_running_loop().time() + server.grace_seconds
-            # HTTP goes on meanwhile: running streams end, new requests get the reason.
+            # HTTP keeps running meanwhile: streams finish, new requests get an error.
             await self._supervisor.stop(server.grace_seconds)
             http.should_exit = True
             left = 0.0 if http.force_exit else ends - asyncio.get_running_loop().time()
@@ -127,7 +127,7 @@ class Service:
             await self._grammars.close()
 
     def _reload_secrets(self) -> None:
-        """Keys and certificate, each whole or as it was, whatever comes of the other."""
+        """Reload keys and certificate independently; one that is invalid stays as it was."""
         if self._config.server.api_keys_file is not None:
             try:
                 logger.info("SIGHUP: %d keys", self._replica.keyring.reload())
@@ -142,7 +142,7 @@ class Service:
 
     def _say_ready(self, ready: object) -> None:
         self._display.end()
-        # At once: whoever started this may be reading a pipe.
+        # Flush: stdout may be a pipe that another program waits on.
         sys.stdout.write(self._announce(self._config, self._listeners[0].getsockname()[1]) + "\n")
         sys.stdout.flush()
 
@@ -150,10 +150,10 @@ class Service:
         name = signal.Signals(number).name
         if self._over.done():
             logger.warning("%s again: stopping at once", name)
-            self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # cuts the grace short
+            self._hurry = asyncio.create_task(self._supervisor.stop(0.0))  # ends the grace period
             if self._http is not None:
                 self._http.force_exit = True
-                if self._http.should_exit:  # all has ended but for who does not read
+                if self._http.should_exit:  # only clients that do not read are left
                     cut_connections(self._http)
             return
         grace = self._config.server.grace_seconds
@@ -183,20 +183,20 @@ class Service:
 
 
 def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
-    """Raises ConfigError where replies that one engine began would not be the same of the other."""
+    """Raise ConfigError if the engine `after` would continue a reply of `before` differently."""
     both = zip(_text_of(before).items(), _text_of(after).values(), strict=True)
     for name in [name for (name, was), is_now in both if was != is_now]:
         raise ConfigError(f"{name} makes the text of the replies that run; restart the server")
 
 
 def _text_of(config: EngineConfig) -> dict[str, object]:
-    """What may change a reply."""
+    """Return the settings that can change the text of a reply."""
     names = ("target", "attention", "device", "threads")
     return {name: getattr(config, name) for name in names} | {"cache.dtype": config.cache.dtype}
 
 
 def start_banner(config: Config, port: int) -> str:
-    """The address, who guesses, where to look, and a command to try."""
+    """Return the text for stdout: address, proposer and K, metrics, and a curl command to try."""
     host = config.server.host
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     scheme = "http" if config.server.tls_certificate is None else "https"
@@ -232,8 +232,8 @@ def serve(
     announce: Callable[[Config, int], str] = start_banner,
     reload: Callable[[], Config] | None = None,
 ) -> int:
-    """Serve until a signal. Returns the exit code; raises EngineError, one sentence. The engine is
-    a process of `command`; `reload` reads the configuration anew."""
+    """Serve until a signal and return the exit code. `command` starts the engine process; `reload`
+    reads the configuration again. Raises EngineError."""
     check_folders(config.engine)
     begin_to_log(config.server.log_level, config.server.log_format)
 

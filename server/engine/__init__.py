@@ -1,1 +1,1 @@
-"""The engine as the front end sees it: client, mailboxes, open requests, admission, states."""
+"""The front end's side of the engine: client, mailboxes, open requests, admission, states."""

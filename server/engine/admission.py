@@ -12,13 +12,13 @@ from server.keys import Tenant
 
 WINDOW_SECONDS = 10.0  # seconds of engine work over which the rate is measured
 LONGEST_WAIT = 120.0
-Pace = tuple[float, float, float]  # tokens computed, requests ended, seconds that the engine worked
+Pace = tuple[float, float, float]  # tokens computed, requests ended, seconds of engine work
 
 
 @dataclass
 class Admission:
-    """Bounds the sequences in flight, also while their prompts are being tokenised, and the prompt
-    tokens that wait for a first token. `pace()`: totals since the server started."""
+    """Bounds the sequences in flight, including those whose prompts are being tokenized, and the
+    prompt tokens that wait for a first token. `pace()`: totals since the server started."""
 
     client: EngineClient
     max_inflight: int
@@ -56,7 +56,7 @@ class Admission:
             )
 
     def _seconds_for(self, count: float, *, of: int) -> float | None:
-        """Seconds for `count` tokens (`of` 0) or requests (1) at the recent rate; None: unknown."""
+        """Seconds for `count` tokens (`of`=0) or requests (1) at the recent rate; None: unknown."""
         now, newer = self.pace(), self._marks[1]
         if now[2] - newer[2] > WINDOW_SECONDS:
             self._marks = [newer, now]
@@ -66,7 +66,7 @@ class Admission:
 
 @dataclass
 class Charge:
-    """Charges one request's tokens to its tenant, and its prompt to the queue."""
+    """Charges one request's tokens to its tenant, and its prompt to the waiting tokens."""
 
     admission: Admission
     tenant: Tenant

@@ -1,9 +1,9 @@
 """EngineClient: the front end's only access to the engine. Owns the sockets and the open requests.
 
-Promises: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
-an Output with `finish` or by EngineLost; a slow reader costs one merged Output, never a queue.
-After `hold`, the next engine process continues the open requests (open_requests). Which engine
-process to talk to, and what its state means, is decided by supervise.supervisor.
+Guarantees: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
+an Output with `finish` or by EngineLost; Outputs for a slow reader are merged into one.
+After `hold`, the next engine process continues the open requests (open_requests). The supervisor
+(supervise.supervisor) decides which engine process to talk to and sets the state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from server.errors import NotReady
 logger = logging.getLogger(__name__)
 
 POLLIN = int(zmq.POLLIN)  # comparing an enum member would take longer than reading
-EVENTS_AT_ONCE = 32  # then other callbacks of the event loop run
+EVENTS_AT_ONCE = 32  # read before other callbacks of the event loop get their turn
 
 
 class EngineClient:
@@ -86,7 +86,7 @@ class EngineClient:
         return self.ready
 
     def not_ready(self) -> NotReady:
-        """Why no request is accepted, and when to retry."""
+        """Return the error that says why no request is accepted and when to retry."""
         if self.ending:
             return NotReady(NOT_READY["stopped"])
         if self.ready is None or self.state not in ("starting", "lost"):
@@ -107,14 +107,14 @@ class EngineClient:
         self._requests.abort(ids)
 
     def set_speculation(self, command: SetSpeculation) -> None:
-        """For this incarnation and all later ones; requests submitted after this call run in that
-        mode. K must be allowed (messages.mode_refusal)."""
+        """Set the mode for this incarnation and all later ones; it applies to requests submitted
+        after this call. K must be allowed (messages.mode_refusal)."""
         self.speculation = command
         self.send(command)
 
     async def swap_draft(self, path: str) -> Swap:
-        """Have this incarnation load another draft model, one at a time. Returns when it is refused
-        or on trial. Raises EngineLost, including NotReady."""
+        """Have this incarnation load another draft model, one at a time. Return the Swap once the
+        draft is refused or on trial. Raises EngineLost, including NotReady."""
         assert not self.loading
         if self.state != "ready":
             raise self.not_ready()
@@ -125,7 +125,7 @@ class EngineClient:
     # -- for the supervisor --
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
-        """Bind new endpoints for a new incarnation and start to read its events. No message of an
+        """Bind the endpoints of a new incarnation and start reading its events. No message of an
         earlier incarnation can arrive, since its endpoints are closed. Raises OSError."""
         assert self._link is None, "the previous incarnation is still connected"
         self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
@@ -152,7 +152,7 @@ class EngineClient:
         return self._requests.hold(sentence, planned=planned)
 
     def fail_all(self, sentence: str) -> None:
-        """Every open stream raises EngineLost(sentence), after the Outputs that have arrived."""
+        """End every open stream with EngineLost(sentence), after the Outputs that have arrived."""
         self._requests.fail(sentence)
         self._end_swap(EngineLost(sentence))
 
@@ -181,7 +181,7 @@ class EngineClient:
         if isinstance(end, Swap):
             self.swap = end
             if end.outcome not in ("refused", "trial"):
-                return  # `swap_draft` has returned before
+                return  # the end of a trial; `swap_draft` has already returned
             if waiting is not None:
                 waiting.set_result(end)
         elif waiting is not None:
@@ -193,7 +193,7 @@ class EngineClient:
 class _Link:
     """The two sockets of one incarnation. Commands are sent through zmq's asyncio socket, which
     queues them until the engine has connected. Events are read in a callback of the event loop,
-    since a task and a future per step would cost more than all other work on it."""
+    since a task and a future per step would cost more than all other work on a step."""
 
     def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -230,12 +230,12 @@ class _Link:
         rest; after EVENTS_AT_ONCE, let the event loop run first."""
         try:
             for _ in range(EVENTS_AT_ONCE):
-                # Polling is cheaper than an exception by recv.
+                # Polling is cheaper than an exception from recv.
                 if self._events.closed or not int(self._events.get(zmq.EVENTS)) & POLLIN:
                     return
                 self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
             self._loop.call_soon(self._read)
-        except Exception as error:  # a bug here or in a callback: report it, do not hang
+        except Exception as error:  # a bug here or in a callback must not leave requests hanging
             logger.exception("the engine's events are no longer read")
             self._stop_reading()
             self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))

@@ -5,8 +5,8 @@
     ready -> starting when the operator replaces the engine
     starting -> failed when the engine reports that its configuration cannot run
 
-Promises: no clocks, no processes, no sleeping (time is passed in, waits are returned); one log line
-per change of state; an invalid change is a bug and asserts.
+Guarantees: no clocks, processes or sleeps (time is passed in, waits are returned); one log line per
+change of state; an invalid change is a bug and fails an assertion.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Lifecycle:
         self._go("stopped", "in order")
 
     def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
-        """The engine is gone. Returns the seconds to wait before `restart`, or None if the state is
-        now `failed`. `explained`: earlier losses that were caused by one single request."""
-        # If it has ever served, the configuration is good: memory that lacks now may be free later.
+        """The engine was lost. Return the seconds to wait before `restart`, or None if the state is
+        now `failed`. `explained`: earlier losses caused by requests that are given up now."""
+        # If it ever served, the configuration is good: memory missing now may be free later.
         if loss.useless_to_retry and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
             return None
@@ -96,7 +96,7 @@ class Lifecycle:
 
     @property
     def has_last_try(self) -> bool:
-        """Whether the next loss, unless it comes late, is the last one."""
+        """Whether the next loss fails for good, unless the engine serves long enough before it."""
         return self._losses >= self._max_restarts
 
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""Stream: the mailbox of one request, between the engine's events and the reader."""
+"""Stream: the mailbox of one request, between the engine's events and its reader."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from engine.messages import Output
 
 
 class Stream:
-    """Outputs that arrive while nobody reads are merged into one: tokens, logprobs and sources are
-    concatenated, counters replaced, `finish` kept. One reader at a time. `wake` is set when
-    something arrives; a reader of several streams sets one shared event in all, before anything can
-    arrive, and clears it before it looks. `steps`: the Outputs merged by the last `take`, for
-    per-step counters."""
+    """The Outputs of one request; those that arrive between two reads are merged: tokens, logprobs
+    and sources are concatenated, counters replaced, `finish` kept. One reader at a time. `wake` is
+    set when something arrives; a reader of several streams assigns one shared event to all before
+    anything can arrive, and clears it before reading. `steps`: the Outputs merged by the last
+    `take`, for per-step counters."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -32,9 +32,9 @@ class Stream:
         return bool(self._arrived) or self._failure is not None
 
     def take(self) -> Output:
-        """The merged Output of everything since the last call; there must be something.
+        """Return everything since the last call as one Output; requires `has_news`.
 
-        Raises EngineLost if the engine was lost, after the tokens that arrived before. Must not be
+        Raises EngineLost if the engine was lost, once all earlier Outputs were read. Must not be
         called again after an Output with `finish` or an EngineLost.
         """
         if not self._arrived:
@@ -62,7 +62,7 @@ class Stream:
 
 
 def _merged(steps: list[Output]) -> Output:
-    """Several Outputs of one sequence as one; fields of a first Output come from the first."""
+    """Merge Outputs of one sequence; fields that only a first Output has come from the first."""
     first = steps[0]
     logprobs = [step.logprobs for step in steps if step.logprobs is not None]
     sources = [step.sources for step in steps if step.sources is not None]

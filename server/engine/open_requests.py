@@ -1,11 +1,11 @@
-"""OpenRequests: the requests that have not ended, and their resumption after an engine was lost. A
-token depends only on target, seed and position, so an engine that gets the tokens of a reply so far
-generates exactly the rest: nothing is repeated, missing or different.
+"""OpenRequests: the requests that have not ended, and their resumption after an engine was lost.
+The next token depends only on target, seed and the tokens before it, so an engine that gets the
+tokens of a reply so far generates exactly the rest: nothing is repeated, missing or different.
 
-A request that kills engines must not do so for ever, and a request that only ran beside it must not
-be blamed. Requests without an Output between two losses are suspects. The next engine gets the
-suspects one by one, each after an Output of the one before, and then all other requests. A request
-that was alone with two lost engines in such a row ends with an error.
+A request that crashes engines must not do so for ever, and a request that only ran beside it must
+not be blamed. Requests without an Output between two losses are suspects. The next engine gets the
+suspects one at a time, each after an Output of the previous one, and then all other requests. A
+request that was alone on two lost engines, without an Output in between, ends with an error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ResumeOutcome = Literal["resumed", "too_late", "given_up"]  # outcome of a held 
 
 
 class OpenRequest:
-    """Its mailbox, and what has arrived of its reply: 4 bytes per token, and the last Output.
+    """A request with its mailbox and its reply so far: 4 bytes per token, and the last Output.
 
     `most`: prompt tokens plus max_tokens. `sent`: the current engine has it. `deaths`: engines lost
-    with it in a row, without an Output in between; `alone`: those that had no other request.
-    `cut_at`: monotonic time of the first of these losses; None: it runs."""
+    in a row while they ran it, without an Output in between; `alone`: how many of them ran nothing
+    else. `cut_at`: monotonic time since which it is held; None: not held."""
 
     def __init__(self, submit: Submit) -> None:
         self.id = submit.id
@@ -47,7 +47,7 @@ class OpenRequest:
 
     @property
     def suspect_order(self) -> tuple[int, int]:
-        """Sort key, the greatest first; most such requests kill the engine with their prompt."""
+        """Sort key, greatest first: most deaths, then shortest reply, as prompts crash most."""
         return self.deaths, -len(self._tokens)
 
     def put(self, output: Output) -> None:
@@ -57,8 +57,8 @@ class OpenRequest:
         self.stream.put(output)
 
     def submit(self, ready: Ready | None) -> Submit:
-        """The Submit that continues the request. Without its speculation settings if the engine
-        `ready` does not support them; the text does not depend on them."""
+        """Return the Submit that continues the request. Drops its speculation settings if the
+        engine `ready` does not support them; the text does not depend on them."""
         submit, last = self._original, self._last
         if last is not None:
             so_far = (last.rounds, last.proposed, last.accepted, last.predicted)
@@ -75,8 +75,8 @@ def _can(settings: Speculation, ready: Ready) -> bool:
 
 
 class OpenRequests:
-    """By request id. `send` sends commands to the current engine, if any. A request is held for up
-    to `seconds` (0: not at all); `on_held` gets the outcome and the seconds of interruption."""
+    """Open requests by id. `send` sends commands to the current engine, if any. A request is held
+    for up to `seconds` (0: never); `on_held` gets the outcome and the seconds of interruption."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class OpenRequests:
         return len(self._requests)
 
     def add(self, submit: Submit, *, waits: bool = False) -> Stream:
-        """Submit at once, unless a suspect is being tried. `waits`: hold it for the next engine,
-        which is expected."""
+        """Submit at once, unless a suspect is being tried; return the mailbox. `waits`: hold it for
+        the next engine instead."""
         assert submit.id not in self._requests, f"request id {submit.id} is used twice"
         request = self._requests[submit.id] = OpenRequest(submit)
         if waits:
@@ -110,14 +110,14 @@ class OpenRequests:
         return request.stream
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End these; ids that have ended are ignored."""
+        """End these requests; ids that have ended are ignored."""
         ended = [self._requests.pop(id) for id in ids if id in self._requests]
         for request in ended:
             request.stream.put(Output(id=request.id, finish="abort"))
         self._let_go(ended)
 
     def deliver(self, items: Iterable[Output]) -> None:
-        """Deliver each to its mailbox; Outputs of requests that have ended here are dropped."""
+        """Deliver each Output to its mailbox; drop Outputs of requests that have ended here."""
         requests = self._requests
         for output in items:
             request = requests.get(output.id)
@@ -130,15 +130,15 @@ class OpenRequests:
             request.put(output)
 
     def fail(self, sentence: str) -> None:
-        """Every stream raises EngineLost(sentence), after the Outputs that have arrived."""
+        """End every stream with EngineLost(sentence), after the Outputs that have arrived."""
         requests, self._requests = self._requests, {}
         self._suspects, self._tried = [], None
         for request in requests.values():
             request.stream.fail(sentence)
 
     def hold(self, sentence: str, *, planned: bool) -> int:
-        """The engine is gone; `planned`: no request caused it. Returns how many earlier losses are
-        explained by requests that are given up now."""
+        """Hold all requests, as the engine is gone; `planned`: no request caused it. Return how
+        many earlier losses are explained by requests that are given up now."""
         if self.hold_seconds == 0:
             self.fail(sentence)
             return 0
@@ -158,8 +158,8 @@ class OpenRequests:
         return sum(request.deaths - 1 for request in guilty)
 
     def come_back(self, ready: Ready) -> None:
-        """Resume with the engine that sent `ready`. A request that may exceed its context ends
-        here, since it would be cut short."""
+        """Resume on the engine that sent `ready`. A request that may exceed its context length
+        ends here, since its reply would be cut short."""
         self._ready = ready
         for request in [
             each for each in self._requests.values() if each.most > ready.max_model_len
@@ -172,7 +172,7 @@ class OpenRequests:
         self._submit_next()
 
     def submit_all(self) -> None:
-        """Submit all that waits behind a suspect: a draining engine accepts nothing later."""
+        """Submit all requests that wait behind a suspect: a draining engine accepts none later."""
         self._suspects = []
         self._submit_next()
 
@@ -181,7 +181,7 @@ class OpenRequests:
         self._send(request.submit(self._ready))
 
     def _submit_next(self) -> None:
-        """The next suspect, or else all waiting requests."""
+        """Submit the next suspect or, if there is none, all waiting requests."""
         self._tried = self._suspects.pop() if self._suspects else None
         waiting = [self._tried] if self._tried is not None else self._requests.values()
         for request in waiting:
@@ -206,7 +206,7 @@ class OpenRequests:
         asyncio.get_running_loop().call_later(self.hold_seconds, self._end_late, now)
 
     def _end_late(self, cut: float) -> None:
-        """Fail those cut off by time `cut`: they have been held for `hold_seconds`."""
+        """Fail requests held since time `cut` or earlier: `hold_seconds` are over."""
         every = self._requests.values()
         late = [each for each in every if each.cut_at is not None and each.cut_at <= cut]
         for request in late:
@@ -221,7 +221,7 @@ class OpenRequests:
         self._on_held(outcome, now - (request.cut_at or now))
 
     def _let_go(self, ended: list[OpenRequest]) -> None:
-        """Abort requests in the engine that have ended here; they are no suspects."""
+        """Abort in the engine the requests that ended here; they are no longer suspects."""
         if ended:
             self._send(Abort([request.id for request in ended]))
         if self._tried in ended:

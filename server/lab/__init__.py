@@ -1,1 +1,1 @@
-"""Programs that measure a server over HTTP."""
+"""Programs that measure servers over HTTP."""

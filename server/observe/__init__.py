@@ -1,1 +1,1 @@
-"""Metrics, logs of requests and throughput, traces."""
+"""Metrics, request and throughput logs, traces."""

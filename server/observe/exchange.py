@@ -1,7 +1,7 @@
-"""Exchange: what is recorded of one HTTP request while it runs, and its line in the log.
+"""Exchange: the record of one HTTP request while it runs, and its log line.
 
-Code that works for a request finds its Exchange in `EXCHANGE`, so that no signature has to carry
-it. It holds counts, times, words of fixed sets and checked labels, but no other text of a client.
+Code that handles a request finds its Exchange in `EXCHANGE`, so that no signature has to carry it.
+It holds counts, times, words from fixed sets and validated labels, and no other client text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Requested every few seconds by platforms; logged at INFO only if they fail.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-PAGE = "/page/"  # the files of one view of the page are a dozen
+PAGE = "/page/"  # loading the page once requests a dozen files
 LABEL = "[A-Za-z0-9._:/+=@-]{1,128}"
 
 
@@ -66,12 +66,12 @@ class Exchange:
     total: float = 0.0
 
     def rename(self, id: str, *, unless: str | None) -> None:
-        """As its client calls it in the body, `unless` it has its name from a header."""
+        """Use the id from the request's body, `unless` the present id came from a header."""
         if self.id != unless:
             self.id = id
 
     def end(self, on_end: Callable[[Exchange], None] | None = None) -> None:
-        """Call when the last byte was handed over. `on_end` is called before the line is logged."""
+        """Record the end and log the line; `on_end` is called first. Call after the last byte."""
         self.total = time.monotonic() - self.began
         if on_end is not None:
             on_end(self)
@@ -99,8 +99,8 @@ EXCHANGE: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def request_id(given: str = "") -> str:
-    """The client's own id if it is a label of up to 128 letters, digits and ._:/+=@-, else a new
-    one."""
+    """Return the client's own id if it is a label of up to 128 letters, digits and ._:/+=@-, else a
+    new id."""
     return given if re.fullmatch(LABEL, given) else f"req-{uuid.uuid4().hex}"
 
 

@@ -1,8 +1,7 @@
-"""The Prometheus registry: what is counted, under which name. One registry per instance.
+"""The Prometheus registry: one per instance. All metrics are declared in `metrics_table`.
 
-Counters are kept here, in the front end, so they survive an engine restart. Sums only: rates and
-ratios are computed by PromQL. Label values come from fixed sets, so no request can add a series.
-All metrics are declared in `metrics_table`.
+Counters are kept here, in the front end, so they survive an engine restart. They are sums: rates
+and ratios are left to PromQL. Label values come from fixed sets, so no request can add a series.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _MODES = get_args(Mode)
 
 
 class Histogram:
-    """Counts by bucket (upper bounds inclusive), and per bucket the last reply that was named."""
+    """Counts by bucket (upper bounds inclusive), and per bucket the last reply as an exemplar."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -53,7 +52,7 @@ class Histogram:
         self._named: dict[int, Exemplar] = {}
 
     def observe(self, value: float, count: int = 1, *, reply: str = "") -> None:
-        """Add the same value `count` times. `reply`: the id of the reply that it belongs to."""
+        """Add the same value `count` times. `reply`: id of the reply that it belongs to."""
         at = bisect_left(self._bounds, value)
         self._counts[at] += count
         self._sum += value * count
@@ -74,13 +73,13 @@ class Histogram:
 
 
 class Metrics(Collector):
-    """Not thread-safe; everything runs in the event loop.
+    """All metrics of one server. Not thread-safe; everything runs in the event loop.
 
-    Plain numbers, passed to prometheus_client by `render`: the locks and checks of its own counters
-    took as long as the rest of a step in the front end.
+    Values are plain numbers, passed to prometheus_client only by `render`: the locks and checks of
+    its own counters took as long as the rest of a step in the front end.
 
-    `model_name`: a label of every series, if given. `engine`: the pid of the engine process, if
-    there is one, for its process metrics beside this process's. `router_names`: also export the
+    `model_name`: a label of every series, if given. `engine`: returns the pid of the engine
+    process, if there is one, to export its process metrics too. `router_names`: also export the
     names in ROUTER_NAMES.
     """
 
@@ -108,12 +107,12 @@ class Metrics(Collector):
         ProcessCollector(PREFIX + "engine", lambda: engine() or "none", registry=self._registry)
 
     def render(self, *, waiting_tokens: int = 0) -> bytes:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return self.rendered("", waiting_tokens=waiting_tokens)[0]
 
     def rendered(self, accept: str, *, waiting_tokens: int = 0) -> tuple[bytes, str]:
-        """(body, content type) for a scraper's Accept header. OpenMetrics includes reply ids as
-        exemplars of the buckets."""
+        """Return (body, content type) for a scraper's Accept header. OpenMetrics includes reply ids
+        as exemplars of the buckets."""
         self._set("waiting_prompt_tokens", waiting_tokens)
         self._set("spec_decode_estimated_regret_ratio", self.regret.value)
         self._set("spec_decode_estimated_speedup_ratio", self.gain.speedup or 1.0)
@@ -124,7 +123,7 @@ class Metrics(Collector):
         return encode(self._registry), kind
 
     def total(self, name: str) -> float:
-        """The value of a gauge, or of a counter summed over its label."""
+        """Return the value of a gauge, or of a counter summed over its label."""
         return sum(value for (known, _), value in self._values.items() if known == name)
 
     def collect(self) -> Iterator[Metric]:
@@ -149,7 +148,7 @@ class Metrics(Collector):
             yield family
 
     def observe_step(self, step: StepMetrics) -> None:
-        """One step, or an idle heartbeat (whose sums are zero)."""
+        """Add one step, or an idle heartbeat (whose sums are zero)."""
         values = self._values
         for key, field in _SUMS:
             values[key] += getattr(step, field)
@@ -178,16 +177,16 @@ class Metrics(Collector):
             self._set("spec_decode_mode", mode == estimates.mode, mode)
 
     def observe_tokens(self, count: int, *, gap_seconds: float) -> None:
-        """`count` tokens arrived together, `gap_seconds` after the previous delivery. Not to be
-        called for the first delivery."""
+        """Add ITLs: `count` tokens arrived together, `gap_seconds` after the previous delivery. Not
+        to be called for the first delivery."""
         self._histograms["inter_token_latency_seconds"].observe(gap_seconds / count, count)
 
     def observe_queue(self, seconds: float) -> None:
-        """A sequence waited so long for its first step."""
+        """Add the wait of a sequence for its first step."""
         self._histograms["request_queue_time_seconds"].observe(seconds)
 
     def observe_request(self, ended: Ended) -> None:
-        """One request ended."""
+        """Add one ended request."""
         self._add("requests_total", 1, ended.finish)
         self._add("prompt_tokens_total", ended.prompt_tokens)
         if ended.first_token is not None:
@@ -198,22 +197,23 @@ class Metrics(Collector):
         self._histograms["request_generation_tokens"].observe(ended.reply_tokens)
 
     def count_rejection(self, reason: Rejection) -> None:
-        """One request was refused before it reached the engine."""
+        """Count a request that was refused before it reached the engine."""
         self._add("rejected_requests_total", 1, reason)
 
     def observe_grammar(self, outcome: CheckOutcome, seconds: float) -> None:
-        """A grammar was compiled ahead of its request, or the compiler had no time for it."""
+        """Add a grammar that was compiled ahead of its request, or that the compiler had no time
+        for."""
         self._add("grammar_checks_total", 1, outcome)
         self._histograms["grammar_check_seconds"].observe(seconds)
 
     def observe_held(self, outcome: ResumeOutcome, seconds: float) -> None:
-        """The outcome of a held sequence, `seconds` after its engine was lost."""
+        """Add the outcome of a held sequence, `seconds` after its engine was lost."""
         self._add("held_requests_total", 1, outcome)
         if outcome == "resumed":
             self._histograms["resume_gap_seconds"].observe(seconds)
 
     def set_engine_state(self, state: EngineState) -> None:
-        """The engine's state changed. A requested replacement does not count as a restart."""
+        """Set the engine's state. A requested replacement does not count as a restart."""
         if self._state == "lost" and state == "starting":
             self._add("engine_restarts_total", 1)
         self._state = state
@@ -224,7 +224,7 @@ class Metrics(Collector):
                 self._set(gauge, 0)
 
     def pace(self) -> tuple[float, float, float]:
-        """(tokens computed, requests ended, seconds of engine work) since the start."""
+        """Return (tokens computed, requests ended, seconds of engine work) since the start."""
         values = self._values
         tokens = values["prefill_tokens_total", ""] + values["generation_tokens_total", ""]
         ended = sum(values["requests_total", reason] for reason in get_args(Finish))

@@ -31,8 +31,8 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5,
 
 @dataclass(frozen=True)
 class Metric:
-    """`name`: without the prefix. `labels`: at most one, with its values. `of`: the field of
-    StepMetrics that it counts or shows; a list is counted by index."""
+    """One metric. `name`: without the prefix. `labels`: at most one, with its values. `of`: the
+    field of StepMetrics that it sums or shows; a list is summed by index."""
 
     type: Literal["counter", "gauge", "histogram"]
     name: str
@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def label_values(self) -> tuple[str, ...]:
-        """One empty value if there is no label."""
+        """The values of the label; one empty string if there is no label."""
         return next(iter(self.labels.values()), ("",))
 
 
@@ -255,7 +255,7 @@ METRICS: tuple[Metric, ...] = (
     gauge("build_info", "always 1, for its label", {"version": (version("foredraft"),)}),
 )
 
-# With `server.router_names`: vLLM's names.
+# vLLM's names, exported too with `server.router_names`.
 ROUTER_NAMES = {
     "vllm:num_requests_running": "requests_running",
     "vllm:num_requests_waiting": "requests_waiting",
@@ -264,7 +264,7 @@ ROUTER_NAMES = {
 
 
 def markdown() -> str:
-    """The table for the documents: one line per metric."""
+    """Return the table for docs/operations.md: one line per metric."""
     head = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     rows = [
         f"| `foredraft_{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)}"

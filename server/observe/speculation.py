@@ -1,5 +1,5 @@
 """Recent results of speculation: regret of the choices of K, speed-up, and log lines about them.
-Time is passed in."""
+The clock is passed in."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from server.observe.metrics_table import PARTS
 logger = logging.getLogger(__name__)
 
 MEMORY_STEPS = 512
-QUIET_SECONDS = 60.0  # between two lines about on and off; a change of mode is always logged
+QUIET_SECONDS = 60.0  # between log lines about on and off; a change of mode is always logged
 NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
 FORGOTTEN = 0.01  # decayed count below which a proposer is not shown
 _parts = attrgetter(*PARTS)
 
 
 class FadingSums(defaultdict[object, float]):
-    """Sums by key in which steps lose weight with age. A long memory decays once every few steps,
-    since decaying at each step would take longer than everything else here."""
+    """Sums by key with exponential decay by step. A long memory decays once every few steps, since
+    decaying at each step would take longer than everything else here."""
 
     def __init__(self, memory_steps: int) -> None:
         super().__init__(float)
@@ -39,14 +39,15 @@ class FadingSums(defaultdict[object, float]):
 
 
 class Regret:
-    """`value`: seconds as chosen / seconds at the best single K, minus 1. 0 without estimates."""
+    """Regret of the chosen K over the last `memory_steps` steps (decaying). `value`: estimated
+    seconds at the chosen K / seconds at the best single K, minus 1; 0 without estimates."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
         self._seconds = FadingSums(memory_steps)  # by K, and as chosen
         self._num_rates = 0
 
     def observe(self, estimates: Estimates, num_tokens: int) -> None:
-        """One step that generated `num_tokens` tokens."""
+        """Add one step that generated `num_tokens` tokens."""
         rates, k = estimates.rates, estimates.k
         if k >= len(rates) or min(rates) <= 0.0:
             return
@@ -66,8 +67,8 @@ class Regret:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of one proposer. `proposed` and `accepted`: tokens per round, i.e. per sequence and step.
-    `tokens`: its accepted tokens relative to all tokens."""
+    """Results of one proposer. `proposed`, `accepted`: tokens per round, i.e. per sequence and
+    step. `tokens`: its accepted tokens as a fraction of all tokens."""
 
     proposed: float
     accepted: float
@@ -75,13 +76,13 @@ class Share:
 
 
 def seconds_of(seconds: StepSeconds) -> float:
-    """All phases of a step, and the time between the previous step and this one."""
+    """Return the seconds of all phases of a step, including the time since the previous step."""
     return float(sum(_parts(seconds)))
 
 
 def compared(step: StepMetrics) -> tuple[float, float]:
-    """(seconds that the step took, estimate for its tokens without speculation); zeros if
-    unknown. The estimate is bounded by its value if speculation took no time at all."""
+    """Return (seconds of the step, estimated seconds for its tokens without speculation); zeros if
+    unknown. The estimate is at most what it would be if speculation cost no time at all."""
     if not step.plain_seconds:
         return 0.0, 0.0
     taken = seconds_of(step.seconds)
@@ -91,7 +92,7 @@ def compared(step: StepMetrics) -> tuple[float, float]:
 
 
 class Gain:
-    """Over the last `memory_steps` steps. Starts over when the mode changes."""
+    """Gain over the last `memory_steps` steps (decaying). Starts over when the mode changes."""
 
     def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
         self._sums = FadingSums(memory_steps)
@@ -126,19 +127,19 @@ class Gain:
 
     @property
     def speedup(self) -> float | None:
-        """Relative to no speculation; None if not known."""
+        """The speed-up over no speculation; None if unknown."""
         taken = self._sums["taken"]
         return self._sums["plain"] / taken if taken > 0.0 else None
 
     @property
     def tokens_per_round(self) -> float | None:
-        """1 without speculation; None before the first round."""
+        """Tokens per sequence and step: 1 without speculation; None before the first round."""
         rounds = self._sums["rounds"]
         return self._sums["tokens"] / rounds if rounds else None
 
     @property
     def kept(self) -> list[float]:
-        """[position]: the accepted share of the draft tokens verified there. Ends at the first
+        """[position]: accepted fraction of the draft tokens verified there. Ends at the first
         position with hardly any."""
         sums, shares = self._sums, list[float]()
         while (proposed := sums["proposed", len(shares)]) >= 1.0:
@@ -147,7 +148,7 @@ class Gain:
 
     @property
     def kept_behind(self) -> dict[str, float]:
-        """By length of context: the accepted share of the main proposer's tokens, where there were
+        """By context length: accepted fraction of the main proposer's tokens, where there were
         enough."""
         return {
             context: self._sums["accepted", context] / proposed
@@ -157,7 +158,7 @@ class Gain:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By proposer with recent proposals, in the order of config.PROPOSERS."""
+        """Results by proposer with recent proposals, in the order of config.PROPOSERS."""
         rounds, tokens = self._sums["rounds"], max(self._sums["tokens"], 1e-9)
         shares = {}
         for name in PROPOSERS:
@@ -168,10 +169,9 @@ class Gain:
 
 
 class SpeculationLog:
-    """Logs when speculation turns on or off and when the operator changes the mode; not each K, and
-    not exploration, which lasts a step or two. If it turns on and off often, one line a minute
-    gives the number of changes and the state. Call `observe` with the estimates of each step and
-    heartbeat."""
+    """Logs when speculation turns on or off and when the operator changes the mode; neither each K
+    nor exploration, which lasts a step or two. If it turns on and off often, one line a minute
+    gives the number of changes and the state. Call `observe` for each step and heartbeat."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -201,8 +201,8 @@ class SpeculationLog:
 
 
 def _k(estimates: Estimates) -> str:
-    """The K and the evidence for it, if any. The expected speed-up is that of the main proposer
-    only, so it is left out if not above 1."""
+    """Return the K and the evidence for it, if any. The expected speed-up covers only the main
+    proposer, so it is left out if not above 1."""
     if not estimates.rates:
         return f"K = {estimates.k}"
     plural = "s" if estimates.num_sequences != 1 else ""

@@ -18,7 +18,7 @@ _SUMS = (
 
 
 class ThroughputLog:
-    """Logs the growth of counters since the last `log`, and the gauges."""
+    """Logs rates since the last `log`, and the gauges."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._metrics, self._clock = metrics, clock
@@ -26,8 +26,8 @@ class ThroughputLog:
         self._before = [0.0] * len(_SUMS)
 
     def log(self) -> None:
-        """`k`: mean draft tokens verified per sequence and step; `acceptance`: their accepted
-        share."""
+        """Log one line, unless nothing ran. `k`: mean draft tokens verified per sequence and step;
+        `acceptance`: their accepted fraction."""
         now, sums = self._clock(), [self._metrics.total(name) for name in _SUMS]
         seconds = max(now - self._at, 1e-9)
         grown = [after - before for after, before in zip(sums, self._before, strict=True)]

@@ -1,8 +1,8 @@
 """OpenTelemetry traces of ended requests. The only module that imports opentelemetry, an extra.
 
-Off unless an endpoint is configured, here or in the standard's variables. Spans are made of times
-that are recorded anyway, so nothing is done while a request runs. All other variables of the
-standard (samplers, headers, resource attributes, batch sizes) are read by the SDK.
+Off unless an endpoint is configured, here or in OpenTelemetry's environment variables. Spans are
+built from times that are recorded anyway, so they cost nothing while a request runs. The SDK reads
+all other variables (samplers, headers, resource attributes, batch sizes).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 NAME = "foredraft"
-EXPORT_SECONDS = 3.0  # if the collector is gone, the server's exit takes so much longer
+EXPORT_SECONDS = 3.0  # an unreachable collector delays the server's exit by this
 
 
 def make_traces(
     endpoint: str | None, environment: Mapping[str, str], *, model: str
 ) -> Callable[[Exchange], None] | None:
-    """The function that makes a request's spans; None if no endpoint is configured. `endpoint`: a
-    collector's URL, without the path. Raises ConfigError if it is given and the extra is not
-    installed; with variables only it warns, since they may be meant for other programs."""
+    """Return the function that makes a request's spans; None if no endpoint is configured.
+    `endpoint`: a collector's URL, without the path. Raises ConfigError if it is given and the extra
+    is not installed; with variables only it warns, as they may be meant for other programs."""
     off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     off = off or environment.get("OTEL_TRACES_EXPORTER") == "none"
     if endpoint is None and (off or not any(environment.get(name) for name in ENDPOINTS)):
@@ -55,7 +55,7 @@ def make_traces(
 
 class Traces:
     """One span per request, and within it `queue`, `prefill` and `decode` in sequence. With several
-    choices: until the first one runs, and until the first token of any."""
+    choices, `queue` ends when the first one runs, `prefill` at the first token of any."""
 
     def __init__(self, provider: Any, *, model: str) -> None:
         from opentelemetry import trace
@@ -90,7 +90,7 @@ class Traces:
 
 
 def _phases(ended: Ended) -> list[tuple[str, float, float, dict[str, Any]]]:
-    """(name, start, end, attributes), in seconds since the arrival."""
+    """Return (name, start, end, attributes) of each phase, in seconds since `ended.began`."""
     if ended.first_token is None:
         return [("queue", 0.0, ended.total, {})]
     first = ended.first_token

@@ -1,15 +1,15 @@
-// The server's API: requests with the reader's key, errors as sentences, streams as chunks.
+// A client of the server's API: adds the user's key, turns errors into sentences, streams chunks.
 
-const STORED = "foredraft-key"; // in sessionStorage: of this tab, gone with it
+const STORED = "foredraft-key"; // in sessionStorage: private to this tab, and gone when it closes
 const WANTED = "This server asks for an API key.";
 const UNKNOWN = "The server does not know this key.";
-const BASE = new URL("..", import.meta.url); // behind whatever prefix a proxy has
+const BASE = new URL("..", import.meta.url); // keeps a proxy's path prefix
 
 let key = sessionStorage.getItem(STORED) ?? "";
-let asking = null; // the promise of a key, while one is asked for
+let asking = null; // the promise of a key while the dialog is open
 let askForKey = async () => null;
 
-// `message` is a sentence for the reader; `status` is 0 where nothing answered.
+// `message`: a sentence for the user; `status`: the HTTP status, 0 if there was no response.
 export class Failure extends Error {
   constructor(message, status) {
     super(message);
@@ -17,7 +17,7 @@ export class Failure extends Error {
   }
 }
 
-// `ask(why)` resolves to a key, or to null where the reader has none to give.
+// Registers `ask(why)`, which resolves to a key, or to null if the user gives none.
 export function onKeyWanted(ask) {
   askForKey = ask;
 }
@@ -31,8 +31,8 @@ export async function changeKey(why) {
   return true;
 }
 
-// The response to a request that went well; else raises Failure. `quietly`: do not ask for a key.
-// `otherKey`: one for this request alone.
+// Returns the response, or throws Failure for an error. `quietly`: do not ask for a key.
+// `otherKey`: a key for this request only.
 export async function request(path, { body, signal, quietly = false, otherKey } = {}) {
   for (;;) {
     const used = otherKey ?? key;
@@ -68,7 +68,7 @@ export function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 }
 
-// The chunks of a streamed completion or chat, the last one with the usage.
+// Yields the chunks of a streamed completion or chat; the last one has the usage.
 export async function* stream(path, body, signal) {
   const asked = { ...body, stream: true, stream_options: { include_usage: true, ...body.stream_options } };
   const reply = await request(path, { body: asked, signal });

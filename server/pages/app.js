@@ -1,4 +1,4 @@
-// The page: three views behind the part of the address after #, and what is told above them all.
+// The page: three views, selected by the URL fragment, and a notice about the engine above them.
 
 import { changeKey, get, request } from "./api.js";
 import { ChatView } from "./chat.js";
@@ -7,7 +7,7 @@ import "./key.js";
 import { LiveView } from "./live.js";
 import { RaceView } from "./race.js";
 
-const EVERY = 2000; // milliseconds between two looks at the engine
+const EVERY = 2000; // milliseconds between polls of /health
 const STATES = {
   starting: "The engine is starting, which may take a minute or two. What is sent now waits for it or is refused.",
   lost: "The engine was lost and is being started again. Replies that were running go on when it is back.",
@@ -17,10 +17,10 @@ const STATES = {
 };
 const SILENT = "The server does not answer. This page tries again every two seconds.";
 
-const server = { model: "", capabilities: null }; // what the views know of it
+const server = { model: "", capabilities: null }; // shared with the views
 const views = { chat: new ChatView(server), race: new RaceView(server), live: new LiveView() };
 let shown = null;
-let state = ""; // of the engine, or "silent"
+let state = ""; // the engine's state, or "silent"
 
 function show() {
   const wanted = location.hash.slice(1);
@@ -43,7 +43,7 @@ async function look() {
     const reply = await request("health", { quietly: true });
     found = (await reply.json()).engine;
   } catch (error) {
-    if (error.status === 503) found = "failed"; // what /health says with that status
+    if (error.status === 503) found = "failed"; // /health uses 503 for this state
   }
   if (found !== state) {
     const before = state;
@@ -62,7 +62,7 @@ function tell(before) {
   if (state !== "silent") meet();
 }
 
-// Learns what is served, and asks for a key where one is needed.
+// Fetches the model and the capabilities, and asks for a key if one is needed.
 async function meet() {
   try {
     const models = await get("v1/models");

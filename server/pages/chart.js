@@ -1,12 +1,12 @@
-// A chart of values over the last minutes, and rows of bars. Colours are the style sheet's.
+// A line chart of the last minutes, and rows of bars. Colours come from the style sheet.
 
 import { el, figure, svg } from "./dom.js";
 
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 44, 10, 8, 34];
 
 export class Chart {
-  // `series`: [{name, of(point)}], the first one drawn as line 0. `floor`: what the y axis shows at
-  // least. `mark`: a value that gets a line of its own. `about`: said while the pointer is elsewhere.
+  // `series`: [{name, of(point)}], styled as line 0, 1, ... `floor`: the y axis reaches at least this
+  // value. `mark`: a value marked by a line. `about`: the text while the pointer is not on the chart.
   constructor(element, { title, unit, series, floor, mark, about = "" }) {
     Object.assign(this, { title, unit, series, floor, mark, about, points: [], span: 180, pointed: null });
     this.now = el("span", { class: "now" }, about);
@@ -19,7 +19,7 @@ export class Chart {
     this.canvas.addEventListener("pointerleave", () => this.hover(null));
   }
 
-  // `points`: [{at, ...}], the last one being now; `span`: seconds that the x axis shows.
+  // `points`: [{at, ...}], the last one being now; `span`: seconds shown on the x axis.
   set(points, span) {
     [this.points, this.span] = [points, span];
     this.draw();
@@ -69,7 +69,7 @@ export class Chart {
     return [...found, svg("text", { class: "tick", x: middle, y: HEIGHT - 4, "text-anchor": "middle" }, "seconds")];
   }
 
-  // A line of each series, broken where nothing is known.
+  // A line for each series, with gaps where the value is null.
   lines() {
     return this.series.map(({ of }, index) => {
       let [path, pen] = ["", "M"];
@@ -89,7 +89,7 @@ export class Chart {
     return known ? values.map(figure).join(" / ") + unit : "nothing ran";
   }
 
-  // Tells of the moment under the pointer, which is at `x` or, where that is null, elsewhere.
+  // Shows the values at the pointer's `x`; null: the pointer is not on the chart.
   hover(x) {
     this.pointed = x;
     if (!this.points.length || !this.x) return;
@@ -101,7 +101,7 @@ export class Chart {
   }
 }
 
-// 1, 2 or 5 by a power of ten, not below `least`.
+// The smallest 1, 2 or 5 times a power of ten that is not below `least`.
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map(step => step * power).find(step => step >= least - 1e-12);
@@ -109,7 +109,7 @@ function niceStep(least) {
 
 const tick = value => String(Number(value.toPrecision(3)));
 
-// One row for each [name, share, text]; `source` colours a bar as tokens of that proposer.
+// Shows a row for each [name, share, text, source], coloured as `source`; without rows `nothing`.
 export function bars(element, rows, nothing) {
   if (!rows.length) {
     element.replaceChildren(el("p", { class: "nothing" }, nothing));

@@ -1,4 +1,4 @@
-// The view `chat`: a conversation or a completion, its messages to be edited and gone on from.
+// The view `chat`: a conversation or a completion. Each message can be edited and continued from.
 
 import { at, el } from "./dom.js";
 import { entry, generate, summary, Tokens } from "./reply.js";
@@ -28,7 +28,7 @@ export class ChatView {
     this.become(at("mode-completion").checked ? "completion" : "chat");
   }
 
-  // What this server's model cannot do is said where it would be asked for.
+  // Disables the settings that this server's model does not support, and shows why.
   meet() {
     const { endpoints, engine } = this.server.capabilities;
     at("colours").replaceChildren(...["target", ...(engine.proposers ?? [])].map(source => entry(source)));
@@ -57,7 +57,7 @@ export class ChatView {
     this.cut(0);
   }
 
-  // Removes the turns from this one on.
+  // Removes this turn and all later ones.
   cut(index) {
     this.running?.abort();
     for (const turn of this.turns.splice(index)) turn.element.remove();
@@ -86,7 +86,7 @@ export class ChatView {
     await this.answer();
   }
 
-  // The fields of a request as the settings have them; null where one of them is not JSON.
+  // Returns the request fields from the settings; null if the tools or the schema are invalid.
   asked() {
     const schema = parsed("schema", value => typeof value === "object" && !Array.isArray(value));
     const tools = this.mode === "chat" ? parsed("tools", Array.isArray) : undefined;
@@ -106,10 +106,10 @@ export class ChatView {
     const system = at("system").value.trim();
     const first = system ? [{ role: "system", content: system }] : [];
     const said = this.turns.map(turn => turn.message);
-    return [...first, ...said.filter(one => one.content || one.tool_calls)]; // not what failed
+    return [...first, ...said.filter(one => one.content || one.tool_calls)]; // without failed turns
   }
 
-  // Has the model answer what is there, or go on behind `begun`.
+  // Requests a reply to the conversation, or the continuation of `begun`.
   async answer(begun = "") {
     const body = this.asked();
     if (body === null) return;
@@ -118,7 +118,7 @@ export class ChatView {
     else {
       path = "v1/chat/completions";
       body.messages = this.messages();
-      body.stream_options = { continuous_usage_stats: true }; // which counts the thinking
+      body.stream_options = { continuous_usage_stats: true }; // counts thinking tokens
       if (begun) {
         body.messages.push({ role: "assistant", content: begun });
         body.continue_final_message = true;
@@ -143,7 +143,7 @@ export class ChatView {
     at("stop").hidden = !is;
   }
 
-  // Goes on from a turn with other text in it.
+  // Replaces the text of a turn, drops later turns and requests a reply.
   async goOn(turn, text) {
     const { role } = turn.message;
     this.cut(this.turns.indexOf(turn));
@@ -157,7 +157,7 @@ export class ChatView {
     await this.answer(turn.begun);
   }
 
-  // Goes on with what the tools that were called gave back.
+  // Adds the results of a turn's tool calls and requests a reply.
   async results(turn, contents) {
     this.cut(this.turns.indexOf(turn) + 1);
     turn.message.tool_calls.forEach(({ id }, index) =>
@@ -166,7 +166,7 @@ export class ChatView {
   }
 }
 
-// The value of a JSON box: undefined where it is empty; null where it is wrong, which is said.
+// The value of a JSON box: undefined if it is empty; null, with a message shown, if it is invalid.
 function parsed(id, fits) {
   const text = at(id).value.trim();
   let [value, said] = [undefined, ""];
@@ -181,7 +181,7 @@ function parsed(id, fits) {
   return said ? null : value;
 }
 
-// One message, as it is shown and as it is sent.
+// One message: its element, and the message as sent.
 class Turn {
   constructor(view, message) {
     [this.view, this.message, this.begun] = [view, message, message.content];
@@ -216,7 +216,7 @@ class Turn {
     }
   }
 
-  // The thinking is folded away once, when the answer begins.
+  // Collapses the thinking once, when the answer begins.
   show(tokens, more, thought) {
     const answered = tokens.spans.length > tokens.thought;
     tokens.push(more, thought);
@@ -238,7 +238,7 @@ class Turn {
     }
   }
 
-  // Calls as cards, their tokens folded away, and boxes for what they give back.
+  // Shows tool calls as cards with boxes for their results; the reply's tokens are collapsed.
   calls(calls) {
     const folded = el("details", {}, el("summary", {}, "Tokens of the reply"));
     this.text.replaceWith(folded);
@@ -274,7 +274,7 @@ class Turn {
   }
 }
 
-// Keeps the end of the page in view where the reader has it in view.
+// Applies `change`, and stays at the end of the page if it was in view before.
 function following(change) {
   const end = innerHeight + scrollY > document.body.scrollHeight - 120;
   change();

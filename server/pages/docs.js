@@ -1,4 +1,4 @@
-// The API reference: /openapi.json as endpoints, types and tables of fields.
+// The API reference: shows /openapi.json as endpoints, types and tables of fields.
 
 import { get } from "./api.js";
 import { at, coded, el } from "./dom.js";
@@ -22,7 +22,7 @@ try {
   at("said").hidden = false;
 }
 
-// Opens the type that the address names.
+// Opens the type that the URL fragment names.
 function open() {
   const named = at(location.hash.slice(1));
   if (named?.tagName !== "DETAILS") return;
@@ -50,7 +50,7 @@ function* bodies(content = {}) {
   }
 }
 
-// What there is to say of a schema: the table of its fields, or its type.
+// A schema as elements: its description, and the table of its fields or its type.
 function described({ description, properties, required = [], ...schema }) {
   const said = description ? [el("p", {}, ...coded(description))] : [];
   if (!properties) return [...said, el("p", {}, ...typed(schema))];
@@ -67,7 +67,7 @@ function table(heads, rows) {
         el("tr", {}, el("td", {}, first), ...rest.map(cell => el("td", {}, ...cell)))))));
 }
 
-// A type in words, with links to named ones.
+// A type in words, with links to named types.
 function* typed(schema) {
   const options = (schema.anyOf ?? schema.oneOf)?.filter(({ type }) => type !== "null");
   if (schema.$ref) {

@@ -1,8 +1,8 @@
-// Elements of a page. Text is always put in as text, never as markup.
+// Helpers that make elements. Text is always inserted as text, never as markup.
 
 export const at = id => document.getElementById(id);
 
-// An element with attributes (true and false switch one on and off, `on...` are listeners).
+// Makes an element. A boolean attribute is set or left out; `on...` attributes are listeners.
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -21,7 +21,7 @@ function fill(made, attributes, children) {
   return made;
 }
 
-// Three significant digits; "?" for what is not known.
+// A number with about three significant digits; "?" if it is unknown.
 export function figure(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "?";
   if (value === 0) return "0";
@@ -33,7 +33,7 @@ export function seconds(value) {
   return value < 1 ? `${Math.round(1000 * value)} ms` : `${figure(value)} s`;
 }
 
-// A text whose parts in backticks are code.
+// Converts text to nodes; parts in backticks become <code>.
 export const coded = text =>
   text.split("`").map((part, index) => (index % 2 ? el("code", {}, part) : part));
 

@@ -1,4 +1,4 @@
-// The dialog that asks for an API key. The key stays in this tab (api.js).
+// The dialog that asks for an API key. api.js keeps the key, for this tab only.
 
 import { onKeyWanted } from "./api.js";
 import { el } from "./dom.js";

@@ -1,4 +1,4 @@
-// The view `live`: what /metrics counted in the last minutes, and the switch of speculation.
+// The view `live`: charts of /metrics over the last minutes, and a switch for speculation.
 
 import { get, request } from "./api.js";
 import { Chart, bars } from "./chart.js";
@@ -6,12 +6,12 @@ import { at, figure, many } from "./dom.js";
 import { History, Sample } from "./metrics.js";
 import { nameOf } from "./reply.js";
 
-const EVERY = 1000; // milliseconds between two samples
-const BELIEFS_EVERY = 5; // samples between two looks at /speculation
-const SPAN = 180; // seconds that charts show
-const MOMENT = 5; // seconds that a point of a chart is the mean of
-const LATELY = 10; // seconds of the figures
-const MINUTE = 60; // seconds of the headline and of the bars
+const EVERY = 1000; // milliseconds between samples
+const BELIEFS_EVERY = 5; // samples between requests for /speculation
+const SPAN = 180; // seconds shown in charts
+const MOMENT = 5; // seconds that each point of a chart averages over
+const LATELY = 10; // seconds that the figures average over
+const MINUTE = 60; // seconds that the headline and the bars cover
 const percent = share => `${figure(100 * share)} %`;
 
 export class LiveView {
@@ -93,12 +93,12 @@ export class LiveView {
     bars(at("shares"), shares, "No token was generated in the last minute.");
   }
 
-  // The key may be another one by now.
+  // Retry /speculation: the key may have changed.
   meet() {
     this.refused = false;
   }
 
-  // What the controller says of its choice, unless it needs a key that is not there.
+  // Shows the controller's explanation of its choice, unless the server refused the key.
   async beliefs() {
     if (this.refused) return;
     try {
@@ -131,7 +131,7 @@ export class LiveView {
   }
 }
 
-// What the headline is estimated from.
+// A sentence about what the headline is estimated from.
 function reasons({ seconds, tokens, plainSteps, compared: { plain, taken } }) {
   const checked = plainSteps
     ? `${many(plainSteps, "step")} ran without guesses and count as they were.`
@@ -145,7 +145,7 @@ function put(id, text) {
   at(id).textContent = text;
 }
 
-// What charts show of a moment.
+// The values of one point of the charts.
 function point(span) {
   const { to } = span;
   return {

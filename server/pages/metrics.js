@@ -1,10 +1,10 @@
-// What /metrics says, and what its counters grew by between two looks.
+// Samples of /metrics, and the growth of its counters between two samples.
 
 const LINE = /^foredraft_(\w+?)(?:\{(.*)\})? (\S+)/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
 export class Sample {
-  // `at`: seconds, of any clock that all samples share.
+  // `at`: seconds, by a clock that all samples share.
   constructor(text, at) {
     [this.at, this.series] = [at, new Map()];
     for (const line of text.split("\n")) {
@@ -32,7 +32,7 @@ export class Sample {
   }
 }
 
-// What happened between two samples. What cannot be known (nothing ran) is null.
+// What happened between two samples. Values are null if unknown, as when nothing ran.
 export class Span {
   constructor(from, to) {
     [this.from, this.to, this.seconds] = [from, to, to.at - from.at];
@@ -56,30 +56,30 @@ export class Span {
     return this.seconds > 0 ? this.tokens / this.seconds : null;
   }
 
-  // Guesses verified for a request in a step, at the mean.
+  // Mean number of draft tokens verified per sequence and step.
   get k() {
     const rounds = Object.entries(this.grownBy("spec_decode_chosen_k_total", "k"));
     const count = rounds.reduce((sum, [, grown]) => sum + grown, 0);
     return ratio(rounds.reduce((sum, [k, grown]) => sum + k * grown, 0), count);
   }
 
-  // Seconds of steps without prompts: as they were, and as estimated without any guess.
+  // Seconds of steps without prefill: as measured, and as estimated without speculation.
   get compared() {
     return this.grownBy("spec_decode_compared_seconds_total", "kind");
   }
 
-  // Against no guesses.
+  // Relative to no speculation.
   get speedup() {
     return ratio(this.compared.plain, this.compared.taken);
   }
 
-  // Steps that ran without guesses, to compare or since none would pay.
+  // Steps that ran at K = 0, as a baseline or because speculation would not pay.
   get plainSteps() {
     const { baseline = 0, off = 0 } = this.grownBy("spec_decode_decisions_total", "reason");
     return baseline + off;
   }
 
-  // [position]: of the guesses there, the share that was kept; ends where hardly any were made.
+  // [position]: accepted fraction of the draft tokens there; ends where there were hardly any.
   get kept() {
     const [made, kept] = ["draft", "accepted"].map(word =>
       this.grownBy(`spec_decode_num_${word}_tokens_per_pos_total`, "position"));
@@ -88,7 +88,7 @@ export class Span {
     return found;
   }
 
-  // By proposer, its share of all tokens; the target's is the rest.
+  // Fraction of all tokens by proposer; the rest is the target's.
   get shares() {
     const kept = Object.entries(this.grownBy("spec_decode_num_accepted_tokens_total", "proposer"));
     if (!this.tokens) return {};
@@ -100,7 +100,7 @@ export class Span {
 
 const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 
-// The samples of the last minutes; begins anew where a counter falls, since the server did.
+// The samples of the last minutes. Starts over if a counter decreases: the server has restarted.
 export class History {
   constructor(keepSeconds) {
     [this.keepSeconds, this.samples] = [keepSeconds, []];
@@ -113,7 +113,7 @@ export class History {
     while (this.samples[0].at < sample.at - this.keepSeconds) this.samples.shift();
   }
 
-  // About the last `seconds` before the sample of this index; null before there are two.
+  // The span of about `seconds` before the sample at `index`; null if there are not two samples.
   over(seconds, index = this.samples.length - 1) {
     if (index < 1) return null;
     const begin = this.samples[index].at - seconds + 0.25;

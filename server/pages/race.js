@@ -1,11 +1,11 @@
-// The view `race`: one prompt and seed, with speculation and without, measured one after the other.
+// The view `race`: runs one prompt and seed with and without speculation, one after the other.
 
 import { request } from "./api.js";
 import { at, el, figure, many, seconds, svg } from "./dom.js";
 import { Sample } from "./metrics.js";
 import { generate, Tokens } from "./reply.js";
 
-const SHOWN_SECONDS = 4; // that watching a race again takes at least
+const SHOWN_SECONDS = 4; // minimum duration of a replay
 
 export class RaceView {
   constructor(server) {
@@ -44,7 +44,7 @@ export class RaceView {
     }
   }
 
-  // Both runs. The order changes from race to race, so that neither is always the first.
+  // Runs both. The order alternates between races, so that neither always runs first.
   async measure(signal) {
     const [path, body] = this.asked();
     const both = [this.plain, this.guessed];
@@ -68,7 +68,7 @@ export class RaceView {
     return ["v1/chat/completions", { ...body, messages: [{ role: "user", content: text }] }];
   }
 
-  // Both speedometers end at the same speed.
+  // Gives both speedometers the same scale.
   scale() {
     const most = Math.max(this.plain.speed, this.guessed.speed, 1);
     const top = 10 ** Math.floor(Math.log10(most));
@@ -76,7 +76,7 @@ export class RaceView {
     for (const lane of [this.plain, this.guessed]) lane.gauge(end);
   }
 
-  // Shows what was measured once more, as if both had begun at once.
+  // Replays both measured replies, as if they had started at the same time.
   async watch() {
     if (this.running) return;
     const { signal } = (this.running = new AbortController());
@@ -114,14 +114,14 @@ function tell(result, details, note = "") {
   at("race-details").textContent = [details, note].filter(Boolean).join(" ");
 }
 
-// A sentence where other requests run, which the race then shares the device with.
+// Returns a sentence if other requests are running, since the race then shares the device with them.
 async function others() {
   const sample = new Sample(await (await request("metrics", { quietly: true })).text(), 0);
   const count = sample.total("requests_running") + sample.total("requests_waiting");
   return count ? `When it began, ${many(count, "other request")} ran here, so the speeds are not those of a free device.` : "";
 }
 
-// How many token ids differ, position by position, and how the speeds compare.
+// Returns [result, details]: how many token ids differ by position, and how the speeds compare.
 export function verdict(plain, guessed) {
   const most = Math.max(plain.ids.length, guessed.ids.length);
   const differing = Array.from({ length: most }, (_, i) => plain.ids[i] !== guessed.ids[i]);
@@ -169,7 +169,7 @@ class Lane {
   }
 
   async run(path, body, signal, seen) {
-    const salt = `race-${Math.random()}`; // a cache of its own: the prompt is computed anew
+    const salt = `race-${Math.random()}`; // bypasses the prefix cache: each run does its own prefill
     const asked = { ...body, cache_salt: salt };
     if (this.speculation.enabled === false) asked.speculation = this.speculation;
     this.whole = await generate(path, asked, signal, part => {
@@ -185,7 +185,7 @@ class Lane {
       `${many(this.whole.ids.length, "token")} in ${seconds(end)} and ${many(usage.speculation.rounds, "step")} · first after ${seconds(first)}`;
   }
 
-  // What had come by then, and the speed up to then.
+  // Shows the tokens that had arrived by `now`, and the speed up to then.
   showUntil(now) {
     for (; this.shown < this.parts.length && this.parts[this.shown].at <= now; this.shown += 1) {
       this.tokens.push(this.parts[this.shown].tokens);

@@ -1,5 +1,5 @@
-// A reply while it comes: its tokens, each in the colour of who proposed it, with a legend that
-// counts them, and what it took.
+// A reply while it streams: its tokens, coloured by proposer, with a legend that counts them, and a
+// summary of its cost.
 
 import { stream } from "./api.js";
 import { el, figure, many, seconds } from "./dom.js";
@@ -11,14 +11,14 @@ export const NAMES = {
 };
 export const nameOf = source => NAMES[source] ?? source;
 
-// Of a legend.
+// An entry of a legend.
 export function entry(source, ...more) {
   const swatch = el("i", { class: `swatch by-${source}`, "aria-hidden": "true" });
   return el("li", {}, swatch, `${nameOf(source)} `, ...more);
 }
 
-// Asks for a streamed reply and tells `see(part)` of what comes: {text, tokens: [{text, source}],
-// ids, calls, at}, `at` in seconds since it was sent. Returns what is known at its end.
+// Requests a streamed reply and calls `see(part, whole)` for each part: {text, ids, calls, at,
+// tokens: [{text, source}]}, `at` in seconds since the request. Returns the whole reply.
 export async function generate(path, body, signal, see) {
   const sent = performance.now();
   const asked = { ...body, provenance: true, return_token_ids: true };
@@ -53,7 +53,7 @@ function take(whole, choice, at, see) {
   see(part, whole);
 }
 
-// Adds a piece of a tool call, as streams have it, to the calls so far.
+// Adds a streamed delta of a tool call to the calls so far.
 function join(calls, { index, id, function: piece }) {
   const call = (calls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
   call.id ||= id ?? "";
@@ -61,15 +61,14 @@ function join(calls, { index, id, function: piece }) {
   call.function.arguments += piece?.arguments ?? "";
 }
 
-// Shows tokens in `where`, those of its thinking in `thoughts`, and who proposed how many of them
-// in `legend`.
+// Shows tokens in `where`, thinking tokens in `thoughts`, and the counts by proposer in `legend`.
 export class Tokens {
   constructor(where, legend, thoughts) {
     [this.where, this.legend, this.thoughts, this.counts] = [where, legend, thoughts, {}];
-    [this.spans, this.thought] = [[], 0]; // of all tokens; how many of them are thinking
+    [this.spans, this.thought] = [[], 0]; // one span per token; how many are thinking
   }
 
-  // `thought`: how many of all tokens so far are thinking, which is known of some only later.
+  // `thought`: how many tokens so far are thinking; for some this is known only later.
   push(tokens, thought = 0) {
     if (!tokens.length) return;
     for (const { text, source } of tokens) {
@@ -78,7 +77,7 @@ export class Tokens {
       this.counts[source] = (this.counts[source] ?? 0) + 1;
     }
     this.where.append(...this.spans.slice(-tokens.length));
-    const blank = span => span && !span.textContent.trim(); // between the thinking and the answer
+    const blank = span => span && !span.textContent.trim(); // whitespace before the answer
     while (thought && blank(this.spans[thought])) thought += 1;
     this.thoughts?.append(...this.spans.slice(this.thought, thought));
     this.thought = Math.min(Math.max(this.thought, thought), this.spans.length);
@@ -95,7 +94,7 @@ const ENDS = {
   stop: "", length: "cut at max tokens", tool_calls: "", stopped: "stopped",
 };
 
-// One line about a reply that has ended.
+// Returns one line of facts about a reply that has ended.
 export function summary(whole) {
   const { usage, end, first, seed, finish } = whole;
   const facts = [];

@@ -1,1 +1,1 @@
-"""One replica: all that serves an engine but HTTP; and many of one model as one server."""
+"""A replica (everything that serves an engine except HTTP), and many replicas as one server."""

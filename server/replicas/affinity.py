@@ -1,12 +1,11 @@
-"""Affinity: which replica serves a request. The one that holds the longest prefix ("head") of its
-prompt, unless its load is much above the others'; then the next one; among equals the one with the
-least load.
+"""Affinity: chooses the replica for a request: the one that holds the longest prefix ("head") of
+its prompt, unless its load is much above the others'; then the next one. Ties go to the least load.
 
-Promises: the chosen replica's load is at most `bound` times the mean plus what the prefix saves
+Guarantees: the chosen replica's load is at most `bound` times the mean plus what the prefix saves
 there, so a popular prefix spreads over as many replicas as it needs. This also holds for the sum of
 several routers, each of which knows only its own requests. Memory per replica is bounded. A new
-replica gets requests without a place or without room elsewhere; when a replica leaves, only its own
-requests move. No Ray here.
+replica gets requests whose prefix no replica holds, or for which the others have no room; when a
+replica leaves, only its own requests move. Does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-BOUND = 1.25  # of the mean load; lower ones cost hits (`python -m tests.process.affinity`)
+BOUND = 1.25  # times the mean load; lower costs cache hits (`python -m tests.process.affinity`)
 HEADS = 16_384  # per replica: a million prompt tokens, or more if prompts are long
 _APART = 256  # bytes between the ends of two prefixes, about four blocks of 16 tokens ...
-_SHARE = 16  # ... or 1/16 of the length, so that any prompt has few prefixes
-_TOKEN = 4  # bytes
-_REPLY = 256  # tokens that a reply counts as, at most: larger limits are rarely used
-ATTENDED = 8  # cached tokens that cost as much as one computed: each step attends to them
+_SHARE = 16  # ... or 1/16 of the length if that is more, so that long prompts have few prefixes
+_TOKEN = 4  # bytes per token
+_REPLY = 256  # a reply counts as at most this many tokens: larger limits are rarely used up
+ATTENDED = 8  # cached tokens that cost as much as one computed token: each step attends to them
 
 
 class _Body(msgspec.Struct):
@@ -48,8 +47,8 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A request for this choice. `heads`: digests of the salt and increasing prefixes of the
-    prompt; `ends`: their tokens; `whole`: digest of all of it. Tokens are estimated from bytes."""
+    """What the choice needs of a request. `heads`: digests of the salt and increasing prefixes of
+    the prompt; `ends`: tokens in each; `whole`: digest of all. Tokens are estimated from bytes."""
 
     heads: tuple[bytes, ...]
     ends: tuple[int, ...]
@@ -59,8 +58,8 @@ class Key:
 
 
 def read_key(body: bytes) -> Key:
-    """Of a request to any endpoint. If the body is no JSON, nested too deep, or cut off, its bytes
-    count as the prompt."""
+    """Return the key of a request to any endpoint. If the body is not JSON, is nested too deep or
+    is cut off, its bytes count as the prompt."""
     try:
         given = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -89,9 +88,9 @@ def read_key(body: bytes) -> Key:
 
 
 class Affinity:
-    """Remembers which prefixes were sent to which replica, the `heads` most recently used of each.
-    That mirrors the replica's prefix cache, which also evicts the least recently used. Raises
-    ValueError for a `bound` below 1."""
+    """Remembers which prefixes were sent to which replica: the `heads` most recently used of each.
+    This mirrors the replica's prefix cache, which is LRU too. Raises ValueError for a `bound` below
+    1."""
 
     def __init__(self, *, bound: float = BOUND, heads: int = HEADS) -> None:
         if bound < 1:
@@ -101,11 +100,11 @@ class Affinity:
         self._held: dict[str, OrderedDict[bytes, None]] = {}
 
     def order(self, key: Key, loads: Mapping[str, float]) -> list[str]:
-        """All replicas, best first. `loads`: tokens that each one still has to compute."""
+        """Return all replicas, best first. `loads`: tokens that each still has to compute."""
         held = {replica: self._num_held(key, replica) for replica in loads}
         tokens = {replica: key.ends[num - 1] if num else 0 for replica, num in held.items()}
         limit = self._bound * sum(loads.values()) / max(len(loads), 1)
-        least = min(tokens.values(), default=0)  # saved wherever it goes
+        least = min(tokens.values(), default=0)  # saved on any replica
 
         def rank(replica: str) -> tuple[bool, int, float, bytes]:
             news = key.heads[held[replica]] if held[replica] < len(key.heads) else key.whole
@@ -117,7 +116,8 @@ class Affinity:
         return sorted(loads, key=rank)
 
     def send(self, key: Key, replica: str) -> int:
-        """Record that it is sent there. Returns the load in tokens that it adds until it ends."""
+        """Record that the request goes to `replica`. Return the load in tokens that it adds there
+        until it ends."""
         known = self._held.setdefault(replica, OrderedDict())
         num = self._num_held(key, replica)
         for head in reversed(key.heads):
@@ -133,8 +133,8 @@ class Affinity:
         self._held = {name: known for name, known in self._held.items() if name in replicas}
 
     def _num_held(self, key: Key, replica: str) -> int:
-        """How many of its prefixes this replica holds. A replica that holds one also holds the
-        shorter ones, so binary search applies."""
+        """Return how many of the prefixes this replica holds. A replica that holds one also holds
+        the shorter ones, so binary search works."""
         known = self._held.get(replica, OrderedDict[bytes, None]())
         low, high = 0, len(key.heads)
         while low < high:

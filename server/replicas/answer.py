@@ -1,4 +1,4 @@
-"""Answer: one request to the app of this replica, without a socket; called by the ingress."""
+"""answer: runs one request through this replica's app without a socket, for the ingress."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from server.replicas.ingress import Forwarded, Part
 
 
 async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[Part, None]:
-    """What the app sends; pieces that are ready at once are yielded at once, each with the ids of
-    its text. Closing this iterator is a disconnected client to the app."""
+    """Yield what the app sends, as soon as it does; each piece comes with the ids of its text.
+    Closing this iterator looks like a client disconnect to the app."""
     progress = request.progress or ReplyProgress()
     parts, news, gone = list[Part](), asyncio.Event(), asyncio.Event()
     read = False

@@ -1,11 +1,11 @@
-"""Ingress: forwards each request to one of many replicas. When that replica dies, the request goes
-to another one: a stream continues after what was already sent (`resume`); a reply of which nothing
-was sent is made anew.
+"""Ingress: forwards each request to one of many replicas. If that replica dies, the request goes to
+another one: a stream continues after what was already sent (`resume`); a reply of which nothing was
+sent starts again.
 
-Promises: nothing of a reply is repeated, missing or different; a stream that cannot continue ends
+Guarantees: no part of a reply is repeated, missing or different; a stream that cannot continue ends
 with an error that says why. A request that was running at MOST_LOSSES deaths in a row is not
-forwarded again, since it may be what kills the replicas. The caller gives the function that calls a
-replica: no Ray here.
+forwarded again, since it may be what crashes the replicas. The caller passes the function that
+calls a replica, so this does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ RETRY_SECONDS = 0.5  # between attempts to continue, while replicas refuse tempo
 PLAIN = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
          "root_path", "headers", "client", "server")  # scope keys to forward  # fmt: skip
 _FOR_THE_MOMENT = (429, 503)
-# Of what has no [DONE].
+# Last events of streams without [DONE].
 ENDS = (b"response.completed", b"response.incomplete", b"response.failed", b"message_stop")
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """One whole HTTP request. `progress`: id and time of the reply that it continues."""
+    """A whole HTTP request. `progress`: id and creation time of the reply that it continues."""
 
     scope: dict[str, Any]
     body: bytes
@@ -53,8 +53,8 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a replica's answer: its start (an ASGI message) or a piece of its body.
-    `progress`: of the start everything but the ids, of a piece its ids alone."""
+    """A part of a replica's response: its start (an ASGI message) or a piece of its body.
+    `progress`: with the start everything but the token ids, with a piece only its token ids."""
 
     start: Message | None = None
     body: bytes = b""
@@ -69,9 +69,9 @@ class ReplicaLost(Exception):
 
 
 class Ingress:
-    """An ASGI app. `ask` yields the parts of a replica's answer; it raises ReplicaLost, or ApiError
-    where no replica answers. `metrics`: of every replica, by name. `seconds` that an interrupted
-    stream may wait for a replica; 0: it ends with an error at once."""
+    """An ASGI app. `ask` yields the parts of a replica's response; it raises ReplicaLost, or
+    ApiError if no replica answers. `metrics`: returns those of every replica, by name. `seconds`:
+    how long an interrupted stream waits for a replica; 0: it ends with an error at once."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Ingress:
 
 
 class _Answer:
-    """To one request, of one replica after the other."""
+    """The response to one request, from one replica after the other."""
 
     def __init__(self, ask: Ask, request: Forwarded, send: Send, seconds: float) -> None:
         self._ask = ask
@@ -118,12 +118,12 @@ class _Answer:
         self._seconds = seconds
         self._progress: ReplyProgress | None = None  # of a stream, once its headers were sent
         self._sent = 0  # pieces of the body
-        self._events, self._over = 0, False  # sent; whether the last one was
+        self._events, self._over = 0, False  # events sent; whether the last event was sent
         self._losses = 0  # in a row, without a piece of the body in between
-        self._deadline = 0.0  # to continue, by time.monotonic()
+        self._deadline = 0.0  # for continuing, by time.monotonic()
 
     async def run(self) -> None:
-        """Raises ApiError as long as nothing was sent."""
+        """Send the response. Raises ApiError only if nothing was sent yet."""
         while True:
             try:
                 return await self._relay()
@@ -145,7 +145,7 @@ class _Answer:
             return await self._give_up(error)
 
     async def ping(self, seconds: float) -> None:
-        """Keeps proxies from closing a stream while it waits for another replica."""
+        """Send pings, so that proxies do not close a stream that waits for another replica."""
         before = 0
         while True:
             await asyncio.sleep(seconds)
@@ -167,7 +167,7 @@ class _Answer:
         await self._send_body(b"", more=False)
 
     async def _relay(self) -> None:
-        """Send the answer of one replica. Raises ReplicaLost, or ApiError before its start."""
+        """Relay one replica's response. Raises ReplicaLost, or ApiError before it starts."""
         async with aclosing(self._ask(self._next())) as parts:
             first = await anext(parts)
             assert first.start is not None
@@ -186,13 +186,13 @@ class _Answer:
                 if part.progress is not None:
                     self._progress.tokens += part.progress.tokens
                 await self._send_body(part.body)
-                if not part.body.startswith((b":", b"event: ping")):  # which says nothing
+                if not part.body.startswith((b":", b"event: ping")):  # pings are not events
                     self._events += part.body.count(b"\n\n")
                 self._over |= _has_end(part.body)
         await self._send_body(b"", more=False)
 
     def _next(self) -> Forwarded:
-        """The request to forward: the client's own, or one for the rest of its stream."""
+        """Return the request to forward: the client's own, or one for the rest of its stream."""
         progress = self._progress
         if progress is None:
             return self._request
@@ -200,7 +200,7 @@ class _Answer:
         if not self._events:
             return replace(self._request, progress=name)
         logger.info("%s continues after %d tokens", progress.id, len(progress.tokens))
-        body = json.loads(self._request.body.removeprefix(BOM_UTF8))  # a replica has read it before
+        body = json.loads(self._request.body.removeprefix(BOM_UTF8))  # a replica has validated it
         before = (body.get("resume") or {}).get("token_ids", [])
         body["resume"] = {
             "token_ids": [*before, *progress.tokens],
@@ -215,7 +215,7 @@ class _Answer:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Nothing to start or to stop."""
+    """Answer the ASGI lifespan events: there is nothing to start or stop."""
     for kind in ("startup", "shutdown"):
         await receive()
         await send({"type": f"lifespan.{kind}.complete"})
@@ -224,7 +224,7 @@ async def _live(receive: Receive, send: Send) -> None:
 async def _unless_disconnected(
     work: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None], receive: Receive
 ) -> None:
-    """Raises ClientGone as soon as the client disconnects. `beside` is cancelled with the work."""
+    """Run `work`. Raises ClientGone once the client disconnects. `beside` ends with the work."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(until_disconnect(receive))
     tasks = (working, watching, asyncio.ensure_future(beside))
@@ -249,17 +249,17 @@ def _is_stream(start: Message) -> bool:
 
 
 def _has_end(body: bytes) -> bool:
-    """Whether it holds the last event of a reply."""
+    """Whether `body` holds the last event of a reply."""
     return body.endswith(DONE) or any(b"event: %b\n" % end in body for end in ENDS)
 
 
 def _refusal(status: int, body: bytes) -> ApiError:
-    """The error in a replica's error envelope."""
+    """Return the error from a replica's error envelope."""
     return ApiError(status, json.loads(body)["error"]["message"])
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
-    """The metrics of all replicas as one text, each series with the label `replica`."""
+    """Return the metrics of all replicas as one text, each series with the label `replica`."""
     families: dict[bytes, list[bytes]] = {}
     for name, text in texts.items():
         label = b'{replica="%b"' % name.encode()
@@ -271,7 +271,7 @@ def merged(texts: Mapping[str, bytes]) -> bytes:
 
 
 def _marked(sample: bytes, label: bytes) -> bytes:
-    """With one label more: of `name value` or `name{labels} value`."""
+    """Add `label`, which begins with "{", to a line `name value` or `name{labels} value`."""
     series, _, value = sample.rpartition(b" ")
     name, labelled, labels = series.partition(b"{")
     return name + label + (b"," + labels if labelled else b"}") + b" " + value

@@ -1,10 +1,10 @@
-"""The server on Ray Serve (`pip install 'foredraft[ray]'`): replicas, each with an engine and its
+"""The server on Ray Serve (`pip install 'foredraft[ray]'`): replicas, each with its own engine and
 GPU, behind an ingress.
 
     serve run server.replicas.ray_app:build config=foredraft.toml gpus=1 max_replicas=4
 
-A replica runs the same app and supervisor as `foredraft serve`; the ingress (`ingress.py`) forwards
-each request to one of them over Ray, and is the only part that Ray's proxies see.
+A replica runs the same app and supervisor as `foredraft serve`. The ingress (`ingress.py`) forwards
+each request to one of them over Ray; Ray's proxies see only the ingress.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from server.replicas.replica import Replica, begin_to_log
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 
-LOOK_BACK_SECONDS = 15.0  # of loads, which replicas report every ten
-BESIDE = 64  # requests beyond a replica's own limit: it refuses them, or they are quick
+LOOK_BACK_SECONDS = 15.0  # window over loads, which replicas report every ten seconds
+BESIDE = 64  # requests beyond a replica's own limit: quick ones, and those that it refuses itself
 INGRESS_REQUESTS = 10_000
 REQUEST_ID = b"x-request-id"
 ROUTER = "server.replicas.ray_router:AffinityRouter"
-WAIT_SECONDS = 60.0  # for a replica to accept a request, at most
+WAIT_SECONDS = 60.0  # the longest wait for a replica to accept a request
 
 
 class RayOptions(Table):
-    """The arguments of `serve run`, or `args` in a file for `serve deploy`; numbers may be given as
-    text."""
+    """The arguments of `serve run`, or `args` in a file for `serve deploy`. Numbers may be
+    strings."""
 
     model_config = ConfigDict(strict=False)
 
@@ -55,12 +55,12 @@ class RayOptions(Table):
         list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
     ] = []
     gpus: float | None = Field(None, ge=0)  # per replica; None: one if the cluster has any
-    cpus: float = Field(1, ge=0)  # per replica; also the threads of an engine on the CPU
+    cpus: float = Field(1, ge=0)  # per replica; also the number of threads of a CPU engine
     min_replicas: int = Field(1, ge=1)
     max_replicas: int | None = Field(None, ge=1)  # None: no autoscaling
     ingresses: int = Field(1, ge=1)
-    queue_seconds: float = Field(2.0, gt=0)  # of waiting work before replicas are added
-    upscale_seconds: float = Field(30.0, ge=0)  # that this must last; `downscale_seconds`: likewise
+    queue_seconds: float = Field(2.0, gt=0)  # of queued work beyond which replicas are added
+    upscale_seconds: float = Field(30.0, ge=0)  # how long it must last; `downscale_seconds` too
     downscale_seconds: float = Field(600.0, ge=0)
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class Served:
                 yield part
 
     async def check_health(self) -> None:
-        """Raises only if the engine failed for good: Ray then replaces the replica."""
+        """Raise EngineError only if the engine failed for good: Ray then replaces the replica."""
         supervisor = self._replica.supervisor
         if supervisor.state in ("failed", "stopped"):
             raise EngineError(supervisor.failure or "the engine is stopped")
@@ -122,7 +122,7 @@ class Served:
         return name, self._replica.metrics.render(waiting_tokens=waiting)
 
     async def __del__(self) -> None:
-        """Ray calls it when running requests have ended or `server.grace_seconds` are over."""
+        """Stop. Ray calls it when running requests have ended or after `server.grace_seconds`."""
         await self._replica.supervisor.stop(0.0)
         await self._replica.grammars.close()
 
@@ -178,7 +178,7 @@ class Front:
 
 
 def build(args: dict[str, Any]) -> Any:
-    """The application from `RayOptions`. Raises ConfigError."""
+    """Return the Serve application for the arguments (RayOptions). Raises ConfigError."""
     try:
         options = RayOptions.model_validate(args)
     except ValidationError as error:
@@ -189,7 +189,7 @@ def build(args: dict[str, Any]) -> Any:
 def application(
     config: Config, options: RayOptions, *, command: Sequence[str] = ENGINE_COMMAND
 ) -> Any:
-    """Raises ConfigError."""
+    """Return the Serve application: replicas behind ingresses. Raises ConfigError."""
     server = config.server
     if server.tls_certificate is not None:
         hint = "Ray's proxy has the TLS: say `ssl_certfile` and `ssl_keyfile` in its `http_options`"
@@ -218,7 +218,7 @@ def application(
 
 
 def _number(options: RayOptions) -> dict[str, Any]:
-    """The options for the number of replicas."""
+    """Return the deployment options for the number of replicas."""
     if options.max_replicas is None:
         return {"num_replicas": options.min_replicas}
     policy = AutoscalingPolicy(

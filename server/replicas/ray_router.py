@@ -1,4 +1,4 @@
-"""The request router of Ray Serve that chooses by prefix affinity (`affinity.py`)."""
+"""A request router for Ray Serve that chooses replicas by prefix affinity (`affinity.py`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
             request_router_kwargs={"bound": 1.25, "heads": 16_384},
         ))
 
-    It reads the prompt from the first argument of the call that is the body of an HTTP request
-    (bytes), or has it as `body`; a call without one goes to the least loaded replica. So the caller
-    must have read the body, as `ingress.py` does; Ray's proxies do not.
+    It reads the prompt from the first argument of the call that is an HTTP request body (bytes) or
+    has one as `body`; a call without one goes to the least loaded replica. So the caller must have
+    read the body, as `ingress.py` does; Ray's proxies do not.
 
-    Every process with a handle has a router, which counts what it sent itself: tokens to compute,
-    from the choice until the call ends in any way. A call is one of `handle.remote`; Ray does not
-    report the end of `handle.choose_replica` without a dispatch. A handle keeps its first router:
-    another one needs another application name, or a restart of the caller.
+    Every process with a handle has its own router, which counts only its own calls: tokens to
+    compute, from the choice until the call ends in any way. Only calls by `handle.remote` count;
+    Ray does not report the end of `handle.choose_replica` without a dispatch. A handle keeps its
+    first router: to change it, use another application name or restart the caller.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
         self._loads = Counter[str]()
 
     def initialize_state(self, *, bound: float = BOUND, heads: int = HEADS) -> None:
-        """Ray calls it with `request_router_kwargs`."""
+        """Set the options. Ray calls this with `request_router_kwargs`."""
         self._affinity = Affinity(bound=bound, heads=heads)
 
     async def choose_replicas(
@@ -43,11 +43,11 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """All of them, best first; those without room for a call come last. The call counts for the
-        best at once, so that a concurrent one sees it."""
+        """Return all candidates, best first; those without room for a call come last. The call
+        counts for the best at once, so that concurrent calls see it."""
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # else Ray tries again without pause
+        pending_request.routing_context.should_backoff = True  # else Ray retries in a busy loop
         id = pending_request.metadata.internal_request_id
         self._end(id)  # an earlier try
         key = read_key(_body(pending_request))
@@ -61,7 +61,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, **how: Any
     ) -> RunningReplica:
-        """Corrects the count: Ray may choose another than the best, and the caller may cancel."""
+        """Correct the count: Ray may choose another than the best, and the caller may cancel."""
         id = pending_request.metadata.internal_request_id
         try:
             replica = await super()._choose_replica_for_request(pending_request, **how)
@@ -75,7 +75,7 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]  # Any, without Ray
         return replica
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Also called when one replica refused the call and another one has it now."""
+        """Also called for a replica that refused a call that now counts for another one."""
         if self._sent.get(internal_request_id, ("", 0))[0] == replica_id.unique_id:
             self._end(internal_request_id)
 

@@ -1,5 +1,5 @@
-"""Replica: everything that serves one engine, except HTTP. `serve` puts a port in front of it,
-`replicas.ray_app` a deployment of Ray Serve."""
+"""Replica: everything that serves one engine, except HTTP. `server.serve` runs it behind a port,
+`replicas.ray_app` as a deployment of Ray Serve."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ from server.text.tokenizer import Tokenizer, forget_torch, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# The longest wait of a worker thread for the interpreter, and of the event loop to get it back.
-# With Python's default of 5 ms, tokenizing a prompt in a thread takes longer than everything else
-# before its first token, as soon as other requests stream.
+# Python's thread switch interval. With the default of 5 ms, tokenizing a prompt in a thread takes
+# longer than everything else before its first token as soon as other requests stream.
 SWITCH_SECONDS = 0.0005
 
 
@@ -87,7 +86,7 @@ class Replica:
         )
 
     def load(self) -> asyncio.Future[Tokenizer]:
-        """Loads the tokenizer in a daemon thread: a download must not hold up the exit."""
+        """Load the tokenizer in a daemon thread, so that a download cannot delay the exit."""
         loaded = Future[Tokenizer]()
         loaded.set_running_or_notify_cancel()  # so that cancelling the waiter cannot cancel it
 
@@ -101,7 +100,7 @@ class Replica:
         return asyncio.wrap_future(loaded)
 
     async def log_throughput(self) -> None:
-        """Runs for ever."""
+        """Log the throughput every EVERY_SECONDS, for ever."""
         while True:
             await asyncio.sleep(EVERY_SECONDS)
             self._throughput.log()
@@ -116,7 +115,7 @@ class Replica:
 
 
 def load_for(config: Config) -> Tokenizer:
-    """The tokenizer, for a process that only serves. Raises ModelError."""
+    """Load the tokenizer, for a process that only serves. Raises ModelError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     target = config.engine.target
     if not target.trust_remote_code:  # remote code may need torch
@@ -128,14 +127,14 @@ def load_for(config: Config) -> Tokenizer:
     )
     if (fault := tokenizer.template_fault()) is not None:
         logger.warning("requests to chat will be refused: %s", fault)
-    # Freeze what libraries created: a garbage collection that visits it delays all streams.
+    # Exclude library objects from garbage collection: visiting them would delay all streams.
     gc.collect()
     gc.freeze()
     return tokenizer
 
 
 def begin_to_log(level: str, form: LogFormat) -> None:
-    """Libraries log warnings and errors only, except at level debug."""
+    """Configure logging. Libraries log only warnings and errors, except at level debug."""
     configure_logging(level, form)
     if level != "debug":
         for library in ("uvicorn", "httpx", "transformers", "asyncio"):

@@ -1,4 +1,4 @@
-"""Scaling: how many replicas the waiting tokens need, at the measured rate."""
+"""Scaling: how many replicas the waiting tokens need at the measured rate."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from server.engine.admission import Pace
 
-BUSY = 0.8  # utilisation up to which fewer replicas suffice
+BUSY = 0.8  # the highest utilization that is planned when scaling down
 LEAST_SECONDS = 0.5  # of engine work, at least, to measure the capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of one replica, in tokens: waiting for the engine; computed per second; and the most computed
-    per second of engine work (0: not known yet)."""
+    """The load of one replica. `queued`: tokens that wait for the engine; `rate`: tokens computed
+    per second; `capacity`: the most computed per second of engine work (0: not known yet)."""
 
     queued: float
     rate: float
@@ -32,8 +32,8 @@ class Gauge:
         self._capacity = 0.0
 
     def read(self, pace: Pace, *, waiting: float, prompt_tokens: float) -> Load:
-        """Since the last call. `waiting` requests count as long as the mean of earlier ones, and as
-        at least the `prompt_tokens` that wait."""
+        """Return the load since the last call. Each of the `waiting` requests counts as the mean of
+        earlier ones; together they count as at least the `prompt_tokens` that wait."""
         now, before = time.monotonic(), self._pace
         tokens, seconds = pace[0] - before[0], pace[2] - before[2]
         if seconds >= LEAST_SECONDS:
@@ -45,8 +45,8 @@ class Gauge:
 
 
 def wanted(loads: Sequence[Load], *, running: int, target: int, seconds: float) -> int:
-    """How many replicas: more than `running` if those need longer than `seconds` for what waits;
-    fewer than `target` if fewer suffice. All are taken to be as fast as the fastest."""
+    """Return the number of replicas: more than `running` if these need more than `seconds` for the
+    queue; fewer than `target` if fewer suffice. Assumes that all are as fast as the fastest."""
     capacity = max((load.capacity for load in loads), default=0.0)
     queued, rate = sum(load.queued for load in loads), sum(load.rate for load in loads)
     if not capacity:  # capacity not known

@@ -1,8 +1,8 @@
 """Incarnation: one engine process, from spawn to its clean-up. Owned by the supervisor.
 
-Promises: endpoints and configuration lie in a private (0700) folder of its own, so no message of
+Guarantees: endpoints and configuration are in a private (0700) folder of its own, so no message of
 another incarnation can arrive; `close` leaves neither a process nor the folder. The child's stdin
-is a pipe that nobody writes: the child ends when the pipe closes, as it does with this process.
+is a pipe without data: the child exits when it closes, which also happens if this process dies.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.config import EngineConfig
 from engine.messages import Event, Fatal, Ready
 
 STDERR = 2  # the file descriptor
-MAX_FOLDER_BYTES = 80  # a Unix socket's path ends at 107 bytes
+MAX_FOLDER_BYTES = 80  # the path of a Unix socket has at most 107 bytes
 
 
 class Incarnation:
-    """Make it, connect the client to `commands` and `events`, `spawn`, and always `close`.
+    """Usage: create, connect the client to `commands` and `events`, `spawn`, and always `close`.
 
-    `ready`: it serves; `over`: it exited or sent Fatal; `seen`: it sent something since the last
+    `ready`: it serves; `over`: it exited or sent Fatal; `seen`: it sent an event since the last
     check.
     """
 
@@ -50,14 +50,14 @@ class Incarnation:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number when a signal ended it."""
+        """None while it runs; minus the signal number if a signal ended it."""
         return self._process.returncode if self._process is not None else None
 
     async def spawn(
         self, command: Sequence[str], config: EngineConfig, measured: bytes = b""
     ) -> None:
-        """Start `command --config .. --commands .. --events ..`, and `--measured ..` where an
-        engine of this configuration told that. Raises OSError."""
+        """Start `command --config .. --commands .. --events ..`. `measured`: step costs from an
+        earlier engine of this configuration, passed with `--measured`. Raises OSError."""
         path, known = self.folder / "engine.json", self.folder / "measured"
         path.write_text(config.model_dump_json(), encoding="utf-8")
         known.write_bytes(measured)
@@ -68,8 +68,8 @@ class Incarnation:
                 *("--config", str(path), "--commands", self.commands, "--events", self.events),
                 *(("--measured", str(known)) if measured else ()),
                 stdin=read_end,
-                stdout=STDERR,  # stdout is the front end's
-                start_new_session=True,  # Ctrl-C in the terminal is for the front end alone
+                stdout=STDERR,  # only the front end writes to stdout
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the front end
             )
         finally:
             os.close(read_end)
@@ -77,8 +77,8 @@ class Incarnation:
         self._exit.add_done_callback(lambda exit: self.over.set())
 
     def cpu_wait(self) -> float:
-        """Seconds since the last call in which its main thread stood ready, but other processes had
-        the CPUs (Linux's `schedstat`, in nanoseconds; 0 elsewhere)."""
+        """Return the seconds since the last call for which its main thread was runnable but waited
+        for a CPU (from Linux's `schedstat`, in nanoseconds; 0 elsewhere)."""
         try:
             waited = int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1])
         except (OSError, ValueError, IndexError):
@@ -95,7 +95,7 @@ class Incarnation:
         return state == "T"
 
     def receive(self, event: Event) -> None:
-        """Take note of an event that it sent."""
+        """Record an event that the engine sent."""
         self.seen = True
         match event:
             case Ready():
@@ -118,7 +118,7 @@ class Incarnation:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """One sentence for the operator and for the clients whose requests were open."""
+    """Return a sentence for the operator and for clients with open requests."""
     if exit_code >= 0:
         return f"the engine process exited with code {exit_code}"
     name = signal.Signals(-exit_code).name

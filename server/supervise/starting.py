@@ -1,8 +1,8 @@
-"""StartDisplay: what the engine does until it serves, so that nobody waits before a silent screen.
+"""StartDisplay: shows the progress of the engine's start.
 
-On a terminal one line with a bar and the seconds, below the log's lines; elsewhere, and where the
-log is JSON, a line of the log every ten seconds. The front end's, since the engine is often in code
-that lets no other of its threads run.
+On a terminal: one line with a bar and the seconds, below the log lines. Elsewhere, or if the log is
+JSON: a log line every ten seconds. It runs in the front end, since loading code in the engine often
+blocks the engine's other threads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from engine.messages import Starting
 
 logger = logging.getLogger(__name__)
 
-DRAWN_SECONDS = 0.5  # between two drawings of the line
-LOGGED_SECONDS = 10.0  # between two lines of the log
+DRAWN_SECONDS = 0.5  # between redraws of the line
+LOGGED_SECONDS = 10.0  # between log lines
 COUNTED = "{desc} {n_fmt}, {elapsed}"
 MEASURED = "{desc} {n_fmt}/{total_fmt} |{bar:30}| {elapsed}"
 
 
 class StartDisplay:
-    """`begin` in a running loop, `show` each Starting, and `end` when the engine serves or never
-    will."""
+    """Usage: `begin` in a running loop, `show` each Starting event, `end` when the engine serves or
+    has failed."""
 
     def __init__(
         self, stream: TextIO, form: LogFormat, clock: Callable[[], float] = time.monotonic
@@ -50,7 +50,7 @@ class StartDisplay:
         self._now = now
 
     def end(self) -> None:
-        """Leave no trace of the line. May be called again."""
+        """Stop, and remove the line from the terminal. May be called again."""
         if self._ticking is not None:
             self._ticking.cancel()
         self._clear()
@@ -61,7 +61,7 @@ class StartDisplay:
             await asyncio.sleep(DRAWN_SECONDS)
 
     def tick(self) -> None:
-        """Draw it, or log it when that is due."""
+        """Draw the line, or log it if that is due."""
         if self._draws:
             self._draw()
         elif self._clock() - self._logged >= LOGGED_SECONDS:

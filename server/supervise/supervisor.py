@@ -1,11 +1,10 @@
 """EngineSupervisor: keeps one engine process alive behind an EngineClient.
 
-Owns the child, its private endpoints and its states (engine.lifecycle decides, this acts).
-Promises: a dead, failing or silent engine is started again after a back-off, and open streams go on
-with the new one or end with a sentence; `replace` puts an engine of another configuration in the
-present one's place, or that one again where it cannot start; `stop` leaves neither a process nor a
-file. Leaves to others: requests (server.engine.client), and what to do when it has failed (exit
-non-zero: the cli).
+Owns the child process, its private endpoints and its states (engine.lifecycle decides, this acts).
+Guarantees: a dead, failing or silent engine is restarted after a back-off, and open streams
+continue on the new one or end with an error; `replace` switches to an engine of another
+configuration, and back if that one cannot start; `stop` leaves neither a process nor a file.
+Others handle requests (server.engine.client) and the exit code after a failure (server.serve).
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from server.supervise.incarnation import Incarnation, how_it_ended
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "engine")
-WATCH_TICKS = 4  # checks within `watchdog_seconds`; an engine that is ready beats once a second
-FINAL_EVENTS_SECONDS = 2.0  # for what a process sent just before it ended
-STOP_SECONDS = 2.0  # for an engine to end by itself once everything is aborted
+WATCH_TICKS = 4  # checks per `watchdog_seconds`; a ready engine sends a heartbeat every second
+FINAL_EVENTS_SECONDS = 2.0  # to wait for events that a process sent just before it ended
+STOP_SECONDS = 2.0  # for an engine to exit by itself after Stop
 
 
 class EngineSupervisor:
-    """`start()` once, in a running loop; `stop(grace)` at the end. When the engine is given up,
-    `failure` holds the sentence for the operator."""
+    """Usage: `start()` once, in a running loop; `stop(grace)` at the end. If the engine fails for
+    good, `failure` holds the reason for the operator."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class EngineSupervisor:
     ) -> None:
         self._settings = config.server
         self._engine = config.engine
-        self._before: EngineConfig | None = None  # where the present one has yet to prove itself
-        self._wanted: EngineConfig | None = None  # by `replace`
+        self._before: EngineConfig | None = None  # to return to if the present one cannot start
+        self._wanted: EngineConfig | None = None  # set by `replace`
         self._replace = asyncio.Event()
         self._serving = asyncio.Event()
         self._client = client
@@ -57,12 +56,12 @@ class EngineSupervisor:
         self._on_starting = on_starting
         self._lifecycle = Lifecycle(config.server, self._changed)
         self._incarnation: Incarnation | None = None
-        self._start_seconds: float | None = None  # of the last one that got ready
-        self._measured = b""  # by one of the present configuration
+        self._start_seconds: float | None = None  # of the last one that became ready
+        self._measured = b""  # step costs measured by an engine of the present configuration
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._hurry = asyncio.Event()
-        # Set, never cancelled: a cancelled clean-up would leave a process or a folder behind.
+        # Events, not cancellation: a cancelled clean-up would leave a process or a folder behind.
         self._end = asyncio.Event()
         self._finished = asyncio.Event()
 
@@ -72,30 +71,30 @@ class EngineSupervisor:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine was given up: in its own words, if it had any."""
+        """Why the engine failed for good: in its own words if it sent any."""
         return self._lifecycle.failure
 
     @property
     def pid(self) -> int | None:
-        """Of the present engine process, if there is one."""
+        """The process id of the present engine; None if there is none."""
         return self._incarnation.pid if self._incarnation is not None else None
 
     async def start(self) -> None:
-        """Begin to start the engine and return; watch `state` or `on_state`."""
+        """Start the engine in the background; watch `state` or `on_state`."""
         assert self._task is None, "start() is called once"
         self._changed(self.state)
         self._task = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     def replace(self, config: EngineConfig) -> None:
-        """Have an engine of this configuration go on with the streams, as soon as one is ready that
-        could be replaced. The target must be the same."""
+        """Replace the engine with one of this configuration, which continues the streams. If an
+        engine is starting, it is replaced once it is ready. The target must be the same."""
         if not self._stopping:
             self._wanted = config
             self._replace.set()
 
     async def stop(self, grace: float) -> None:
-        """No new requests; running ones have `grace` seconds, then each ends with a sentence.
-        Returns when the process and its files are gone. A second call cuts the grace short."""
+        """Accept no new requests; those still running after `grace` seconds end with an error.
+        Returns when the process and its files are gone. A second call ends the grace period."""
         if self._stopping:
             self._hurry.set()
         else:
@@ -110,7 +109,7 @@ class EngineSupervisor:
             self._lifecycle.stop()
 
     async def _drain(self, deadline: float) -> None:
-        if self.state in ("starting", "lost") and self._client.inflight:  # what is held goes on
+        if self.state in ("starting", "lost") and self._client.inflight:  # held requests may resume
             wait = deadline - time.monotonic()
             await _within(wait, self._serving, self._finished, self._hurry)
         if self.state == "ready":
@@ -119,7 +118,7 @@ class EngineSupervisor:
             await self._finish(max(deadline - time.monotonic(), 0.0))
 
     async def _finish(self, grace: float) -> None:
-        """Wait for the drained engine to exit; after `grace` seconds cut what still runs."""
+        """Wait for the draining engine to exit; after `grace` seconds fail what still runs."""
         await _within(grace, self._finished, self._hurry)
         if not self._finished.is_set():
             self._client.fail_all("the server is shutting down and waits no longer for requests")
@@ -135,7 +134,7 @@ class EngineSupervisor:
                     return
                 if self.state == "lost":
                     self._lifecycle.restart()
-        except Exception as error:  # a bug of ours must not look like an engine that is starting
+        except Exception as error:  # else a bug here would look like an engine that never starts
             logger.exception("the supervisor stops: unexpected error")
             sentence = f"the server failed: {type(error).__name__}: {error}"
             self._lifecycle.fail(sentence, why=sentence)
@@ -144,14 +143,14 @@ class EngineSupervisor:
             self._finished.set()
 
     async def _live(self) -> float | None:
-        """The life of one incarnation. Returns seconds until the next, or None: no more."""
+        """Run one incarnation. Return the seconds until the next one; None: there is none."""
         self._incarnation = incarnation = Incarnation()
         try:
             loss = await self._run(incarnation)
             self._serving.clear()
             if loss is None:
                 return await self._replaced(incarnation)
-            if self._before is not None:  # and this one never served
+            if self._before is not None:  # a replacement that never served
                 logger.error("the configuration before comes back: %s", loss.sentence)
                 self._engine, self._before = self._before, None
                 return self._expect_after(0.0)
@@ -162,25 +161,26 @@ class EngineSupervisor:
             await incarnation.close()
 
     def _lost(self, loss: Loss) -> float | None:
-        """Streams are told or held first, before the process is killed and its folder removed."""
+        """Hold or fail the streams, before the process is killed. Return as `_live`."""
         if self.state == "draining":
             self._client.fail_all(loss.sentence)
             return None
         explained = self._client.hold(loss.sentence)
         delay = self._lifecycle.lose(loss, time.monotonic(), explained)
-        # Whatever kills the engine again and again must not come along to its last try.
+        # The requests may be what crashes the engine, so the last restart begins without them.
         if delay is None or self._lifecycle.has_last_try:
             self._client.fail_all(loss.sentence)
         return delay if delay is None else self._expect_after(delay)
 
     def _expect_after(self, delay: float) -> float:
-        """Of the next start, as long as the last one took. Returns `delay`."""
+        """Tell the client when to expect the next engine, from the last start. Returns `delay`."""
         if self._start_seconds is not None:
             self._client.expected = time.monotonic() + delay + self._start_seconds
         return delay
 
     async def _replaced(self, incarnation: Incarnation) -> float | None:
-        """By an engine of the configuration that is wanted; None: it is the end."""
+        """Stop the incarnation in favour of one with the wanted configuration. Return the seconds
+        until that starts; None: no replacement, as the supervisor stops."""
         if self._wanted is None or self._end.is_set():
             return None
         self._replace.clear()
@@ -194,7 +194,7 @@ class EngineSupervisor:
         return 0.0
 
     async def _run(self, incarnation: Incarnation) -> Loss | None:
-        """Spawn, and watch until it is over: exit, Fatal, silence; or `stop`: then None."""
+        """Spawn, and watch until it exits, sends Fatal or goes silent. None: `stop`, `replace`."""
         try:
             self._client.connect(
                 incarnation.commands,
@@ -225,13 +225,13 @@ class EngineSupervisor:
         incarnation.receive(event)
 
     async def _watch(self, incarnation: Incarnation) -> Loss | None:
-        """None when it is over, or when `stop` or `replace` is called; a Loss when it sends
-        nothing."""
+        """Return None when it is over or when `stop` or `replace` is called; a Loss if it goes
+        silent or does not become ready in time."""
         if (loss := await self._watch_start(incarnation)) is not None:
             return loss
         settings, over = self._settings, incarnation.over
-        # Checks are counted, not seconds: when this loop is held up, it reads no events either. One
-        # in which the engine waited for a CPU most of the time says nothing of the engine.
+        # Count checks, not seconds: while this loop is blocked, it reads no events either. Skip
+        # checks during which the engine mostly waited for a CPU.
         silent, tick = 0, settings.watchdog_seconds / WATCH_TICKS
         while not await _within(tick, over, self._end, self._replace):
             if incarnation.cpu_wait() < tick / 2:
@@ -242,8 +242,8 @@ class EngineSupervisor:
         return None
 
     async def _watch_start(self, incarnation: Incarnation) -> Loss | None:
-        """None when it is ready or over, or when `stop` is called. An engine that loads may send
-        nothing for long, so only time counts, and that no signal (SIGSTOP) holds it."""
+        """Return None when it is ready or over, or when `stop` is called; a Loss after the start
+        timeout or if SIGSTOP holds it. Silence does not count: loading may send no events."""
         settings = self._settings
         deadline = time.monotonic() + settings.start_timeout_seconds
         held, tick = 0, settings.watchdog_seconds / WATCH_TICKS
@@ -259,8 +259,8 @@ class EngineSupervisor:
         return None
 
     async def _final_loss(self, incarnation: Incarnation) -> Loss:
-        """What was sent before the end may still be on the way. A Fatal holds the reason; an
-        interpreter with torch in it may take seconds to exit after that."""
+        """Return why it ended. Its last events may still be in transit, and a Fatal holds the
+        reason; a process with torch may take seconds to exit after sending it."""
         deadline = time.monotonic() + FINAL_EVENTS_SECONDS
         while incarnation.fatal is None and time.monotonic() < deadline:
             code = incarnation.exit_code
@@ -279,7 +279,7 @@ class EngineSupervisor:
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> bool:
-    """Whether one of the events was set within so many seconds; returns as soon as one is."""
+    """Whether one of the events was set within `seconds`; returns as soon as one is."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""A benchmark's client of an application in this process, on the clock of a fake engine."""
+"""The benchmark's client for an app in this process, on the clock of a fake engine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AppClient(Client):
         async def receive() -> Any:
             for request in requests:
                 return request
-            await asyncio.Event().wait()  # the client stays
+            await asyncio.Event().wait()  # the client stays connected
 
         async def send(message: Any) -> None:
             nonlocal status

@@ -1,4 +1,4 @@
-"""A player of comparisons that makes figures up: each arm has its speed, by kind of text."""
+"""A Player that makes up results: the speed of each arm depends on the kind of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.lab.comparison.workload import Arm, Lane
 
 @dataclass
 class ScriptedPlayer:
-    """`speed(arm, prompt)`: tokens per second of one request. `liar` says another text."""
+    """`speed(arm, prompt)`: tokens per second of one request. `liar`: an arm with another text."""
 
     speed: Callable[[Arm, str], float]
     exact: bool = True

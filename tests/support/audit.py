@@ -1,4 +1,4 @@
-"""The laws of scheduler and block pool, between steps."""
+"""The invariants of scheduler and block pool between steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.scheduling.sequence import Sequence
 
 
 def audit_pool(pool: BlockPool, holders: Iterable[Sequence]) -> None:
-    """Assert that the pool balances against the sequences that hold blocks."""
+    """Assert that the pool's reference counts match the sequences that hold blocks."""
     holders = list(holders)
     held = Counter(block for seq in holders for block in seq.blocks)
     assert [held[block] for block in range(len(pool._refs))] == pool._refs
@@ -33,7 +33,7 @@ def audit_pool(pool: BlockPool, holders: Iterable[Sequence]) -> None:
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Assert that the pool balances and nobody is lost or counted twice."""
+    """Assert that the pool is consistent and no sequence is lost or counted twice."""
     audit_pool(scheduler.pool, scheduler.running)
     assert len(scheduler.running) <= scheduler._max_running
     assert all(seq.status == "running" for seq in scheduler.running)

@@ -1,6 +1,6 @@
-"""A tokenizer without torch or files: ids 0..255 are bytes, a few special tokens stand above.
+"""A tokenizer without torch or files: ids 0..255 are bytes, followed by a few special tokens.
 
-It stands for the `Tokenizer` in the unit and api tiers, and of the tiny random models.
+Replaces `Tokenizer` in the unit and api tiers, and for the tiny random models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class ByteTokenizer(Tokenizer):
-    """`vocab_size` may exceed the 263 ids in use, as padded embeddings do in real models; the
-    rest decodes to nothing. `fim`: whether it may be asked to fill in the middle.
-    `reads`: variables of the template, which writes them in front of the messages. `thinks`: the
-    marks of thinking that the template knows; what of it stands behind a space it writes at the
-    begin of the assistant's turn."""
+    """`vocab_size` may exceed the 263 ids in use, as with padded embeddings in real models; the
+    rest decodes to nothing. `fim`: whether fill-in-the-middle is supported. `reads`: variables of
+    the template, which it writes before the messages. `thinks`: the reasoning marks that the
+    template knows; whatever follows a space in it, it writes at the start of the assistant's
+    turn."""
 
     def __init__(
         self,

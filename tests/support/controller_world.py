@@ -1,4 +1,4 @@
-"""A world for controllers: known acceptance, known costs, seeded noise."""
+"""A simulated engine for controllers: known acceptance, known costs, seeded noise."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
 
 K_MAX = 8
 _MOST_JUDGED = 32
-Guess = tuple[float, bool]  # confidence, and whether it is right
+Guess = tuple[float, bool]  # (confidence, whether it is right)
 
 
 @dataclass
 class World:
-    """Costs in seconds. A draft step is `draft`, a target forward `base` plus `row` for each row
-    beyond `free` rows; a guess is right with probability `alpha`; a proposer has something to say
-    with probability `speaks`. `informed`: what a standard deviation of confidence adds to the
-    log-odds of a guess; 0: nothing; None: there are no confidences, nor agreements."""
+    """Costs in seconds: a draft step takes `draft`, a target forward `base` plus `row` per row
+    beyond `free` rows. A draft token is right with probability `alpha`; the proposer proposes with
+    probability `speaks`. `informed`: how much one standard deviation of confidence adds to the
+    log-odds of a draft token; None: there are neither confidences nor agreements."""
 
     alpha: float
     batch: int = 1
@@ -39,7 +39,7 @@ class World:
     informed: float | None = None
     seed: int = 1
     random: random.Random = field(init=False)
-    missed: list[int] = field(init=False)  # positions of each sequence that the drafter must run
+    missed: list[int] = field(init=False)  # per sequence: positions that the drafter must catch up
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -49,7 +49,7 @@ class World:
         return self.base + self.row * max(0, rows - self.free)
 
     def rate(self, k: int) -> float:
-        """Expected tokens per second at a fixed K (exact where the target's cost is linear)."""
+        """Expected tokens per second at a fixed K (exact if the target's cost is linear)."""
         tokens = 1 + self.speaks * sum(self.alpha**j for j in range(1, k + 1))
         rows = round(self.batch * (1 + k * self.speaks))
         return self.batch * tokens / (self.host + self.target(rows) + k * self.draft)
@@ -69,7 +69,7 @@ class World:
         return [self.guess() for _ in range(k)] if spoken else []
 
     def round(self, controller: KController, k: int) -> StepRecord:
-        """One step as the engine makes it: draft until told to stop, cut, verify."""
+        """Run one step as the engine does: draft until told to stop, truncate, verify."""
         limit = controller.max_speculating
         asked = self.batch if limit is None else min(limit, self.batch)
         ahead = [self.guesses(k if i < asked else 0) for i in range(self.batch)]
@@ -96,7 +96,7 @@ class World:
         )
 
     def _hindsight(self, missed: Sequence[int]) -> list[Agreement]:
-        """What the drafter would have guessed at the positions that it runs first."""
+        """What the drafter would have proposed at the positions that it catches up."""
         counts = [min(count, _MOST_JUDGED) for count in missed if count]
         return [Agreement(0, 0, [self.guess() for _ in range(count)]) for count in counts]
 
@@ -120,7 +120,7 @@ class World:
         return kept
 
     def _part(self, k: int, made: list[Guess], kept: int) -> Part:
-        """As the engine tells it: what was cut is compared with the token that came."""
+        """The record as the engine makes it: a truncated token is compared with the actual one."""
         hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
         accepted = min(hits, kept)
         tried = min(len(made), accepted + 1)
@@ -139,7 +139,7 @@ class World:
 
 @dataclass
 class Trace:
-    """`ks` were chosen, `depths` drafted."""
+    """By step: `ks`, the chosen K; `depths`, the tokens drafted."""
 
     ks: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Trace:
 
 
 def play(controller: KController, world: World, rounds: int) -> Trace:
-    """As the engine does, or with every round told, listened to or not."""
+    """Run `rounds` steps, each reported to the controller."""
     trace = Trace()
     for _ in range(rounds):
         k = controller.choose(Load(num_sequences=world.batch))
@@ -179,8 +179,8 @@ def step_of(
     context: int = CONTEXT,
     catch_up_rows: int = 0,
 ) -> StepRecord:
-    """A step in which all guesses were verified. `context`: of each sequence; `prompt_rows`: of the
-    first one, beyond the row that samples."""
+    """The record of a step that verified all draft tokens. `context`: of each sequence;
+    `prompt_rows`: rows of the first one beyond the row that samples."""
     parts = [
         Part(
             0, 0, context, k=offered, drafted=offered, proposed=offered, accepted=right,
@@ -192,13 +192,13 @@ def step_of(
     return StepRecord(parts, "pays", draft, target, host, catch_up_rows=catch_up_rows)
 
 
-RANKS = (0.5, 0.2, 0.1)  # chance that the target says a tree's first, second, third candidate
+RANKS = (0.5, 0.2, 0.1)  # probability of a tree's first, second and third candidate
 
 
 @dataclass
 class Trees(World):
-    """A proposer whose nodes cost nothing to make: at each depth so many candidates as RANKS, of
-    all paths the likeliest first."""
+    """A proposer of trees that cost nothing: as many candidates per depth as RANKS, the likeliest
+    paths first."""
 
     paths: list[tuple[int, ...]] = field(default_factory=list)
 

@@ -1,11 +1,11 @@
-"""What every test of the gpu tier stands under."""
+"""Marks of every test of the gpu tier."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-# torch imports its compiler at the first compilation, and parts of that warn of each other.
+# torch imports its compiler at the first compilation, and parts of it use deprecated others.
 WARNINGS = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.")
 ON_CUDA = [
     pytest.mark.gpu,

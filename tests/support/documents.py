@@ -11,8 +11,8 @@ FOLDER_PAGES = sorted(page for top in ("engine", "server") for page in ROOT.glob
 
 
 def section(name: str) -> str:
-    """What stands in README or docs between `<!-- name -->` and `<!-- /name -->`, without
-    surrounding blank lines."""
+    """The text in README or docs between `<!-- name -->` and `<!-- /name -->`, without surrounding
+    blank lines."""
     mark = re.compile(rf"<!-- {name} -->(.*?)<!-- /{name} -->", re.DOTALL)
     found = [text for page in PAGES for text in mark.findall(page.read_text(encoding="utf-8"))]
     assert len(found) == 1, f"{len(found)} pages have a section {name}"

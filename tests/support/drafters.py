@@ -1,4 +1,4 @@
-"""Drafters that know the answer: one always right, one always wrong, one right in a branch."""
+"""Proposers that know the answer: one always right, one always wrong, one right in a branch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, cha
 
 
 class Oracle(Proposer):
-    """Proposes what the reference is known to say next. `known`: request id -> all tokens."""
+    """Proposes the reference's next tokens. `known`: request id -> all tokens."""
 
     name = "oracle"
 
@@ -32,8 +32,8 @@ class Oracle(Proposer):
 
 
 class TreeOracle(Oracle):
-    """Right only in second branches: at each depth a wrong sibling stands before the right node,
-    so an accepted path is never where a chain would have written it."""
+    """Right only in second branches: at each depth a wrong sibling precedes the right node, so an
+    accepted path is never in the KV slots where a chain would have written it."""
 
     name = "tree oracle"
 
@@ -53,7 +53,7 @@ class TreeOracle(Oracle):
 
 
 class Liar(Oracle):
-    """Proposes anything but what comes next."""
+    """Proposes only wrong tokens."""
 
     name = "liar"
 
@@ -67,7 +67,7 @@ class Liar(Oracle):
 
 
 class Listener(Proposer):
-    """Guesses nothing and keeps the outcomes of others' guesses."""
+    """Proposes nothing and records the outcomes of other proposals."""
 
     name, learns = "listener", True
 

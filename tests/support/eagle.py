@@ -1,6 +1,6 @@
-"""EAGLE-3 written again, slowly and from its definition: random heads as they are published, and
-what one guesses, every path on its own and without a cache (arXiv:2503.01840, 2406.16858). Shares
-no code with the engine.
+"""A slow reference of EAGLE-3 (arXiv:2503.01840, 2406.16858): random heads in the published format,
+and what a head proposes, each path computed alone and without a cache. Shares no code with the
+engine.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ CONFIG: dict[str, Any] = {
 
 
 def random_head(words: Tensor, *, layers: int = 2, own: int = 96) -> Weights:
-    """For a target with this head `[vocab, width]`: what the last of these layers leaves goes
-    through nearly as it is, so that some guesses are right."""
+    """Return a head for a target with the LM head `words` `[vocab, width]`. It passes the output of
+    the last of its `layers` nearly unchanged, so that some proposals are right."""
     generator = torch.Generator().manual_seed(7)
 
     def noise(*shape: int, scale: float = 0.3) -> Tensor:
@@ -75,7 +75,7 @@ def random_head(words: Tensor, *, layers: int = 2, own: int = 96) -> Weights:
 
 
 def save(weights: Weights, folder: Path, **config: Any) -> str:
-    """As published: the folder, as a string. A field that is None is left out."""
+    """Save in the published format; return the folder as a string. None fields are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {key: each.contiguous() for key, each in weights.items()}, folder / "model.safetensors"
@@ -86,7 +86,7 @@ def save(weights: Weights, folder: Path, **config: Any) -> str:
 
 
 class SlowHead:
-    """A saved head over its target. `layers`: whose outputs it takes, counted from 0."""
+    """A saved head on its target. `layers`: those whose outputs it reads, counted from 0."""
 
     def __init__(self, folder: str, target: Any, layers: Sequence[int]) -> None:
         self.weights = load_file(Path(folder) / "model.safetensors")
@@ -101,7 +101,7 @@ class SlowHead:
 
     @torch.inference_mode()
     def logits(self, text: Sequence[int], path: Sequence[int]) -> Tensor:
-        """`[own vocabulary]` behind a text and, after it, guesses."""
+        """Logits `[own vocabulary]` after `text` followed by the proposed `path`."""
         found = self._target(torch.tensor([list(text[:-1])]), output_hidden_states=True)
         features = torch.cat([found.hidden_states[i + 1][0] for i in self._layers], dim=-1).float()
         if self.said.get("norm_before_fc"):
@@ -142,8 +142,8 @@ class SlowHead:
 
     def tree(self, text: Sequence[int], k: int, depth: int, *, ranks: int = 8, breadth: int = 8
     ) -> list[tuple[int, ...]]:  # fmt: skip
-        """The greedy guesses: paths of tokens, the likeliest first. A level's `breadth` likeliest
-        paths go on, if they are among the k likeliest so far."""
+        """Return the greedy tree: paths of tokens, likeliest first. The `breadth` likeliest paths
+        of a level are extended if they are among the k likeliest so far."""
         sums: dict[tuple[int, ...], float] = {}
         level: list[tuple[int, ...]] = [()]
         for _ in range(depth):
@@ -160,7 +160,7 @@ class SlowHead:
 
 
 def _turned(rows: Tensor) -> Tensor:
-    """By rotary embedding, at positions 0, 1, ..."""
+    """Apply the rotary embedding at positions 0, 1, ..."""
     found, half = rows.clone(), DIM // 2
     for i in range(half):
         angle = torch.arange(float(len(rows))) / 10000.0 ** (2 * i / DIM)

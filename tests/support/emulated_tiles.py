@@ -1,4 +1,4 @@
-"""AMX for processors without it: instructions on tiles become calls to Python, so that what is
+"""AMX emulation for CPUs without it: tile instructions become calls to Python, so that code
 compiled for them is tested everywhere."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COMPILED = ("room", "_rows", "_first_rows", "product_of_tiles", "product_of_cod
 
 
 class EmulatedTiles:
-    """Eight tiles of at most sixteen rows of sixteen words; what stands beyond a tile's shape is
+    """Eight tiles of at most 16 rows of 16 words; words beyond a tile's configured shape are
     neither read nor written."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class EmulatedTiles:
         self._kept: dict[str, Any] = {}
 
     def address(self, name: str, count: int) -> int:
-        """Where compiled code calls an instruction that takes so many numbers."""
+        """The address at which compiled code calls an instruction with `count` integer operands."""
         if name not in self._kept:
             kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)
             self._kept[name] = kind(getattr(self, name))
@@ -60,7 +60,7 @@ class EmulatedTiles:
             ctypes.memmove(at + row * stride, self.words[tile, row].tobytes(), 4 * width)
 
     def tdpbf16ps(self, sums: int, left: int, right: int) -> None:
-        """Pairs of the left tile's rows times pairs of the right one's columns."""
+        """Add products of bfloat16 pairs: rows of the left tile with columns of the right one."""
         total = self.words[sums].view(np.float32)
         first, second = (self.words[[left, right]] << np.uint32(16)).view(np.float32)
         third, fourth = (self.words[[left, right]] & np.uint32(0xFFFF0000)).view(np.float32)
@@ -69,7 +69,7 @@ class EmulatedTiles:
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it is undone. The code is compiled anew and kept nowhere."""
+    """Emulate until `monkeypatch` is undone. The code is compiled again and not cached."""
     tiles = EmulatedTiles()
 
     def call(self: Any, name: str, *arguments: Any) -> None:

@@ -1,6 +1,6 @@
 """FakeClient: an EngineClient without an engine, for tests of everything above the wire.
 
-Tokens are a function of (prompt, seed, position), or what the test's `script` says. Uses the real
+Tokens are a function of (prompt, seed, position), or given by the test's `script`. Uses the real
 `Stream`, so merging and the one-terminal-event rule are the real ones. Needs a running event loop.
 """
 
@@ -30,7 +30,7 @@ LOWERCASE = range(ord("a"), ord("z") + 1)
 
 
 def make_ready(**changes: object) -> Ready:
-    """The facts a small engine would report: 256 bytes and two specials, 512 tokens of context."""
+    """The Ready of a small engine: 256 bytes and two special tokens, 512 tokens of context."""
     facts: dict[str, object] = {
         "pid": 1,
         "target": "fake-target",
@@ -52,7 +52,7 @@ def make_ready(**changes: object) -> Ready:
 
 
 def hashed_script(alphabet: Sequence[int] = LOWERCASE) -> Script:
-    """A token of `alphabet` by hash of (prompt, seed, position); no seed at temperature 0."""
+    """A token of `alphabet` by hash of (prompt, seed, position); seed 0 at temperature 0."""
 
     def token(submit: Submit, position: int) -> int:
         seed = submit.params.seed if submit.params.temperature > 0 else 0
@@ -68,13 +68,13 @@ def listed_script(tokens: Sequence[int], *, then: int) -> Script:
 
 
 class FakeClient(EngineClient):
-    """Obeys max_tokens, min_tokens, stop_token_ids, EOS, ignore_eos, logprobs, prompt_logprobs.
+    """Supports max_tokens, min_tokens, stop_token_ids, EOS, ignore_eos, logprobs, prompt_logprobs.
 
-    `gate`: when given, one step is made each time the test releases it (`gate.release()`).
-    `refusal`: when given, every request ends with finish `error` and this sentence;
-    `bad_request` says whose fault it is.
-    `score`: a token's log-probability; by default a half for each that is taken.
-    `submitted`, `aborted` record what came in. `die(sentence)` fails every open stream.
+    `gate`: if given, one step runs each time the test releases it (`gate.release()`).
+    `refusal`: if given, every request ends with finish `error` and this sentence; `bad_request`:
+    whether the request is at fault.
+    `score`: a token's log-probability; by default log(1/2) for the chosen token.
+    `submitted`, `aborted` record the calls. `die(sentence)` fails every open stream.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class FakeClient(EngineClient):
                 stream.put(Output(id=id, finish="abort"))
 
     def die(self, sentence: str = "the engine process died") -> None:
-        """What kill -9 on the engine looks like from above."""
+        """Behave as if the engine process was killed."""
         self.state = "lost"
         for id, stream in list(self._streams.items()):
             self._tasks.pop(id).cancel()
@@ -212,7 +212,7 @@ class FakeClient(EngineClient):
         return "prediction" if submit.params.prediction else "draft_model"
 
     def _sources(self, submit: Submit, tokens: list[int]) -> list[tuple[str, int]] | None:
-        """All but the last token of a step were guessed."""
+        """The sources of the tokens: all but the last of a step were proposed."""
         params = submit.params
         if not (params.provenance or params.prediction):
             return None
@@ -234,7 +234,7 @@ class FakeClient(EngineClient):
         return [None, *(self._one_logprob(token, count) for token in submit.prompt[1:])]
 
     def _one_logprob(self, token: int, count: int) -> TokenLogprobs:
-        """The token itself has half of the mass, each next id half of what is left."""
+        """The token has probability 1/2, and each following id half of what remains."""
         assert self.ready is not None
         ids = [(token + offset) % self.ready.vocab_size for offset in range(max(count, 1))]
         ranked = [(id, math.log(0.5) * (rank + 1)) for rank, id in enumerate(ids)]

@@ -1,7 +1,7 @@
-"""FlashInfer's paged prefill wrapper as its documentation defines it, executed in torch.
+"""FlashInfer's paged prefill wrapper as its documentation defines it, implemented in torch.
 
-Stands in for the package where there is no GPU. Refuses what the original refuses: another batch
-size or more pages than its buffers hold in graph mode, rows that were not planned."""
+Replaces the package where there is no GPU. Refuses what the original refuses: in graph mode another
+batch size or more pages than its buffers hold, and rows that were not planned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def unseen(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What it reads, the original reads on the host or in a kernel: nobody waits for a device."""
+    """Hide the method's reads from Waits: the original reads on the host or in a kernel."""
 
     @wraps(method)
     def run(*arguments: Any, **named: Any) -> Any:
@@ -120,7 +120,7 @@ class PagedPrefill:
         return (output, lse) if return_lse else output
 
     def _seen(self, rows: int, length: int, offset: int) -> Tensor:
-        """`custom_mask` goes before `causal`; both end at the last key; the window is inclusive."""
+        """`custom_mask` overrides `causal`; both end at the last key; the window is inclusive."""
         own = torch.arange(rows)[:, None] + length - rows
         keys = torch.arange(length)[None]
         if self.mask is not None:

@@ -1,5 +1,5 @@
-"""A recorder for machines without graphs: a replay calls the function again, on the tensors that
-are there, and writes to the result of the first call."""
+"""A recorder for machines without CUDA graphs: a replay calls the function again, on the current
+tensors, and writes into the result of the first call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.model.graphs import Recorded
 
 
 class Again:
-    """`recorded` counts recordings, `replayed` replays."""
+    """`recorded` and `replayed` count recordings and replays."""
 
     def __init__(self) -> None:
         self.recorded = 0

@@ -1,6 +1,6 @@
-"""A model in a few lines: it remembers which token stands in each KV slot, and its logits after a
-position are a function of all tokens found in the slots up to there. A stale or missing slot gives
-other logits, so any slip in the accounting of the KV cache shows in what is predicted.
+"""A minimal model: it stores the token of each KV slot, and its logits at a position are a function
+of all tokens in the slots up to there. A stale or missing slot changes the logits, so any error in
+the KV cache accounting shows in the predictions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MISSING = -1
 
 
 class FakeRunner:
-    """`sizes` lists the tokens of every forward so far."""
+    """`sizes`: the number of tokens of every forward so far."""
 
     def __init__(self, vocab_size: int, *, block_size: int = 4, sharpness: float = 3.0) -> None:
         self.seconds = 0.0
@@ -43,7 +43,7 @@ class FakeRunner:
         return ModelOutput(torch.stack(rows) if rows else empty)
 
     def draws_chains(self, sequences: int) -> bool:
-        """It cannot: every forward is asked for by itself."""
+        """Never: each forward is requested separately."""
         return False
 
     def chain(self, *_given: object, **_more: object) -> Found:

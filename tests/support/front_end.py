@@ -1,4 +1,4 @@
-"""`foredraft serve` with the byte tokenizer: a front end to kill, itself free of torch.
+"""`foredraft serve` with the byte tokenizer: a front end without torch, for tests that kill it.
 
 `python -m tests.support.front_end scripted|real [CONFIG.toml] key=value ...`: the engine is the
 scripted child (its script is in the environment) or `python -m engine`.

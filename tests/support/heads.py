@@ -1,4 +1,4 @@
-"""Random heads over the target's last hidden state that guess a tree."""
+"""Random heads on the target's last hidden state that propose a tree."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEPTH, WIDTH = 4, 48
 
 
 class Heads(Proposer):
-    """At each depth two guesses of its head, and beside them what the text is `known` to say, by
-    request id, which alone has children. Nothing where the state of the last position but one is
-    not known. `told`: whatever it heard."""
+    """Proposes at each depth two tokens of its head and the right one, which alone has children;
+    `known`: all tokens by request id. Proposes nothing if it lacks the hidden state of the position
+    before the last. `told`: all outcomes that it was given."""
 
     name, learns = "heads", True
 
@@ -28,8 +28,8 @@ class Heads(Proposer):
         generator = torch.Generator().manual_seed(0)
         self._weights = torch.randn(DEPTH, vocab_size, WIDTH, generator=generator)
         self._known = known
-        self._states: dict[Sequence, tuple[int, Tensor]] = {}  # and positions
-        self.told: list[tuple[Verified, list[int]]] = []  # and the text up to the last row
+        self._states: dict[Sequence, tuple[int, Tensor]] = {}  # (position, state)
+        self.told: list[tuple[Verified, list[int]]] = []  # with the text up to the last row
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]

@@ -1,5 +1,5 @@
-"""`engine.sampling.triton_draws` on a CPU, in a process of its own: Triton decides when it is
-imported whether its kernels are interpreted. Arrays go in and come out."""
+"""`engine.sampling.triton_draws` on a CPU, in a separate process: Triton decides at import whether
+its kernels are interpreted. Inputs and outputs are arrays."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from engine.scheduling.sequence import Sequence
 
 Array = npt.NDArray[Any]
 
-RANKED = 64  # ids at once: what is sorted is what takes the interpreter long
+RANKED = 64  # ids at once: sorting is what is slow in the interpreter
 
 
 class Interpreted:
-    """Calls functions of this module there."""
+    """Calls functions of this module in that process."""
 
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(1, get_context("spawn"), _interpret)
@@ -44,7 +44,7 @@ def _interpret() -> None:
 
 
 def drawn(logits: Array, *columns: Array) -> Array:
-    """Of `draw`."""
+    """The result of `draw`."""
     found = triton_draws.draw(
         torch.from_numpy(logits), *(torch.from_numpy(column) for column in columns)
     )
@@ -52,19 +52,19 @@ def drawn(logits: Array, *columns: Array) -> Array:
 
 
 def adjusted(*arrays: Array) -> Array:
-    """Of `adjust`."""
+    """The result of `adjust`."""
     return triton_draws.adjust(*(torch.from_numpy(array) for array in arrays)).numpy()
 
 
 def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
-    """Of `scores`, ranked in two parts."""
+    """The result of `scores`, ranked in two parts."""
     with patch.multiple(triton_draws, PARTS=2, MOST_RANKED=RANKED):
         own, at, ids = (torch.from_numpy(array) for array in (logits, rows, tokens))
         return triton_draws.scores(own, at, ids, int(count)).numpy()
 
 
 def survivors(logits: Array, table: Array, guessed: bool) -> Array:
-    """Of `draw_likeliest`, over tokens 7 and leads 7."""
+    """The result of `draw_likeliest`, written over tokens 7 and leads 7."""
     facts = device_draws.facts_in(torch.from_numpy(table))
     drawn = torch.full((2, len(logits)), 7.0, dtype=torch.float64)
     given = torch.from_numpy(logits), facts.scales, *facts[2:]
@@ -73,7 +73,7 @@ def survivors(logits: Array, table: Array, guessed: bool) -> Array:
 
 
 def words(ids: Array, low: Array, high: Array) -> Array:
-    """Of each key the int32 words of all ids."""
+    """The int32 words of all ids, for each key."""
     from tests.support.triton_parts import hashed_words
 
     found = np.empty((len(low), len(ids)), np.int32)
@@ -83,7 +83,7 @@ def words(ids: Array, low: Array, high: Array) -> Array:
 
 
 def noise(hashes: Array) -> Array:
-    """Of int32 words the float32 noise."""
+    """The float32 noise of int32 words."""
     from tests.support.triton_parts import noise_of
 
     found = np.empty(len(hashes), np.float32)
@@ -98,8 +98,8 @@ def _run(kernel: Any, out: Array, given: Array, *numbers: int) -> None:
 
 
 def guessed(logits: Array, fused: bool) -> Array:
-    """Tokens and leads of DeviceDraws for a greedy sequence, a sampled and a filtered one, of two
-    rows each; `fused`: by the kernels."""
+    """Tokens and leads of DeviceDraws for a greedy, a sampled and a filtered sequence of two rows
+    each; `fused`: by the kernels."""
     fields: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 9}]
     params = [SamplingParams(seed=3, max_tokens=99, **more) for more in fields]
     seqs = [Sequence(str(i), each, [1, 2], 2) for i, each in enumerate(params)]

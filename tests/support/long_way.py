@@ -1,5 +1,5 @@
-"""How a token is drawn, spelled out: the whole row, one thing after the other. What the engine
-draws in fewer passes is held to it."""
+"""The reference for drawing a token: each step in turn, over the whole row. The engine, which uses
+fewer passes, must draw the same tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from engine.sampling.plain import Plain, plain_of
 
 
 def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
-    """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities, up to
-    a constant of the row."""
+    """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities, up to a
+    constant per row."""
     out = processor.adjust(logits, contexts)
     asked = [plain_of(context.seq.params) for context in contexts]
     scales = torch.tensor([plain.scale or 1.0 for plain in asked], device=out.device)
@@ -29,7 +29,7 @@ def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContex
 
 
 def keep_most_likely(logits: Tensor, asked: Seq[Plain]) -> Tensor:
-    """[rows, vocab] logits after temperature -> the same with what is removed at -inf."""
+    """[rows, vocab] logits after temperature -> the same with removed tokens at -inf."""
     vocab = logits.shape[1]
     facts = [(min(p.top_k or vocab, vocab), p.top_p, p.floor) for p in asked]
     sizes, shares, floors = torch.tensor(facts, dtype=torch.float64, device=logits.device).T
@@ -41,13 +41,13 @@ def keep_most_likely(logits: Tensor, asked: Seq[Plain]) -> Tensor:
 
 def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
     """[rows, vocab] final log-probabilities -> [rows] int64 tokens on the same device: the argmax
-    of log-probability plus keyed Gumbel noise; or NOT_FINITE where a row holds NaN or +inf, or
-    nothing but -inf."""
+    of log-probability plus keyed Gumbel noise; NOT_FINITE if a row holds NaN or +inf, or only
+    -inf."""
     return guess(log_probs, contexts)[0]
 
 
 def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor]:
-    """As `sample`, and each token's lead, see `best_and_lead`."""
+    """As `sample`, with each token's lead; see `best_and_lead`."""
     keys = [_key(context) for context in contexts]
     noise = gumbel(keys, log_probs.shape[1], log_probs.device)
     return best_and_lead(log_probs + noise)

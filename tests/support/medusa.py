@@ -1,5 +1,5 @@
-"""Medusa written again, slowly and from its definition: heads for a target, and greedy decoding
-with them (arXiv:2401.10774). Shares no code with the engine.
+"""A slow reference of Medusa (arXiv:2401.10774): heads for a target, and greedy decoding with them.
+Shares no code with the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Weights = dict[str, Tensor]  # by the names of published checkpoints
 
 
 def random_heads(vocabulary: Tensor, *, heads: int = 3, blocks: int = 1) -> Weights:
-    """Near the target's own head, so that some guesses are right."""
+    """Return heads close to the target's LM head, so that some proposals are right."""
     generator = torch.Generator().manual_seed(5)
     vocab, width = vocabulary.shape
     found: Weights = {}
@@ -32,7 +32,7 @@ def random_heads(vocabulary: Tensor, *, heads: int = 3, blocks: int = 1) -> Weig
 
 
 def save(weights: Weights, folder: Path, **config: Any) -> str:
-    """As published: the folder, as a string."""
+    """Save in the published format; return the folder as a string."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "medusa_lm_head.safetensors")
     said = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
@@ -59,8 +59,8 @@ def greedy(
     model: Any, weights: Weights, prompt: Sequence[int], length: int,
     choices: Sequence[tuple[int, ...]],
 ) -> list[list[int]]:  # fmt: skip
-    """The tokens of each step after the prompt's, as the paper decodes greedily: every path of
-    `choices` is a candidate, and the longest one that the target agrees with is kept, with the
+    """Return the tokens of each step after prefill, by the paper's greedy decoding: every path of
+    `choices` is a candidate, and the longest one that the target agrees with is kept, plus the
     target's next token. The target runs every candidate alone, without a cache."""
     tokens, steps = list(prompt), list[list[int]]()
     hidden, first = _last(model, tokens, 0)
@@ -84,8 +84,8 @@ def greedy(
 
 @torch.inference_mode()
 def _last(model: Any, tokens: Sequence[int], before: int) -> tuple[Tensor, list[int]]:
-    """Of the last position, what meets the target's head; and the likeliest tokens behind it and
-    behind so many `before` it."""
+    """Return the LM head's input at the last position, and the likeliest next tokens after each of
+    the last `before` + 1 positions."""
     states: list[Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(
         lambda _, given: states.append(given[0][0, -1])

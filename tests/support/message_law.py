@@ -1,6 +1,6 @@
-"""The law of a message's events, written down once: their order, and that they tell the message.
+"""The rules of a message's events: their order, and that they add up to the message.
 
-`told(events)` follows a stream as a strict client would and returns the message it ends with.
+`told(events)` reads a stream as a strict client would and returns the resulting message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EXTRAS = ("provenance", "token_ids")
 
 
 def events_of(text: str) -> list[Event]:
-    """Of a stream; each is named as its type says, and there is no [DONE]."""
+    """Return the events of a stream; each must be named after its type, and there is no [DONE]."""
     events = []
     for block in text.strip().split("\n\n"):
         name, data = block.split("\n")
@@ -24,7 +24,7 @@ def events_of(text: str) -> list[Event]:
 
 
 def told(events: Iterable[Event]) -> dict[str, Any]:
-    """Raises AssertionError where the events break the law."""
+    """Return the message. Raises AssertionError if the events break a rule."""
     first, *middle, last, stop = list(events)
     assert first["type"] == "message_start"
     message: dict[str, Any] = first["message"]

@@ -1,4 +1,4 @@
-"""What a PromQL expression names, as far as it is written here: metrics, matchers, groupings."""
+"""Metrics, matchers and groupings of the PromQL expressions used in this repository."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from server.observe.metrics_table import METRICS, Metric
 
 TARGET = frozenset({"job", "instance"})  # labels that a scrape adds
-MODEL = "model_name"  # a label of all that is ours, not of what any process tells of itself
-BY = {"$by": ("instance", MODEL)}  # a dashboard's variable, and what it stands for
+MODEL = "model_name"  # a label of all our metrics, but not of the process metrics
+BY = {"$by": ("instance", MODEL)}  # a dashboard's variable, and its values
 PREFIX = "foredraft_"
 PROCESS = {
     (name := f"{prefix}process_{of}"): Metric("counter" if "total" in of else "gauge", name, "")
@@ -24,7 +24,7 @@ PROCESS = {
     for of in ("resident_memory_bytes", "cpu_seconds_total", "open_fds", "max_fds")
 }
 TABLE = {**PROCESS, **{metric.name: metric for metric in METRICS}}
-BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}  # of Grafana, and what they may stand for
+BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}  # Grafana's variables, with possible values
 SUFFIXES = ("_bucket", "_sum", "_count")
 SELECTOR = re.compile(r"(\w+\()?\b((?:foredraft|process)_\w+)(?:\{([^}]*)\})?(\[)?")
 MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)(['\"])(.*?)\3")
@@ -46,7 +46,7 @@ class Selected:
 
 
 def selectors(expression: str) -> Iterator[Selected]:
-    """Every selector of one of our metrics. Raises KeyError for a metric that there is not."""
+    """Yield every selector of one of our metrics. Raises KeyError for an unknown metric."""
     for function, exposed, inside, over in SELECTOR.findall(expression):
         name = exposed.removeprefix(PREFIX)
         matchers = {label: value for label, _, _, value in MATCHER.findall(inside)}
@@ -64,14 +64,14 @@ def _metric(name: str) -> Metric:
 
 
 def groupings(expression: str) -> set[str]:
-    """The labels of `by (...)`, `without (...)`, `on (...)` and `ignoring(...)`."""
+    """Return the labels in `by (...)`, `without (...)`, `on (...)` and `ignoring(...)`."""
     found = re.findall(r"\b(?:by|without|ignoring|on) ?\(([^)]*)\)", expression)
     named = {label.strip() for labels in found for label in labels.split(",")}
     return {label for one in named for label in BY.get(one, (one,))}
 
 
 def labels_of(selected: Selected) -> dict[str, tuple[str, ...]]:
-    """Label -> its values; empty where these are not ours to know."""
+    """Return label -> its values; empty if these are unknown here."""
     unknown: tuple[str, ...] = ()
     labels = {**selected.metric.labels, **dict.fromkeys(TARGET, unknown)}
     if selected.metric.name not in PROCESS:
@@ -80,13 +80,13 @@ def labels_of(selected: Selected) -> dict[str, tuple[str, ...]]:
 
 
 def check(expression: str) -> None:
-    """AssertionError or KeyError where a metric, a label or a label's value does not exist, where a
-    counter is not made a rate, or a gauge is."""
+    """Raise AssertionError or KeyError if a metric, label or label value does not exist, if a
+    counter is used without a rate, or a gauge with one."""
     found = list(selectors(expression))
     known: set[str] = set()
     for one in found:
         labels = labels_of(one)
-        known |= {*labels, MODEL}  # without it, all are one
+        known |= {*labels, MODEL}  # always allowed: without the label all is one group
         for label, value in one.matchers.items():
             assert label in labels, f"{one.name} has no label {label}"
             assert not labels[label] or value in labels[label], f"{one.name}: {label}={value}"
@@ -97,20 +97,20 @@ def check(expression: str) -> None:
 
 
 def filled(expression: str, **values: str) -> str:
-    """With its variables replaced: by `values`, or as Grafana fills in its own."""
+    """Return the expression with its variables replaced by `values` or Grafana's own."""
     known = {**BUILT_IN, **values}
     return re.sub(r"\$(\w+)", lambda match: known[match[1]], expression)
 
 
 def parse(expressions: Iterable[str], folder: Path) -> None:
-    """Have Prometheus itself read them, as rules of a file in `folder`."""
+    """Check the expressions with Prometheus itself, as a rules file in `folder`."""
     rules = [{"record": f"expression:{i}", "expr": one} for i, one in enumerate(expressions)]
-    file = folder / "rules.json"  # which is YAML, too
+    file = folder / "rules.json"  # JSON is valid YAML
     file.write_text(json.dumps({"groups": [{"name": "expressions", "rules": rules}]}))
     promtool("check", "rules", str(file))
 
 
 def promtool(*arguments: str) -> None:
-    """AssertionError with its words where it is not content."""
+    """Run promtool. Raises AssertionError with its output if it fails."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

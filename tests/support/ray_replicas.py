@@ -1,4 +1,4 @@
-"""Ray deployments of scripted servers, and routers that time themselves. Needs Ray."""
+"""Ray deployments of scripted servers, and routers that measure their own time. Needs Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.scripted import Script
 
 
 class ScriptedReplica:
-    """`foredraft serve` in a child process. `folder`: where it leaves its /metrics at its end."""
+    """`foredraft serve` in a child process. `folder`: where it saves its /metrics when it ends."""
 
     def __init__(self, folder: str, script: Script) -> None:
         self._process = subprocess.Popen(
@@ -42,7 +42,7 @@ class ScriptedReplica:
 
 
 class Timed:
-    """How long it takes to choose, in this process."""
+    """Records how long each choice of a replica takes, in this process."""
 
     seconds: list[float] = []
 
@@ -59,4 +59,4 @@ class TimedAffinity(Timed, AffinityRouter):
 
 
 class TimedTwoChoices(Timed, PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
-    """Ray's default."""
+    """Ray's default router, timed."""

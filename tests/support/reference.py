@@ -1,7 +1,7 @@
 """The plain reference: one token at a time, whole context each time, no cache, no batch.
 
 Shares no code with the engine. Logits come from transformers' own eager forward; every sampling
-field and the keyed noise are written again here, slowly, in numpy float64, from their definitions.
+field and the keyed noise are reimplemented here from their definitions, slowly, in numpy float64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Reference:
-    """`generate` answers the token ids and the raw log-probability of each."""
+    """A model; `generate` returns the token ids and the raw log-probability of each."""
 
     def __init__(self, path: str, eos_ids: Sequence[int]) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -73,7 +73,7 @@ def log_softmax(scores: Floats) -> Floats:
 def penalised(
     raw: Floats, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
 ) -> Floats:
-    """logit_bias, then repetition (prompt and output), then frequency and presence (output)."""
+    """Apply logit_bias, then repetition (prompt and output), frequency and presence (output)."""
     scores = raw.copy()
     for token, bias in params.logit_bias.items():
         scores[token] += bias
@@ -86,7 +86,7 @@ def penalised(
 
 
 def filtered(log_probs: Floats, params: SamplingParams) -> Floats:
-    """top_k, then top_p (smallest set that reaches it), then min_p (relative to the best)."""
+    """Apply top_k, then top_p (smallest set that reaches it), then min_p (relative to the best)."""
     order = np.lexsort((np.arange(len(log_probs)), -log_probs))
     keep = np.ones(len(log_probs), dtype=bool)
     if params.top_k:

@@ -1,7 +1,7 @@
-"""The plain reference under a grammar: a fresh matcher for every token, fed from the first one.
+"""The plain reference under a grammar: a fresh matcher for every token, fed from the first token.
 
-No rollback, no cache, no bits kept, and a vocabulary that llguidance read from the tokenizer's own
-file. The masks are llguidance's; what is independent is everything around them.
+No rollback, no cache, no saved masks, and a vocabulary that llguidance reads from the tokenizer's
+own file. The masks are llguidance's; everything around them is independent of the engine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class GrammarReference(Reference):
 
 
 def compiled(grammar: Grammar) -> str:
-    """llguidance's form of it, by hand."""
+    """Convert the grammar to llguidance's format, by hand."""
     text = _reply(grammar)
     if not grammar.lead:
         return text
@@ -87,7 +87,7 @@ def _reply(grammar: Grammar) -> str:
         case "choice":
             choices = [json.dumps(choice) for choice in json.loads(grammar.source)]
             return "start: " + " | ".join(choices)
-        case "lark":  # schemas in it end their lines here
+        case "lark":  # here a schema is always the last thing on its line
             return re.sub(r"(?<=%json )\{.*\}$", _styled, grammar.source, flags=re.MULTILINE)
 
 

@@ -1,13 +1,13 @@
-"""Lookahead decoding, greedy, as it was published: slow, with explicit masks, no cache, no tree.
+"""Greedy lookahead decoding as published: slow, with explicit masks, no cache, no tree.
 
 After Fu et al., 2024 (arXiv:2402.02057) and its authors' program (hao-ai-lab/LookaheadDecoding,
 `jacobi_greedy_search_multilevel`): levels of tokens, a mask of lookahead rows and verification rows
-side by side, n-grams by their first token. Shares no code with the engine. The window begins as the
-last tokens of the prompt, where their program takes random ones of it; the pool begins as the
+side by side, n-grams by their first token. Shares no code with the engine. The window starts as the
+last tokens of the prompt, where their program takes random tokens of it; the pool starts with the
 prompt's n-grams (their POOL_FROM_PROMPT), and each new token adds one.
 
-Two switches add what this engine does and the paper does not: `kept`, a window's column that turns
-out right is kept like an n-gram; `early`, n-grams are verified while the window is being filled.
+Two switches add what this engine does and the paper does not: `kept`: a window column that turns
+out right is kept like an n-gram; `early`: n-grams are verified while the window is being filled.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from transformers import AutoModelForCausalLM
 
 @dataclass
 class Step:
-    """What one step added to the text, and how many rows its forward had beyond the text's."""
+    """The tokens that a step added, and the number of rows of its forward beyond the text's."""
 
     tokens: list[int]
     rows: int
 
 
 class Greedy:
-    """A model's most likely next token in each of the rows."""
+    """A model; returns the most likely next token of each row."""
 
     def __init__(self, path: str) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -56,18 +56,18 @@ class Greedy:
 
 @dataclass
 class Forward:
-    """Rows of a forward, each with those that it attends to. The text comes first."""
+    """The rows of a forward, each with the rows that it attends to. The text comes first."""
 
     text: list[int]
     rows: list[tuple[int, int, list[int]]] = field(default_factory=list)  # token, position, seen
 
     def add(self, token: int, position: int, seen: list[int]) -> int:
-        """`seen`: rows beyond the text's, which it sees whole. The row's number."""
+        """Add a row that sees the whole text and the rows `seen` after it; return its number."""
         self.rows.append((token, position, seen))
         return len(self.rows) - 1
 
     def run(self, model: Greedy) -> tuple[int, list[int]]:
-        """What follows the text, and what follows each of the rows."""
+        """Return the next token after the text, and after each of the rows."""
         size, more = len(self.text), len(self.rows)
         sees = [[j <= i for j in range(size)] + [False] * more for i in range(size)]
         for i, (_, _, seen) in enumerate(self.rows):
@@ -88,7 +88,7 @@ class Lookahead:
         self.kept, self.early = kept, early
 
     def generate(self, prompt: Sequence[int], count: int) -> list[Step]:
-        """Steps until there are `count` tokens, or more."""
+        """Return the steps until there are at least `count` tokens."""
         text, steps, self.pool = list(prompt), list[Step](), dict[int, list[tuple[int, ...]]]()
         for i in range(len(text) - self.n + 1):
             self.note(text[i], tuple(text[i + 1 : i + self.n]))
@@ -112,7 +112,7 @@ class Lookahead:
 
     def step(self, text: list[int]) -> Step:
         forward, last, n = Forward(list(text)), len(text) - 1, self.n
-        # Lookahead rows: level 0 in a line; column i of the others sees i of them, and its own.
+        # Lookahead rows: level 0 is causal; column i of other levels sees i of them and its own.
         base = [
             forward.add(token, last + 1 + i, list(range(i)))
             for i, token in enumerate(self.levels[0])

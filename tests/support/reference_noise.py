@@ -1,4 +1,4 @@
-"""The keyed Gumbel noise, written again from its definition in plain integers and float64.
+"""The keyed Gumbel noise, reimplemented from its definition in plain integers and float64.
 
 A row's 64-bit key is SplitMix64(SplitMix64(seed) xor position). A token's 32-bit word is
 lowbias32(id * 0x9E3779B1 + 0x85EBCA77). Three multiply-and-fold rounds join the two halves of the

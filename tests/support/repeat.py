@@ -1,4 +1,4 @@
-"""Repeat: a player that does again what a trace did, to hold the replay to what was recorded."""
+"""Repeat: a player that repeats a trace, to check that the replay reproduces the recording."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.scheduling.step_record import Agreement, Part, StepRecord
 
 
 class Repeat(Player):
-    """Does what the trace did when as many tokens had been generated. `same` and `other` count
-    sequences whose accepted length came out as recorded, or not."""
+    """Repeats the step of the trace at which as many tokens had been generated. `same` and `other`
+    count sequences whose accepted length is as recorded, or not."""
 
     def __init__(self, told: Recorded) -> None:
         super().__init__(FixedK(0), told.costs, budget=told.trace.header.max_step_tokens)
@@ -32,9 +32,9 @@ class Repeat(Player):
         return record
 
     def _plan(self, batch: Sequence[Live], k: int) -> list[int]:
-        """The rows that were computed then."""
+        """Return the rows that the recorded step computed."""
         steps = self._steps.get(self._tokens)
-        if not steps:  # not where the trace was at any time: nobody's length is as recorded
+        if not steps:  # the trace has no step at this token count, so none of these match it
             self._parts = {}
             self.other += len(batch)
             return super()._plan(batch, k)
@@ -46,7 +46,7 @@ class Repeat(Player):
         ]
 
     def _draft(self, sampling: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
-        """What was drafted and verified then, by request."""
+        """Draft and verify as many tokens of each request as the recorded step did."""
         for live in sampling:
             part = self._parts.get(live.request.number)
             if part is None:

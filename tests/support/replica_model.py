@@ -1,6 +1,6 @@
-"""Replicas in virtual time: the engine's own scheduler and block pool, and steps that take as long
-as their rows say. So hits of prefixes, evictions and queues are those of real engines, and a run of
-minutes takes seconds and is the same each time.
+"""Replicas in virtual time: the engine's own scheduler and block pool, with step times computed
+from the number of rows. So prefix cache hits, evictions and queues are those of real engines, while
+a run of minutes takes seconds and is deterministic.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import StepPlan
 
 VOCAB = 50_000
-BLOCKS = 4_000  # of 16 tokens, of one replica
+BLOCKS = 4_000  # per replica, of 16 tokens each
 STEP_SECONDS, ROW_SECONDS = 0.008, 0.0001
 
-# Body of a request and loads -> replica, and tokens that it has more to do.
+# (request body, loads) -> (replica, tokens that the request adds to its load)
 Choose = Callable[[bytes, Mapping[str, int]], tuple[str, int]]
 
 
 @dataclass
 class Conversation:
-    """`turns` questions, each with all before it and its reply as the prompt. Lengths in tokens."""
+    """`turns` questions; each prompt has all earlier questions and replies. Lengths in tokens."""
 
     start: float
     history: list[int]
@@ -43,7 +43,7 @@ class Conversation:
     rng: random.Random
 
     def ask(self) -> tuple[list[int], list[int]]:
-        """The prompt and the reply that it will have."""
+        """Return the next prompt and its future reply."""
         self.turns -= 1
         self.history += words(self.rng, self.question)
         return list(self.history), words(self.rng, self.reply)
@@ -55,7 +55,7 @@ def words(rng: random.Random, length: tuple[int, int]) -> list[int]:
 
 @dataclass
 class Asked:
-    """One request that runs."""
+    """A running request."""
 
     seq: Sequence
     reply: list[int]
@@ -65,7 +65,7 @@ class Asked:
 
 
 class ModelReplica:
-    """`scale`: how many replicas' memory and speed it has."""
+    """`scale`: it has the memory and speed of this many replicas."""
 
     def __init__(self, scale: int = 1) -> None:
         pool = BlockPool(BLOCKS * scale, 16, prefix_caching=True)
@@ -82,7 +82,7 @@ class ModelReplica:
         return plan, STEP_SECONDS + ROW_SECONDS * plan.num_tokens / self._scale
 
     def commit(self, plan: StepPlan) -> Iterable[Asked]:
-        """Those that got a token."""
+        """Finish a step; yield the requests that got a token."""
         for chunk in plan.chunks:
             asked = self.open[chunk.seq.id]
             tokens = [asked.reply[chunk.seq.num_output]] if chunk.samples else []
@@ -93,7 +93,7 @@ class ModelReplica:
 
 @dataclass
 class Played:
-    """`computed` and `served`: tokens by replica; the latter with those from the prefix cache."""
+    """Results. `computed` and `served`: tokens by replica; `served` includes cached prefixes."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -102,7 +102,7 @@ class Played:
     computed: dict[str, int] = field(default_factory=dict)
     served: Counter[str] = field(default_factory=Counter)
     waits: list[float] = field(default_factory=list)  # seconds to the first token
-    choices: list[float] = field(default_factory=list)  # real seconds
+    choices: list[float] = field(default_factory=list)  # seconds of real time per choice
 
     @property
     def hits(self) -> float:
@@ -110,7 +110,7 @@ class Played:
 
 
 class World:
-    """`replicas` may come and go while it runs; who goes still ends what it has."""
+    """The simulation. `replicas` may change while it runs; a removed one finishes its requests."""
 
     def __init__(self, replicas: Mapping[str, ModelReplica], choose: Choose) -> None:
         self.replicas = dict(replicas)

@@ -1,6 +1,6 @@
-"""The law of a Response's events, written down once: their order, and that they tell the Response.
+"""The rules of a Response's events: their order, and that they add up to the Response.
 
-`told(events)` follows a stream as a strict client would and returns the Response it ends with.
+`told(events)` reads a stream as a strict client would and returns the resulting Response.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ END = {"response.completed", "response.incomplete", "response.failed"}
 
 
 def told(events: Iterable[Event]) -> dict[str, Any]:
-    """Raises AssertionError where the events break the law."""
+    """Return the Response. Raises AssertionError if the events break a rule."""
     numbered = list(events)
     assert [event["sequence_number"] for event in numbered] == list(range(len(numbered)))
     rest = iter(numbered)
@@ -38,7 +38,7 @@ def told(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _check_extras(events: list[Event], response: dict[str, Any]) -> None:
-    """What delta events told of them is the begin of what the Response has."""
+    """Check that the EXTRAS of delta events are the beginning of those of the Response."""
     for name in EXTRAS:
         heard = [entry for event in events for entry in event.get(name, ())]
         assert heard == response.get(name, [])[: len(heard)]
@@ -56,7 +56,7 @@ def _checked(event: Event, items: list[Any]) -> dict[str, Any]:
 
 
 def _text(added: Event, rest: Iterator[Event]) -> Any:
-    """A message, or thinking, which has no log-probabilities."""
+    """Read a message, or reasoning, which has no log-probabilities."""
     item, index = added["item"], added["output_index"]
     assert (item["status"], item["content"]) == ("in_progress", [])
     kind, own = {"message": ("output_text", "role"), "reasoning": ("reasoning_text", "summary")}[

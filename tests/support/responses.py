@@ -1,4 +1,4 @@
-"""What the tests of /v1/responses share: a request, and an item of its input."""
+"""Shared by the tests of /v1/responses: a request, and an input item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest numbers that never fall, by their definition."""
+"""Weighted isotonic regression, by its min-max definition."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Floats = NDArray[np.float64]
 
 
 def rising(numbers: Floats, trust: Floats) -> Floats:
-    """By squares weighted with `trust`: of each place, the most over all that begin at or before
-    it of the least over all that end at or behind it, of their means."""
+    """Return the non-decreasing fit with the least squares weighted by `trust`: at place i, the
+    max over a <= i of the min over b >= i of the weighted mean of numbers a..b."""
     some = range(len(numbers))
 
     def mean(first: int, last: int) -> float:

@@ -1,7 +1,7 @@
-"""Three hundred JSON schemas of rising difficulty: some written, most generated, always the same.
+"""Three hundred JSON schemas of rising difficulty: some written by hand, most generated, all fixed.
 
-Texts are kept short by bounds, so that a random model finds the end of a good share of them.
-`REFUSED` are schemas that cannot be honoured whole, by the keyword that is to blame.
+Bounds keep texts short, so that a random model completes a good share of them. `REFUSED`: schemas
+that are not fully supported, by the unsupported keyword.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMATS = ("date", "time", "uuid", "ipv4", "email", "duration", "date-time", "ho
 
 
 def schemas() -> list[Schema]:
-    """The written ones, then generated ones, the deeper the later."""
+    """Return the hand-written schemas, then the generated ones by rising depth."""
     rng = random.Random(20261120)
     missing = COUNT - len(WRITTEN)
     generated = [_object(rng, 1 + 3 * i // missing) for i in range(missing)]
@@ -32,7 +32,7 @@ def schemas() -> list[Schema]:
 
 
 def _shared(schema: Schema) -> Schema:
-    """The same, its properties moved to definitions and referred to."""
+    """Return the schema with its properties moved to definitions and referenced."""
     parts: Schema = schema["properties"]
     names = {name: f"d{i}" for i, name in enumerate(parts)}
     references = {name: {"$ref": f"#/$defs/{names[name]}"} for name in parts}

@@ -1,8 +1,8 @@
-"""The scripted engine with troubles, as a child: the real EngineProcess, an engine without torch.
+"""The scripted engine with faults, as a child process: the real EngineProcess, without torch.
 
 `python tests/support/scripted.py --config .. --commands .. --events ..`; the script is the JSON of
-`Script` in the environment variable FOREDRAFT_SCRIPT. Tokens follow a rule that a test can repeat:
-`next_token`.
+`Script` in the environment variable FOREDRAFT_SCRIPT. Tokens follow a rule that a test can apply
+too: `next_token`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
 @dataclass(frozen=True)
 class Script:
-    """What this child does. Tokens are counted over all requests of the child's life."""
+    """What this child does. Token counts are over all requests of the child's life."""
 
     vocab_size: int = 258
     tokens_per_step: int = 1
@@ -45,21 +45,21 @@ class Script:
     start_seconds: float = 0.0
     refuse_to_start: str | None = None  # an EngineError with this sentence: exit code 2
     crash_at_start: bool = False  # an unexpected exception: exit code 1
-    exit_seconds: float = 0.0  # between the last word and the exit, as with torch imported
+    exit_seconds: float = 0.0  # between the last event and the exit, as with torch
     raise_after: int | None = None  # an unexpected exception in the step after that many tokens
     die_after: int | None = None  # SIGKILL to itself
     hang_after: int | None = None  # sleeps for ever inside a step
-    blocks: int = 0  # of a prefix cache, of 16 tokens each; 0: there is none
-    row_seconds: float = 0.0  # of a step, for each prompt token that the cache does not hold
-    only_once: str | None = None  # a path: the troubles above befall only the first to create it
+    blocks: int = 0  # of the prefix cache, 16 tokens each; 0: no prefix cache
+    row_seconds: float = 0.0  # added to a step for each prompt token that is not cached
+    only_once: str | None = None  # a path: only the child that creates it has the faults above
 
     def environment(self) -> dict[str, str]:
-        """The environment of a child that follows this script."""
+        """Return the environment of a child that follows this script."""
         return {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
 def next_token(tokens: Sequence[int], vocab_size: int = 258) -> int:
-    """The token after `tokens` (prompt and output so far)."""
+    """Return the token after `tokens` (prompt and output so far)."""
     return (sum(tokens) + len(tokens)) % vocab_size
 
 
@@ -71,7 +71,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int = 258) ->
 
 
 class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
-    """With the script's troubles, and switched between modes of K."""
+    """Has the script's faults, and can switch between speculation modes."""
 
     def __init__(self, script: Script, ready: Ready) -> None:
         super().__init__(ready)
@@ -79,7 +79,7 @@ class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
         self.mode: Mode = "auto"
         self.pool = BlockPool(script.blocks, 16, prefix_caching=True)
         self._held: dict[str, tuple[Held, Running]] = {}
-        self._queried = self._rows = 0  # prompt tokens since the last step; of those, not cached
+        self._queried = self._rows = 0  # prompt tokens since the last step; uncached ones
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
         self.mode, self.draft = mode, {"auto": self.ready.k_max, "fixed": k, "off": 0}[mode]
@@ -121,7 +121,7 @@ class ScriptedEngine(engine.lab.scripted.ScriptedEngine):
         outputs.metrics.queried_tokens, outputs.metrics.cached_tokens = queried, queried - rows
         for id in self._held.keys() - self.running.keys():
             seq, running = self._held.pop(id)
-            seq.tokens[:] = running.tokens[:-1]  # the last one was never computed
+            seq.tokens[:] = running.tokens[:-1]  # the last token has no KV
             self._publish(seq)
             self.pool.release(seq)
         return outputs
@@ -141,7 +141,7 @@ def _due(limit: int | None, count: int) -> bool:
 
 
 def make_engine(script: Script, measured: bytes = b"") -> ScriptedEngine:
-    """`measured`: what it tells the next one."""
+    """`measured`: step costs, passed on to the next engine."""
     time.sleep(script.start_seconds)
     if script.refuse_to_start is not None:
         raise ModelError(script.refuse_to_start)
@@ -168,7 +168,7 @@ def main() -> int:
     parser = build_parser("python -m tests.support.scripted", __doc__)
     parser.add_argument("--refuse-threads", type=int)  # a configuration that cannot start
     parsed = parser.parse_args()
-    config = read_config(parsed.config)  # what the supervisor wrote must be readable
+    config = read_config(parsed.config)  # checks that the supervisor's file is readable
     script = load_script()
     told = parsed.measured.read_bytes() if parsed.measured is not None else b""
     if config.threads is not None and config.threads == parsed.refuse_threads:

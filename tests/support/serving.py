@@ -1,4 +1,4 @@
-"""The app behind a real uvicorn on a free port, in a thread, over a FakeClient."""
+"""The app with a FakeClient, behind a real uvicorn on a free port, in a thread."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Served:
     runner: uvicorn.Server
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Run a function in the server's loop."""
+        """Run a function in the server's event loop."""
         self.loop.call_soon_threadsafe(function, *args)
 
     def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
-        """Wait for something that must become true; fails loudly when it does not."""
+        """Wait until `condition` is true; fails after `seconds`."""
         pause = threading.Event()
         for _ in range(int(seconds / 0.01)):
             if condition():
@@ -62,7 +62,7 @@ def serve(
     on_end: Callable[[Exchange], None] | None = None,
     **server: Any,
 ) -> Iterator[Served]:
-    """`server` are fields of ServerConfig."""
+    """Serve within the context. `server`: fields of ServerConfig."""
     client = client if client is not None else FakeClient()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -106,13 +106,13 @@ def serve(
         yield Served(f"http://127.0.0.1:{port}", client, metrics, loops[0], runner)
     finally:
         runner.should_exit = True
-        thread.join(120)  # a loaded machine takes long for what is normally instant
+        thread.join(120)  # normally instant, but slow on a loaded machine
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
 
 
 def description(client: FakeClient | None = None, **server: Any) -> dict[str, Any]:
-    """What /openapi.json of such a server says."""
+    """Return /openapi.json of such a server."""
     with serve(client, **server) as served:
         reply = httpx.get(f"{served.url}/openapi.json", timeout=60)  # a loaded machine is slow
         found: dict[str, Any] = reply.raise_for_status().json()

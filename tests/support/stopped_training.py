@@ -1,4 +1,4 @@
-"""A training program that is killed in its third step, and goes on with --resume."""
+"""A training program that is killed in its third step and continues with --resume."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def same_weights_after_a_kill(
     weights: str,
     patch: pytest.MonkeyPatch,
 ) -> None:
-    """Two runs of four steps, one of them killed, leave the same `weights` (a file's name). A
-    checkpoint behind each step; `words` of the command line by the output."""
+    """Assert that two runs of four steps, one of them killed, leave the same `weights` (a file
+    name). They save a checkpoint after each step. `words(output)`: the command line."""
     whole, parts = folder / "whole", folder / "parts"
     assert program.main([*words(whole), "--steps", "4"]) == 0
     taken, follow = 0, program.follow

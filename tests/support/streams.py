@@ -1,4 +1,4 @@
-"""A reader of one stream, which sleeps until there is something."""
+"""A reader of one stream that waits for the next Output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from server.engine.mailbox import Stream
 
 
 async def read(stream: Stream) -> Output:
-    """What `take` gives, as soon as there is something."""
+    """Return `stream.take()` as soon as something has arrived."""
     while not stream.has_news:
         stream.wake.clear()
         await stream.wake.wait()

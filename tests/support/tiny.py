@@ -1,7 +1,7 @@
 """Tiny random models: seeded, float32, 128 tokens, saved as folders that any loader can read.
 
-Large initial weights spread the logits, so that the arithmetic's last bits do not decide an argmax.
-The draft is the target's own embedding, first layer, norm and head: it agrees sometimes.
+Large initial weights spread the logits, so that rounding errors do not decide an argmax. The draft
+has the target's own embedding, first layer, norm and head, so it agrees with it sometimes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ON_CUDA: dict[str, Any] = {**GROUPED, "head_dim": 16}
 
 
 def llama(shape: dict[str, Any] = GROUPED) -> PreTrainedModel:
-    """Later layers whisper and the head is loud, so that `draft_of` agrees now and then."""
+    """Later layers have small weights and the head large ones, so `draft_of` sometimes agrees."""
     model = build(LlamaForCausalLM, LlamaConfig(**shape))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -66,12 +66,12 @@ def llama(shape: dict[str, Any] = GROUPED) -> PreTrainedModel:
 
 
 def qwen3() -> PreTrainedModel:
-    """Norms of query and key; heads wider than hidden / heads."""
+    """Query and key norms; head size larger than hidden size / heads."""
     return build(Qwen3ForCausalLM, Qwen3Config(**{**GROUPED, "head_dim": 16}))
 
 
 def gpt_neox() -> PreTrainedModel:
-    """Parallel residual, partial rotation, biases, LayerNorm, no grouped heads."""
+    """Parallel residual, partial rotary embedding, biases, LayerNorm, no grouped-query heads."""
     return build(GPTNeoXForCausalLM, GPTNeoXConfig(**SHAPE))
 
 
@@ -81,7 +81,7 @@ def mistral() -> PreTrainedModel:
 
 
 def gemma2() -> PreTrainedModel:
-    """Soft-capped scores and logits; every other layer slides."""
+    """Soft-capped scores and logits; a sliding window in every other layer."""
     config = Gemma2Config(
         **GROUPED, sliding_window=7, query_pre_attn_scalar=12, attn_logit_softcapping=5.0
     )
@@ -89,7 +89,7 @@ def gemma2() -> PreTrainedModel:
 
 
 def gemma3() -> PreTrainedModel:
-    """Sliding layers with a rope of their own, then a full one; no soft cap."""
+    """Sliding-window layers with their own RoPE, then a full one; no soft cap."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     config = Gemma3TextConfig(
         **GROUPED, sliding_window=7, query_pre_attn_scalar=12, layer_types=kinds
@@ -110,12 +110,12 @@ def gpt_oss() -> PreTrainedModel:
 
 
 def mixtral(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedModel:
-    """Two of `experts`, each of the whole intermediate size."""
+    """Two of `experts` per token, each of the full intermediate size."""
     return build(MixtralForCausalLM, MixtralConfig(**shape, num_local_experts=experts))
 
 
 def qwen3_moe(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedModel:
-    """Norms of query and key; two of `experts`, which are narrow."""
+    """Query and key norms; two of `experts` per token, of half the intermediate size."""
     few: dict[str, Any] = {"num_experts": experts, "num_experts_per_tok": 2, "norm_topk_prob": True}
     config = Qwen3MoeConfig(**shape, **few, moe_intermediate_size=shape["intermediate_size"] // 2)
     return build(Qwen3MoeForCausalLM, config)
@@ -135,7 +135,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def build(model_class: Any, config: Any) -> PreTrainedModel:
-    """A seeded random model; norms and biases are moved off their trivial initial values."""
+    """Return a seeded random model; norms and biases differ from their trivial initial values."""
     torch.manual_seed(11)
     model: PreTrainedModel = model_class(config)
     model.train(False)
@@ -147,7 +147,7 @@ def build(model_class: Any, config: Any) -> PreTrainedModel:
 
 
 def draft_of(target: PreTrainedModel, layers: int = 1) -> PreTrainedModel:
-    """The target's first `layers` layers under its own head."""
+    """Return a draft of the target's first `layers` layers with the target's head."""
     settings = target.config.to_dict() | {"num_hidden_layers": layers, "layer_types": None}
     draft: PreTrainedModel = type(target)(type(target.config)(**settings))
     draft.train(False)

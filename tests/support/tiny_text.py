@@ -1,7 +1,7 @@
-"""Tiny random models that write text: every byte has a token, and some common pieces of JSON.
+"""Tiny random models that write text: every byte and some common pieces of JSON have a token.
 
-Their embeddings are wider than their tokenizer, as padded ones are in real models. For tests of
-grammars; `tests.support.tiny` has the models.
+Their embeddings have more rows than the tokenizer has tokens, like padded ones in real models. For
+tests of grammars; `tests.support.tiny` has the models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PADDING = 13  # ids that the models have and the tokenizer lacks
 
 
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE without a pre-tokenizer's cuts, so that pieces cross words."""
+    """Byte-level BPE without word splitting in the pre-tokenizer, so that pieces cross words."""
     pieces = [*SPECIALS, *byte_alphabet(), *(a + b for a, b in MERGES)]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     found = Tokenizer(models.BPE(vocab=vocabulary, merges=list(MERGES)))
@@ -42,7 +42,7 @@ def vocab_size() -> int:
 
 
 def target() -> PreTrainedModel:
-    """A random Llama whose first layer says the most, so that `tiny.draft_of` agrees at times."""
+    """A random Llama dominated by its first layer, so that `tiny.draft_of` sometimes agrees."""
     settings = {**tiny.GROUPED, "vocab_size": vocab_size(), "eos_token_id": EOS, "bos_token_id": 0}
     model = tiny.build(
         LlamaForCausalLM, LlamaConfig(**{**settings, "max_position_embeddings": 512})
@@ -55,7 +55,7 @@ def target() -> PreTrainedModel:
 
 
 def save(model: PreTrainedModel, folder: Path) -> str:
-    """The model with its tokenizer. Returns the folder as a string."""
+    """Save the model with its tokenizer. Returns the folder as a string."""
     path = tiny.save(model, folder)
     tokenizer().save(f"{path}/tokenizer.json")
     return path

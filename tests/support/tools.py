@@ -1,5 +1,5 @@
-"""Two tools, an engine that says what it is told, and what a reply and a stream of its calls add up
-to."""
+"""Two tools, an engine that generates a given text, and helpers that join parsed replies and
+streams."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CALLS = (
 def scripted(
     text: str, *, tokens_per_step: int = 1, gate: asyncio.Semaphore | None = None
 ) -> FakeClient:
-    """An engine that says `text`, in bytes, and ends. `gate`: as of a FakeClient."""
+    """An engine that generates `text`, one token per byte, and ends. `gate`: see FakeClient."""
     script = listed_script(list(text.encode()), then=EOS)
     ready = make_ready(eos_ids=[EOS], max_model_len=2048)
     return FakeClient(script=script, ready=ready, tokens_per_step=tokens_per_step, gate=gate)
 
 
-Read = tuple[str, str, list[tuple[str, str]]]  # thinking, content, and each call's name, arguments
+Read = tuple[str, str, list[tuple[str, str]]]  # thinking, content, (name, arguments) of each call
 
 
 def read(parser: ReplyParser, pieces: list[str]) -> Read:
-    """What a client puts together; a call's name must come before its arguments, in order."""
+    """Join the parsed pieces as a client does; a call's name must precede its arguments."""
     thought, content, calls = "", "", list[tuple[str, str]]()
     for found in [*map(parser.push, pieces), parser.push("", last=True)]:
         for piece in found:
@@ -60,7 +60,7 @@ def read(parser: ReplyParser, pieces: list[str]) -> Read:
 
 
 def accumulated(chunks: Any) -> list[dict[str, Any]]:
-    """Messages and finishes by choice, put together as clients do, strictly."""
+    """Join chunks strictly, as clients do: the message and finish reason of each choice."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:

@@ -1,4 +1,4 @@
-"""Parts of a draw as kernels of their own, which say what they compute."""
+"""Parts of a draw as separate kernels that return their intermediate results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A target and a draft of two tokenizers: the draft is the target's first layer, whose rows of
-embedding and head are where the other tokenizer has their tokens, and it has fewer of them."""
+"""A target and a draft with different tokenizers. The draft is the target's first layer, with the
+rows of embedding and head moved to the ids of the draft's smaller vocabulary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from server.text.tokenizer import byte_alphabet
 from tests.support import tiny, tiny_text
 
-MERGES = tiny_text.MERGES[:6]  # the others' texts are several tokens of the draft's
+MERGES = tiny_text.MERGES[:6]  # any other target piece is several draft tokens
 
 
 def tokenizer(merges: Sequence[tuple[str, str]] = MERGES) -> Tokenizer:
-    """Other ids, fewer pieces, no special token but its end of text, which has another name."""
+    """Other ids, fewer pieces, and only one special token: EOS, with another name."""
     pieces = [*(a + b for a, b in reversed(merges)), *reversed(byte_alphabet()), "</s>"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     found = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
@@ -28,10 +28,10 @@ def tokenizer(merges: Sequence[tuple[str, str]] = MERGES) -> Tokenizer:
 
 
 def save(folder: Path, merges: Sequence[tuple[str, str]] = MERGES) -> tuple[str, str]:
-    """Folders of target and draft."""
+    """Save both; return the folders of target and draft."""
     target = tiny_text.target()
     theirs = tokenizer(merges)
-    draft: Any = tiny.draft_of(target)  # whose parts have no types
+    draft: Any = tiny.draft_of(target)  # its submodules are untyped
     ours = tiny_text.tokenizer().get_vocab()
     named = {**ours, "</s>": ours["<|endoftext|>"]}
     order = [named[text] for text in sorted(theirs.get_vocab(), key=theirs.get_vocab().__getitem__)]

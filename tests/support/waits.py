@@ -1,4 +1,4 @@
-"""What would make the host wait for a device, seen on a CPU."""
+"""Detects, on a CPU, calls that would make the host wait for a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Waits(TorchFunctionMode):
-    """Counts the calls of torch that bring numbers to the host, by name, in order."""
+    """Records the names of torch calls that copy values to the host, in order."""
 
     NAMES = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 

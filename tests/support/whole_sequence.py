@@ -1,4 +1,4 @@
-"""Attention for a model's sample as one sequence, over a cache of its own."""
+"""Attention over a model's sample as one sequence, with its own KV cache."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from engine.model.proof import LENGTH
 
 
 def whole_sequence(loaded: LoadedModel, count: int = LENGTH) -> Callable[[], PreparedAttention]:
-    """Of `count` of its tokens."""
+    """Return a function that prepares attention over `count` tokens of the sample."""
     plane = KVCache(4, 4, "cpu").add_plane("whole", loaded.layers, loaded.dtype)
     return lambda: SdpaBackend(loaded.device).prepare(plane, [Span(0, count, 0, [0, 1, 2, 3])])

@@ -1,1 +1,1 @@
-"""`foredraft bench --url`: the comparison (engine.lab.comparison) asked of running servers."""
+"""`foredraft bench --url`: the comparison of engine.lab.comparison, on running servers."""

@@ -1,4 +1,4 @@
-"""`foredraft bench --url`: modes of a running server against each other, and other servers."""
+"""`foredraft bench --url`: compare the modes of a running server, and other servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AGAINST = re.compile(r"(?!(?:off|auto|served)=)([A-Za-z][A-Za-z0-9._+-]{0,31})=
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 when a text differed where it must not; 2 for a mistake."""
+    """Return the exit code: 0; 1 if a text differed where it must not; 2 for a usage error."""
     parsed = _parser().parse_args(arguments)
     return exit_code("foredraft bench", lambda: run(parsed))
 
@@ -42,7 +42,7 @@ def _parser() -> Parser:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measure and print; the server is left in the mode in which it was. The exit code. Raises
+    """Measure and print, then restore the server's mode. Return the exit code. Raises
     EngineError."""
     race = settings(parsed)
     named = parse_against(parsed.against)
@@ -70,7 +70,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def parse_against(said: Sequence[str]) -> dict[str, str]:
-    """`NAME=URL` of each. Raises ConfigError."""
+    """Return {name: URL} from `NAME=URL` arguments. Raises ConfigError."""
     found: dict[str, str] = {}
     for words in said:
         match = _AGAINST.fullmatch(words)
@@ -87,12 +87,12 @@ def parse_against(said: Sequence[str]) -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    """The environment variable with the API key of another server."""
+    """Return the name of the environment variable with the API key of another server."""
     return re.sub(r"\W", "_", name).upper() + "_API_KEY"
 
 
 def _own_arms(own: Server, arms: tuple[Arm, ...], *, chosen: bool) -> tuple[Arm, ...]:
-    """Those that the server can play. Raises ConfigError when it cannot play what was `chosen`."""
+    """Return the arms that the server can run. Raises ConfigError if it can't run `chosen` ones."""
     if own.speculation is None:
         if chosen:
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""What the benchmark needs of a server's HTTP: JSON both ways, streams, metrics. As light as a
-client can be: what a stream says is read after its end.
+"""The benchmark's HTTP client: JSON, streams, metrics. To keep the client's load low, a stream is
+parsed only after its end.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SAMPLE = re.compile(
     r'^[a-zA-Z_:]+?(spec_decode_\w+)\{[^}]*?\b(?:position|k|part|context)="(\w+)"[^}]*\} (\S+)$'
 )
 Counters = dict[tuple[str, int | str], float]  # by name, and position, K, part of a step or context
-Pieces = list[tuple[float, bytes]]  # of a body, and when they came
+Pieces = list[tuple[float, bytes]]  # (arrival time, piece of a body)
 
 
 class Refused(EngineError):
-    """The server answered with another status than 200, or with an error event after that; `said`:
-    its own words."""
+    """The server answered with a status other than 200, or with an error event in a stream. `said`:
+    its error message."""
 
     def __init__(self, sentence: str, status: int, said: str) -> None:
         super().__init__(sentence)
@@ -32,8 +32,8 @@ class Refused(EngineError):
 
 
 class Client:
-    """`url` is http://host:port, with or without the /v1. Raises ConfigError when it is not one,
-    naming the `option` that said it. A request has a connection of its own. `clock`: seconds."""
+    """A client of `url`: http://host:port, with or without /v1. Raises ConfigError for other forms,
+    naming the `option` it came from. Each request opens a new connection. `clock`: in seconds."""
 
     clock = staticmethod(time.perf_counter)
 
@@ -52,14 +52,14 @@ class Client:
         self._key = api_key
 
     def get(self, path: str) -> Any:
-        """Raises Refused for another status than 200, ConfigError for what is no JSON."""
+        """Return the JSON. Raises Refused for a status other than 200, ConfigError if not JSON."""
         return self._json(self._text(path), path)
 
     def post(self, path: str, body: dict[str, Any], *, key: str | None = None) -> Any:
         return self._json(self._text(path, body, key), path)
 
     def counters(self) -> Counters:
-        """Of speculation, from /metrics; empty where there are none."""
+        """Return the speculation counters from /metrics; empty if there are none."""
         try:
             text = self._text("/metrics")
         except EngineError:
@@ -71,9 +71,8 @@ class Client:
         return found
 
     async def stream(self, path: str, body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-        """The JSON of each server-sent event up to [DONE], or of the whole reply to a body that
-        asks for no stream, and when it came. Raises Refused, and ConfigError when the stream breaks
-        off."""
+        """Return (arrival time, JSON) of each server-sent event up to [DONE], or of the whole reply
+        if `body` asks for no stream. Raises Refused, and ConfigError if the stream breaks off."""
         found: list[tuple[float, dict[str, Any]]] = []
         rest = b""
         for at, piece in await self._ask(path, body):
@@ -103,7 +102,7 @@ class Client:
         return pieces
 
     async def _send(self, path: str, body: Any, key: str | None) -> tuple[int, Pieces]:
-        """Status and body of the answer."""
+        """Return status and body of the response."""
         data = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{'GET' if body is None else 'POST'} {self._base}{path} HTTP/1.1\r\n"
@@ -138,7 +137,7 @@ class Client:
 
 
 async def _body(reader: asyncio.StreamReader, headers: list[str]) -> AsyncIterator[bytes]:
-    """Its pieces as they come; the connection ends with it."""
+    """Yield the pieces of the body as they arrive; without chunks it ends with the connection."""
     if any(re.match(r"(?i)transfer-encoding:.*chunked", header) for header in headers):
         while size := int((await reader.readline()).split(b";")[0], 16):
             yield await reader.readexactly(size)
@@ -153,7 +152,7 @@ def _joined(pieces: Pieces) -> str:
 
 
 def _message(body: Any) -> str:
-    """The sentence of an error envelope, or what there is instead."""
+    """Return the message of an error envelope, or whatever the body holds instead."""
     if isinstance(body, str):
         with suppress(ValueError):
             body = json.loads(body)

@@ -1,9 +1,9 @@
-"""`foredraft bench front`: what the front end costs, with an engine that computes nothing.
+"""`foredraft bench front`: measures what the front end costs, on an engine that computes nothing.
 
-Three scenes for completions and chat: one stream alone, with a step of a millisecond; many streams
-at a given rate; and the same with an engine that goes as fast as it can. The first token is the
-client's, with the engine's steps before it. The server is held to one core; its engine and this
-client have the others.
+Three scenes, each for completions and chat: `alone`, one stream with steps of one millisecond;
+`load`, many streams at a given rate; `flood`, the same with an engine as fast as it can be. Times
+to the first token are measured by the client and include engine steps. The server is pinned to one
+core; the engine and this client use the others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from server.lab.bench.player import Server
 from server.lab.bench.spawned import spawned
 from server.replicas.replica import load_for
 
-_MOST = 10**6  # of anything that is counted
+_MOST = 10**6  # upper bound of all counts
 SCENES = ("alone", "load", "flood")
 ALONE_STEP = 0.001  # seconds
 OVERRIDES = ["server.port=0", "server.max_inflight=4096", "server.log_level=warning"]
-# A chat's prompt, and so its reply, begins with a special token, and a token without text has no
-# event.
+# Replies to chat begin with a special token, as their prompts do; skipped, it would have no text,
+# and so no event.
 FIELDS = {"ignore_eos": True, "skip_special_tokens": False}
-# Prose, code, and characters of two and three bytes, which tokens may cut.
+# Prose, code, and characters of two and three bytes, which may be split between tokens.
 TEXT = """\
 The river rose in the night, and by morning the café on the quay had closed its doors.
 def area(width: int, height: int) -> int:
@@ -44,7 +44,7 @@ def area(width: int, height: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake, or where the system does not tell a process's CPU time."""
+    """Return the exit code: 0; 2 for a usage error, or if the system is not Linux."""
     parsed = _parser().parse_args(arguments)
     return exit_code("foredraft bench front", lambda: run(parsed))
 
@@ -64,7 +64,7 @@ def _parser() -> Parser:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Measure and print; the exit code. Raises EngineError."""
+    """Measure and print; return the exit code. Raises EngineError."""
     writable({"--json": parsed.json})
     if not hasattr(os, "sched_setaffinity"):
         raise EngineError("this benchmark needs Linux: it reads /proc and holds to a core")
@@ -104,10 +104,10 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def measure(server: Server, process: int, workload: Workload, seconds: float) -> dict[str, float]:
-    """Seconds, and shares of one core. Raises EngineError when a reply is not what was asked
-    for."""
+    """Return the figures of one scene, in seconds and fractions of one core. Raises EngineError if
+    a reply has the wrong length."""
     pools = {workload.kind: [TEXT]}
-    server.ask(lanes(workload, pools, -1)[:1], cold=False)  # first uses
+    server.ask(lanes(workload, pools, -1)[:1], cold=False)  # warm-up
     runs: list[Run] = []
     cpu, began = _cpu_seconds(process), time.monotonic()
     while not runs or time.monotonic() < began + seconds:
@@ -128,8 +128,8 @@ def measure(server: Server, process: int, workload: Workload, seconds: float) ->
 
 
 def _pin(server: int, cores: Sequence[int]) -> None:
-    """All threads of the server to the last core, those of libraries too; its engine and this
-    process to the others."""
+    """Pin all threads of the server to the last core, and its engine and this process to the
+    others."""
     for thread in os.listdir(f"/proc/{server}/task"):
         os.sched_setaffinity(int(thread), {cores[-1]})
     if len(cores) > 1:
@@ -139,7 +139,7 @@ def _pin(server: int, cores: Sequence[int]) -> None:
 
 
 def _cpu_seconds(process: int) -> float:
-    """User and system time of all its threads so far."""
+    """Return the user and system time of all threads of a process so far, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

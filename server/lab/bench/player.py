@@ -1,10 +1,10 @@
-"""The comparison on running servers. One engine serves all modes, and its controller sees them all,
-so auto serves the round before once more, uncounted, at the begin of each of its turns.
+"""The comparison on running servers. One engine serves all modes, and its controller sees the other
+arms' traffic too, so each turn of auto begins with a repetition of the previous round, uncounted.
 
-A Foredraft is switched between modes by POST /speculation, and at the end put back into the mode
-that it was found in. Any other server has one arm: as it is. It is asked for plain sampling, and
-for replies that end-of-text does not end, as far as it takes the fields for that; its tokens are
-counted by their ids or by its usage, never by its events.
+POST /speculation switches a Foredraft server between modes and at the end restores the mode that it
+was in. Any other server has one arm: as it is. It is asked for plain sampling and to ignore EOS, as
+far as it accepts the fields for that. Its tokens are counted by their ids or by its usage, never by
+its events.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from engine.lab.comparison.workload import AUTO, Arm, Lane, Request
 from engine.messages import CONTEXTS
 from server.lab.bench.client import Client, Counters, Refused
 
-# Beyond OpenAI's: what a server has to take is tried, one by one.
+# Fields beyond OpenAI's; each is tried on the server, one by one.
 _SAME_WORK: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "top_k": 0, "min_p": 0}
 _TRIAL = [[Request("x", 0.0, 0, 1)]]
 _NO_CACHE: dict[str, Any] = {"cache_salt": "bench", "cache_prompt": False}
 
 
 class Server:
-    """One OpenAI-compatible server. `speculation`: what a Foredraft that may be switched answers
-    GET /speculation. `fields` go into every request; without them a server `as_it_is` is tried.
-    Raises ConfigError when nobody is there or there is no model."""
+    """One OpenAI-compatible server. `speculation`: the answer to GET /speculation of a Foredraft
+    server; None for others and if `as_it_is`, and then its supported fields are tried, unless
+    `fields` gives those of every request. Raises ConfigError if no server or model is there."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Server:
         return int(self.speculation["k_max"]) if self.speculation else 0
 
     def switch(self, arm: Arm) -> None:
-        """Raises ConfigError when the server refuses."""
+        """Switch the server to the mode of `arm`. Raises ConfigError if the server refuses."""
         if arm != self._mode:
             self._post({"mode": arm.mode, **({"k": arm.k} if arm.mode == "fixed" else {})})
             self._mode = arm
 
     def restore(self) -> None:
-        """The mode in which the server was found."""
+        """Switch the server back to the mode that it was in."""
         if self.speculation and self._mode is not None:
             found = self.speculation
             k = {"k": found["k"]} if found["mode"] == "fixed" else {}
@@ -83,14 +83,14 @@ class Server:
             raise ConfigError(f"{error}{hint}") from None
 
     def warm(self, prompts: Sequence[str]) -> None:
-        """Into the prefix cache, of the draft too."""
+        """Put the prompts into the prefix cache, of the draft too."""
         if self.speculation:
             self.switch(Arm("fixed", 1) if self.k_max else Arm("off"))
         asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
         self._play([asked[lane::8] for lane in range(8)], {})
 
     def ask(self, lanes: Sequence[Lane], *, cold: bool) -> Run:
-        """Until all lanes have nothing left. `cold`: past the prefix cache, where the server allows
+        """Run all requests of all lanes. `cold`: without the prefix cache, if the server supports
         that."""
         salt = (
             {"cache_salt": f"bench-{next(self._salts)}"} if "cache_salt" in self._no_cache else {}
@@ -103,7 +103,7 @@ class Server:
         return Run(replies, grown(before, self._client.counters()))
 
     def _play(self, lanes: Sequence[Lane], more: Mapping[str, Any]) -> list[list[Reply]]:
-        """Lanes side by side, the requests of each one after the other."""
+        """Run lanes concurrently, and the requests of each lane one after the other."""
         began = self._client.clock()
 
         async def play(lane: int) -> list[Reply]:
@@ -117,7 +117,7 @@ class Server:
     async def _complete(
         self, request: Request, more: Mapping[str, Any], lane: int, began: float
     ) -> Reply:
-        """Raises ConfigError when nothing says how many tokens came."""
+        """Run one request. Raises ConfigError if the server does not report its token count."""
         reply = Reply(lane, request.seed, self._client.clock() - began)
         path, body = self._body(request)
         ids_of: dict[int, list[int]] = {}  # by choice
@@ -141,7 +141,7 @@ class Server:
         return reply
 
     def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """The path and the body of a request."""
+        """Return the path and the body of a request."""
         body = {
             **self._fields,
             "model": self.model,
@@ -159,7 +159,7 @@ class Server:
         return "/v1/completions", {**body, "prompt": request.prompt}
 
     def _try_fields(self) -> None:
-        """Those that the server does not refuse; many servers ignore what they do not know."""
+        """Find the fields that the server accepts; many servers ignore those they do not know."""
         self._fields = {}
         self._play(_TRIAL, {})
         self._fields = {"top_p": 1.0, **self._taken(_SAME_WORK)}
@@ -180,8 +180,8 @@ class Server:
 
 
 class Servers:
-    """race.Player: the server of --url for its own arms, every other one for the arm named after
-    it. One arm after the other."""
+    """A race.Player that runs one arm after the other: the server of --url runs its own arms, each
+    other server the arm named after it."""
 
     def __init__(self, own: Server, others: Mapping[Arm, Server]) -> None:
         self._own, self._others = own, others
@@ -208,7 +208,7 @@ class Servers:
 
 
 def grown(before: Counters, after: Counters) -> StepSums:
-    """What a server's counters of speculation grew by."""
+    """Return the growth of a server's speculation counters."""
 
     more = {key: count - before.get(key, 0.0) for key, count in after.items()}
 
@@ -233,7 +233,7 @@ def grown(before: Counters, after: Counters) -> StepSums:
 
 
 def _spread(reply: Reply, tokens: int) -> None:
-    """Deliveries of unknown size, made to add up to the server's count."""
+    """Spread `tokens`, the server's count, evenly over deliveries of unknown size."""
     share, total = tokens / len(reply.arrivals or [0]), 0
     for index, (at, _) in enumerate(reply.arrivals):
         upto = round(share * (index + 1))
@@ -249,7 +249,7 @@ def _first_model(client: Client) -> str:
 
 
 def _speculation(client: Client) -> dict[str, Any] | None:
-    """GET /speculation of a Foredraft, None for any other server."""
+    """Return GET /speculation of a Foredraft server; None for any other server."""
     try:
         found = client.get("/speculation")
     except Refused as error:

@@ -22,8 +22,8 @@ END_SECONDS = 30
 def spawned(
     config: Config, command: Sequence[str] = ENGINE_COMMAND
 ) -> Iterator[tuple[int, Client]]:
-    """The process id of `foredraft serve` with an engine of `command`, and a client with its admin
-    key, once it serves. Raises EngineError, in the server's own words, when it does not start."""
+    """Run `foredraft serve` with an engine of `command`. Yield its process id and a client with its
+    admin key once it serves. Raises the server's own EngineError if it does not start."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_serve, args=(theirs, config, command))
@@ -44,7 +44,7 @@ def spawned(
 
 
 def _serve(pipe: Connection, config: Config, command: Sequence[str]) -> None:
-    """The process under test. Its URL, or why it does not start, goes into the pipe."""
+    """Run the server under test. Sends its URL, or the error of its start, through the pipe."""
     die_with_parent()
 
     def announce(config: Config, port: int) -> str:
@@ -52,7 +52,7 @@ def _serve(pipe: Connection, config: Config, command: Sequence[str]) -> None:
         pipe.send(url)
         return url
 
-    with redirect_stdout(sys.stderr):  # the findings have stdout to themselves
+    with redirect_stdout(sys.stderr):  # stdout is for the results only
         try:
             serve(config, command=command, announce=announce)
         except EngineError as error:

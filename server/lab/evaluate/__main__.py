@@ -1,9 +1,9 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Races the ways to serve your prompts, on a server of its own, and prints by temperature and number
-of requests at a time: tokens per second, against K=0 too, how many guesses were accepted, and
-whether every text stayed the same. Tables for whoever wants to look: `foredraft tune` says in one
-sentence what to serve with. Exit code 1 if a text changed, 2 for a mistake, in one sentence.
+Starts its own server, compares ways to serve your prompts, and prints for each temperature and
+concurrency: tokens per second, also relative to K=0, the acceptance of draft tokens, and whether
+every text stayed the same. These are tables; `foredraft tune` says in one sentence what to serve
+with. Exit code 1 if a text changed, 2 for a usage error, with one sentence about it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
 from server.lab.evaluate.prompts import __doc__ as prompts_doc
 from server.lab.evaluate.settings import KS, Proposers, settings_of
 
-_MOST = 10**6  # of anything that is counted
+_MOST = 10**6  # upper bound of all counts
 Connect = Callable[[Config], AbstractContextManager[tuple[int, Client]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command line and return the exit code."""
     parsed = build_parser().parse_args(arguments)
     return exit_code("foredraft evaluate", lambda: evaluate(parsed))
 
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
-    """0; 1 if a text changed. Raises EngineError; then nothing was written."""
+    """Return the exit code: 0; 1 if a text changed. Raises EngineError before writing a file."""
     reads = [parsed.prompts, *([parsed.config] if parsed.config else [])]
     writable({"--json": parsed.json}, reads=reads)
     drafts = parsed.drafts or [None]
@@ -106,14 +106,14 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
 
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
-    """The options as `key=value`, as `foredraft serve` reads them."""
+    """Return the options as `key=value`, as `foredraft serve` reads them."""
     said = {"target.path": parsed.target, "speculation.proposer.path": draft}
     return [*overrides_of(said), *parsed.sets]
 
 
 def measured(config: Config) -> Config:
-    """To measure with: every arm can be played, no prompt is found in a cache since prompts are
-    repeated here, and the server is for this program alone."""
+    """Return `config` changed for measuring: every arm can run, prefix caching is off since prompts
+    are repeated here, and the server is private to this program."""
     said = config.engine.speculation
     speculation = {
         "proposer": NgramConfig() if said.proposer.kind == "none" else said.proposer,
@@ -140,7 +140,7 @@ def compare(
     settings: Mapping[Arm, Proposers],
     num_servers: int,
 ) -> tuple[Comparison, Mapping[str, Any]]:
-    """The race on one of so many servers, and what that says of itself. Raises EngineError."""
+    """Run the race on one of `num_servers` servers; return it and /version. Raises EngineError."""
     chat = client.get("/v1/capabilities")["endpoints"][CHAT]["messages"]
     if chat["status"] != "refused":
         prompts = [prompt.as_chat() if prompt.plain else prompt for prompt in prompts]
@@ -159,7 +159,7 @@ def compare(
 def conclude(
     parsed: argparse.Namespace, facts: Mapping[str, Any], comparisons: Sequence[Comparison]
 ) -> int:
-    """Prints and writes what was found; the exit code. Raises ConfigError."""
+    """Print and write the results; return the exit code. Raises ConfigError."""
     show("Foredraft evaluate: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     for comparison in comparisons:
         show(card(comparison))

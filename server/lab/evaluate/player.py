@@ -1,4 +1,4 @@
-"""A server of its own, asked with the user's prompts under each of the settings."""
+"""PromptServer: runs the user's prompts under each of the settings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from server.lab.evaluate.settings import Proposers
 
 
 class PromptServer(Server):
-    """`prompt` of a request is the number of one of `prompts`; no reply is longer than `longest`
-    tokens."""
+    """A Server whose requests give the index of one of `prompts` as their `prompt`; no reply is
+    longer than `longest` tokens."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class PromptServer(Server):
         self._prompts, self._settings, self._longest = prompts, settings, longest
 
     def check(self) -> None:
-        """Before anything is measured. Raises ConfigError, with the line of the prompt, for what
-        the server refuses."""
+        """Send every prompt once, before measuring. Raises ConfigError, with the line of the
+        prompt, if the server refuses one."""
         for i, prompt in enumerate(self._prompts):
             try:
                 self._play([[Request(str(i), 0.0, i, 1)]], {})
@@ -37,7 +37,7 @@ class PromptServer(Server):
                 raise ConfigError(f"{prompt.where}: {error.said}") from None
 
     def warm(self, prompts: Sequence[str]) -> None:
-        """Nothing: prompts are part of what is measured, and no cache knows them."""
+        """Do nothing: prefill is part of what is measured, and prefix caching is off."""
 
     def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
         prompt = self._prompts[int(request.prompt)]

@@ -4,7 +4,7 @@
   any other field of that endpoint; or a line of OpenAI's batch format (custom_id, method, url,
   body).
 - Plain text: prompts are separated by blank lines if there are any, else each line is a prompt. A
-  model with a chat template gets them as a user's messages, another one as text to go on with.
+  model with a chat template gets each as a user message, any other model as text to continue.
 
 Fields are checked by the server's own code.
 """
@@ -29,8 +29,8 @@ _STREAMED = ("stream", "stream_options")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`where`: file and line, for sentences about it. `body` may be incomplete, as the file is.
-    `plain`: a line of text, to be run as a completion or as a user's message."""
+    """One prompt. `where`: file and line, for error messages. `body`: as in the file, so it may be
+    incomplete. `plain`: it is plain text, to be run as a completion or as a user message."""
 
     where: str
     path: str
@@ -38,7 +38,7 @@ class Prompt:
     plain: bool = False
 
     def check(self) -> None:
-        """What the body shows by itself. Raises ConfigError, in the server's words."""
+        """Validate the body without a server. Raises ConfigError, in the server's words."""
         if "speculation" in self.body:
             said = "`speculation` is what is evaluated here; leave it out"
             raise ConfigError(f"{self.where}: {said}")
@@ -53,14 +53,14 @@ class Prompt:
         return replace(self, path=CHAT, body={"messages": messages})
 
     def requests(self, temperatures: tuple[float, ...], seed: int) -> list[Prompt]:
-        """At its own temperature and seed where it has them, else at each of `temperatures`."""
+        """Return one prompt per temperature. Its own temperature and seed override those given."""
         said = {key: value for key, value in self.body.items() if value is not None}
         own = {key: value for key, value in said.items() if key not in _STREAMED}
         each = (own["temperature"],) if "temperature" in own else temperatures
         return [replace(self, body={"seed": seed, **own, "temperature": t}) for t in each]
 
     def limited(self, tokens: int) -> dict[str, Any]:
-        """The body for a reply of at most so many tokens. Raises ConfigError if it wants none."""
+        """Return the body with at most `tokens` of reply. Raises ConfigError if it wants none."""
         body = dict(self.body)
         most = min([tokens, *(body.pop(key) for key in _LENGTHS if key in body)])
         if most < 1:
@@ -69,7 +69,7 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """All prompts of a file, at least one, in order. Raises ConfigError."""
+    """Return all prompts of a file, at least one, in order. Raises ConfigError."""
     return [_prompt(where, said) for where, said in read_entries(path)]
 
 

@@ -1,5 +1,5 @@
-"""The ways to serve that are compared: no speculation, and each proposer under some fixed K and
-under the controller."""
+"""The settings that are compared: no speculation, and each proposer at some fixed K and under the
+controller."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from engine.config import SpeculationConfig
 from engine.lab.comparison.workload import OFF, Arm
 
-KS = (1, 2, 4, 8)  # of a draft
-NGRAM_KS = (8,)  # a look-up costs nothing to make, and is often right to its end
+KS = (1, 2, 4, 8)  # for a draft model
+NGRAM_KS = (8,)  # n-gram proposals cost nothing and are often accepted to their end
 
-Proposers = tuple[str, ...]  # in the order in which a request has them asked, () as configured
+Proposers = tuple[str, ...]  # `proposers` of a request, in order; (): as configured
 
 
 def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm, Proposers]:
-    """By arm: none, the configured draft model, called `draft`, alone and with n-gram lookup, and
-    if `ngram` or there is no draft, lookup alone. A request's grammar and prediction propose in
-    all of them."""
+    """Return the proposers of each arm: no speculation; the configured draft model, called `draft`,
+    alone and with n-gram lookup; and lookup alone if `ngram` or there is no draft. The other
+    companions, such as grammar and prediction, propose in all of them."""
     free = tuple(companion for companion in said.companions if companion != "ngram")
     found: dict[Arm, Proposers] = {OFF: ()}
     if said.proposer.kind not in ("draft_model", "self"):
@@ -28,6 +28,6 @@ def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm
 
 
 def _family(name: str, ks: Sequence[int], proposers: Proposers) -> dict[Arm, Proposers]:
-    """Fixed Ks, then the controller."""
+    """Return arms with each fixed K, then one under the controller."""
     arms = [Arm("fixed", k, f"{name} K={k}") for k in ks] + [Arm("auto", 0, f"{name} auto")]
     return dict.fromkeys(arms, proposers)
