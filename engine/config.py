@@ -61,10 +61,9 @@ class ModelConfig(Part):
     trust_remote_code: bool = Field(False, description="run Python code found in the model folder")
     batch_invariant: bool = Field(
         False,
-        description="products and attention (on CUDA `triton`) that give a row the same bits"
-        " whatever is computed beside it, so that a seed's text does not depend on the load;"
-        " slower on CUDA, by how much is not measured; on a CPU refused unless compiled code runs"
-        " all rows in bfloat16",
+        description="use matrix products and attention (on CUDA `triton`) that give a row the same"
+        " bits in any batch, so that a seed's text does not depend on the load; slower on CUDA (not"
+        " measured); on a CPU refused unless compiled code runs all rows in bfloat16",
     )
 
 
@@ -76,16 +75,16 @@ class CacheConfig(Part):
         None, ge=2, description="blocks; default: as many as the memory below holds"
     )
     memory_fraction: float = Field(
-        0.85, gt=0, le=1, description="of the GPU's memory, weights included"
+        0.85, gt=0, le=1, description="share of the GPU's memory, weights included"
     )
     cpu_memory_gib: float = Field(
         1.0, gt=0, description="KV cache memory when the device is the CPU"
     )
     dtype: CacheDTypeName = Field(
         "auto",
-        description="of keys and values; `auto`: the model's; `fp8` (float8_e4m3fn): one byte each,"
-        " and a seed's text may depend on speculation and on company; by `attention` `triton` or"
-        " `sdpa`, not by compiled code",
+        description="type of keys and values; `auto`: the model's; `fp8` (float8_e4m3fn): one byte"
+        " each, the text of a seed may then depend on speculation and on other requests in the"
+        " batch; needs `attention` `triton` or `sdpa`, not compiled code",
     )
     prefix_caching: bool = Field(True, description="share the KV of equal prompt prefixes")
 
@@ -118,22 +117,22 @@ class DraftModelConfig(Part):
     quantization: DraftQuantizationName = Field(
         "auto",
         description="as target.quantization; `auto`: eight bits, by the engine's own code, where it"
-        " runs the draft in bfloat16 on a CPU with AMX (guesses need not be exact), else `none`",
+        " runs the draft in bfloat16 on a CPU with AMX (a draft need not be exact), else `none`",
     )
     trust_remote_code: bool = Field(False, description="as target.trust_remote_code")
     sliding_window: int | None = Field(
         None,
         ge=1,
-        description="tokens that the draft attends to: the last so many, in whole blocks, and the"
-        " first block, so that its steps cost the same behind long texts; it may agree less often,"
-        " texts do not change, and no memory is freed; default: all",
+        description="attention window of the draft: the last so many tokens, in whole blocks, and"
+        " the first block. Draft steps then cost the same after long texts; acceptance may drop,"
+        " texts do not change, no memory is freed; default: all tokens",
     )
     branches: int = Field(
         0,
         ge=0,
         le=8,
-        description="at most so many second-best guesses are verified beside a chain, as far as"
-        " they pay; for drafts that compiled code runs, on a CPU",
+        description="maximum second-best tokens verified beside a chain, where they pay; only for"
+        " drafts run by compiled code on a CPU",
     )
 
 
@@ -149,13 +148,13 @@ class SelfConfig(Part):
     kind: Literal["self"] = "self"
     layers: Annotated[int | Literal["auto"], BeforeValidator(_layers)] = Field(
         "auto",
-        description="how many, fewer than the target has; `auto`: measured at start, by what it"
-        " agrees on texts of the target's own and what its steps take",
+        description="how many, fewer than the target has; `auto`: chosen at start from measured"
+        " acceptance on the target's own texts and measured step time",
     )
 
 
 class NgramConfig(Part):
-    """Prompt lookup: propose what followed the last occurrence of the present suffix."""
+    """Prompt lookup: propose what followed the last occurrence of the current suffix."""
 
     kind: Literal["ngram"] = "ngram"
     n_max: int = Field(8, ge=1, le=64, description="longest suffix to look for")
@@ -174,37 +173,37 @@ class LookaheadConfig(Part):
     for each verified n-gram."""
 
     kind: Literal["lookahead"] = "lookahead"
-    window: int = Field(2, ge=1, le=32, description="positions ahead that are guessed at (W)")
+    window: int = Field(2, ge=1, le=32, description="lookahead positions (W)")
     ngram: int = Field(5, ge=2, le=16, description="tokens of an n-gram (N)")
     guesses: int = Field(
-        4, ge=1, le=32, description="n-grams with the same first token that are kept (G)"
+        4, ge=1, le=32, description="n-grams kept per first token, and verified (G)"
     )
     pool: int = Field(
-        2048, ge=1, le=1 << 20, description="n-grams of a request that are kept; the oldest goes"
+        2048, ge=1, le=1 << 20, description="n-grams kept per request; the oldest is dropped"
     )
 
 
 class SuffixConfig(Part):
-    """Suffix decoding: propose what most often followed the present suffix, in the request's own
+    """Suffix decoding: propose what most often followed the current suffix, in the request's own
     text and in `speculation.remembered_tokens` of earlier replies."""
 
     kind: Literal["suffix"] = "suffix"
 
 
 class MedusaConfig(Part):
-    """Heads on the target's last hidden state, which guess a tree of tokens. K counts its nodes."""
+    """Heads on the target's last hidden state, which propose a token tree. K counts its nodes."""
 
     kind: Literal["medusa"] = "medusa"
     path: str = Field(
         BUILTIN, description="folder or hub name of the heads, or `demo` (the built-in target's)"
     )
     revision: str | None = Field(None, description="as target.revision")
-    heads: int | None = Field(None, ge=1, le=64, description="how many of them guess; default: all")
+    heads: int | None = Field(None, ge=1, le=64, description="how many heads to use; default: all")
     choices: tuple[tuple[int, ...], ...] | None = Field(
         None,
         strict=False,
-        description="the paths that a tree may have, as published ones are written: of each head in"
-        " turn the rank of its token, `[[0], [0, 0], [1]]`; default: any. The likeliest go first",
+        description="allowed tree paths in the published format, one token rank per head:"
+        " `[[0], [0, 0], [1]]`; default: all. The likeliest are used first",
     )
 
     @field_validator("choices", mode="before")
@@ -218,7 +217,7 @@ class MedusaConfig(Part):
     def _complete(cls, paths: tuple[tuple[int, ...], ...] | None) -> Any:
         for path in paths or ():
             if not path or not all(0 <= rank < MOST_RANKS for rank in path):
-                raise ValueError(f"{list(path)} is no list of ranks from 0 to {MOST_RANKS - 1}")
+                raise ValueError(f"{list(path)} is not a list of ranks from 0 to {MOST_RANKS - 1}")
             if len(path) > 1 and path[:-1] not in (paths or ()):
                 raise ValueError(f"{list(path)} needs {list(path[:-1])} as well")
         if paths is not None and not paths:
@@ -227,13 +226,13 @@ class MedusaConfig(Part):
 
 
 class EagleConfig(Part):
-    """EAGLE-3: a head of one layer on the target's hidden states, which guesses a tree of tokens,
+    """EAGLE-3: a head of one layer on the target's hidden states, which proposes a token tree,
     level by level. K counts its nodes."""
 
     kind: Literal["eagle"] = "eagle"
     path: str = Field(description="folder or hub name of a head that was trained for this target")
     revision: str | None = Field(None, description="as target.revision")
-    depth: int = Field(6, ge=1, le=MAX_K, description="levels of a tree, at most")
+    depth: int = Field(6, ge=1, le=MAX_K, description="maximum levels of a tree")
 
 
 # Every name that a proposer may have, in the order in which they are shown.
@@ -326,31 +325,32 @@ class SpeculationConfig(Part):
         ("grammar", "prediction", "ngram"),
         strict=False,
         description="free proposers, asked in this order before `proposer` where they promise more"
-        " than it; `prediction` is asked for requests that bring one; a request may name others;"
-        " nobody guesses with the proposer `none`: without a draft take `ngram`",
+        " than it; `prediction` applies to requests that have one; a request may name others; with"
+        " proposer `none` nothing is proposed: use `ngram` if there is no draft",
     )
     remembered_tokens: int = Field(
         0,
         ge=0,
         le=1 << 24,
-        description="tokens of earlier replies that `suffix` may guess from; 0: it guesses from the"
-        " request's own text alone. Above 0, acceptance counts tell a client whether another client"
+        description="tokens of earlier replies that `suffix` may propose from; 0: only from the"
+        " request's own text. Above 0, acceptance counts tell a client whether another client"
         " with the same `cache_salt` received a similar reply",
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(
         None,
         min_length=1,
-        description="file to record steps in, for `foredraft replay`: sizes, times and hits, no"
-        " text; an existing file is left alone, the next free number is taken; without `suffix`"
-        " and `ngram` before the draft; not with proposers that guess trees",
+        description="file to record steps in, for `foredraft replay`: sizes, times and acceptance,"
+        " no text; if it exists, the next free numbered name is used; not with `suffix` or `ngram`"
+        " as companions, nor with proposers of trees",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
     record_ids: str | None = Field(
         None,
         min_length=1,
-        description="file to which the token ids of finished requests, prompt and reply, are added,"
-        " for `foredraft train draft`: what users wrote, readable for the owner alone",
+        description="file to which the token ids of finished requests, prompt and reply, are"
+        " appended, for `foredraft train draft`: it holds what users wrote, so only its owner may"
+        " read it",
     )
     record_ids_mib: float = Field(64.0, gt=0, description="size at which that file ends")
 
@@ -375,8 +375,8 @@ class SpeculationConfig(Part):
     def _of_chains(self) -> SpeculationConfig:
         if self.trace is not None and self.trees:
             raise ValueError(
-                f"a trace is of guesses in a row, and {self.proposer.kind!r} guesses trees: leave"
-                " speculation.trace out"
+                f"a trace records chains, but {self.proposer.kind!r} proposes trees: remove"
+                " speculation.trace"
             )
         return self
 

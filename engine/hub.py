@@ -16,10 +16,10 @@ def refuse_unreachable(name: str, revision: str | None) -> None:
         if try_to_load_from_cache(name, "config.json", revision=revision) is not None:
             return
     except ValueError:  # from the library: no valid repository name
-        raise ModelError(f"{name!r} is no folder, and no name of the hub's") from None
+        raise ModelError(f"{name!r} is neither a folder nor a valid hub name") from None
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
-            f"{name!r} is no folder, was not fetched before, and HF_HUB_OFFLINE is set"
+            f"{name!r} is not a folder, is not in the hub cache, and HF_HUB_OFFLINE is set"
         )
     try:
         get_session().head(constants.ENDPOINT, timeout=REACH)

@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     key = commands.add_parser(
         "key", help="a new API key for `server.api_keys_file`", description=KEY
     )
-    key.add_argument("name", metavar="NAME", help="what the log calls whoever has it")
+    key.add_argument("name", metavar="NAME", help="name of the key in logs")
     commands.add_parser("bench", help="measure what speculation gains here (bench --help)")
     commands.add_parser("tune", help="does it pay here, and with what: one answer (tune --help)")
     commands.add_parser("evaluate", help="tables for your own prompts, by K (evaluate --help)")

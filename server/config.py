@@ -47,7 +47,7 @@ _TAKEN = re.compile(
 
 def _variable(name: str) -> str:
     if not name.isidentifier() or _TAKEN.fullmatch(name):
-        raise ValueError("each must be the name of a variable that the template has of its own")
+        raise ValueError("each must be a variable of the chat template that the server does not set itself")
     return name
 
 
@@ -62,7 +62,7 @@ def _sendable(value: str) -> str:
     value = value.strip()
     if not value or not value.isascii() or not value.isprintable():
         raise ValueError(
-            "a key must have letters, digits and signs of ASCII alone, and at least one"
+            "a key must consist of printable ASCII characters, at least one"
         )
     return value
 
@@ -97,14 +97,14 @@ class ServerConfig(Part):
     api_key: Key | None = Field(
         None,
         repr=False,
-        description="everything but /health, /ready, /metrics, /version and the page"
-        " (`server.page`) then asks for `Authorization: Bearer ...`",
+        description="key required as `Authorization: Bearer ...` by everything but /health, /ready,"
+        " /metrics, /version and the page (`server.page`)",
     )
     admin_key: Key | None = Field(
         None,
         repr=False,
-        description="`POST /speculation` asks for it, and is closed without one; it opens"
-        " everything that `api_key` opens, too",
+        description="key required by `POST /speculation`, which is disabled without it; also valid"
+        " wherever `api_key` is",
     )
     api_keys_file: str | None = Field(
         None,
@@ -114,7 +114,8 @@ class ServerConfig(Part):
     )
     allow_priority: bool = Field(
         False,
-        description="requests may say `priority`; else those of keys with `priority = true` alone",
+        description="let every request set `priority`, not only those of keys with"
+        " `priority = true`",
     )
     tls_certificate: str | None = Field(
         None, min_length=1, description="PEM file of the certificate and its chain; read on SIGHUP"
@@ -139,7 +140,7 @@ class ServerConfig(Part):
     reasoning_parser: Literal["auto", "think", "mistral", "harmony", "none"] = Field(
         "auto",
         description="how the model marks its thinking; `auto`: as its chat template does, `none`:"
-        " thinking is not told apart from content",
+        " thinking is part of the content",
     )
     chat_template_kwargs: list[Annotated[str, AfterValidator(_variable)]] = Field(
         ["enable_thinking"],
@@ -150,14 +151,14 @@ class ServerConfig(Part):
     max_inflight: int | None = Field(
         None,
         ge=1,
-        description="sequences admitted at a time, beyond them 429; default:"
+        description="sequences admitted at a time; more are refused with 429; default:"
         " `schedule.max_sequences` + `schedule.max_waiting`",
     )
     max_waiting_tokens: int | None = Field(
         None,
         ge=1,
-        description="prompt tokens that may wait for their first token, beyond them 429; one"
-        " request is taken whatever its length",
+        description="prompt tokens that may wait for their first token; more are refused with 429,"
+        " but one request is admitted whatever its length",
     )
     request_timeout_seconds: float | None = Field(
         None, gt=0, description="a request that takes longer is ended with an error"
@@ -165,10 +166,10 @@ class ServerConfig(Part):
     max_logprobs: int = Field(
         2**19,
         ge=1024,
-        description="log-probabilities in one reply, alternatives included, beyond them a 400",
+        description="log-probabilities in one reply, alternatives included; more are a 400",
     )
     max_body_bytes: int = Field(
-        8 * 2**20, ge=1024, description="largest request body, beyond it 413"
+        8 * 2**20, ge=1024, description="largest request body; a larger one gets a 413"
     )
     keep_alive_seconds: int = Field(
         75,
@@ -178,7 +179,7 @@ class ServerConfig(Part):
     )
     router_names: bool = Field(
         False,
-        description="tell the load under the names that some routers ask for, too: in `/metrics`"
+        description="also report the load under the names that some routers read: in `/metrics`"
         " `vllm:num_requests_running`, `vllm:num_requests_waiting` and `vllm:kv_cache_usage_perc`,"
         " and `GET /get_load`",
     )
@@ -199,18 +200,17 @@ class ServerConfig(Part):
     )
     unknown_fields: Literal["refuse", "warn"] = Field(
         "refuse",
-        description="what becomes of a request with a field that this server does not know: a 400,"
-        " or a reply that lists it in the header `X-Ignored-Fields`, and at most a line in the log"
-        " each minute",
+        description="how to handle unknown request fields: `refuse` with a 400, or `warn`: ignore"
+        " them, list them in the header `X-Ignored-Fields` and log at most a line a minute",
     )
     grammar_seconds: float = Field(
         0.5,
         gt=0,
         le=10,
-        description="CPU time to compile a grammar or schema, beyond it a 400",
+        description="CPU time to compile a grammar or schema; more is a 400",
     )
     max_grammar_bytes: int = Field(
-        2**17, ge=1024, description="longest grammar or schema, beyond it a 400"
+        2**17, ge=1024, description="longest grammar or schema; a longer one is a 400"
     )
     grace_seconds: float = Field(
         30.0, ge=0, description="how long running requests may finish after SIGTERM"
@@ -225,14 +225,14 @@ class ServerConfig(Part):
         5, ge=0, description="restarts of the engine in a row before the server gives up"
     )
     restart_window_seconds: float = Field(
-        300.0, gt=0, description="serving for that long forgives earlier restarts"
+        300.0, gt=0, description="serving for that long resets the count of restarts"
     )
     resume_seconds: float = Field(
         60.0,
         ge=0,
         le=3600,
-        description="how long a request that runs is held when the engine is lost, for the next"
-        " one to go on with; 0: it ends with an error at once",
+        description="how long running requests are held after the engine is lost, until the next"
+        " engine resumes them; 0: fail them at once",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",

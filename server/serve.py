@@ -169,7 +169,7 @@ class Service:
         except EngineError as error:
             logger.error("SIGUSR2: the engine stays as it is: %s", error)
         else:
-            logger.info("SIGUSR2: the engine is replaced; what runs goes on with the next one")
+            logger.info("SIGUSR2: replacing the engine; running requests continue on the new one")
             self._supervisor.replace(config)
 
     def _on_state(self, state: EngineState) -> None:
@@ -186,7 +186,7 @@ def check_same_text(before: EngineConfig, after: EngineConfig) -> None:
     """Raise ConfigError if the engine `after` would continue a reply of `before` differently."""
     both = zip(_text_of(before).items(), _text_of(after).values(), strict=True)
     for name in [name for (name, was), is_now in both if was != is_now]:
-        raise ConfigError(f"{name} makes the text of the replies that run; restart the server")
+        raise ConfigError(f"{name} affects running replies; restart the server to change it")
 
 
 def _text_of(config: EngineConfig) -> dict[str, object]:
@@ -208,13 +208,13 @@ def start_banner(config: Config, port: int) -> str:
     page = f"  in a browser: {root}/\n" if config.server.page else ""
     return (
         f"Foredraft serves {name} at {url}\n{page}"
-        f"  speculation: {_guesses(config.engine.speculation)}\n"
+        f"  speculation: {_speculation_summary(config.engine.speculation)}\n"
         f"  metrics: {root}/metrics\n"
         f"  curl -N {url}/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
 
 
-def _guesses(said: SpeculationConfig) -> str:
+def _speculation_summary(said: SpeculationConfig) -> str:
     if said.k_max == 0:
         return "none"
     who = getattr(said.proposer, "path", None)
@@ -222,7 +222,7 @@ def _guesses(said: SpeculationConfig) -> str:
     of = name if who is None else f"{name} {who}"
     if said.controller.kind == "fixed":
         return f"{of}, K = {said.k_max}"
-    return f"{of}, K as it pays, from 0 to {said.k_max}"
+    return f"{of}, adaptive K from 0 to {said.k_max}"
 
 
 def serve(

@@ -53,7 +53,7 @@ class Trial:
         new = self._new.gain(load, shares[1])
         return Verdict(
             stays,
-            f"of {self._tokens} tokens it would have guessed {shares[1]:.2f}, the one before"
-            f" {shares[0]:.2f}, which promises {new:.2f} and {old:.2f} times the tokens per second"
-            " of no guesses",
+            f"of {self._tokens} tokens it would have proposed {shares[1]:.2f}, the one before"
+            f" {shares[0]:.2f}: an estimated {new:.2f} and {old:.2f} times the tokens per second of"
+            " no speculation",
         )

@@ -42,9 +42,9 @@ def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
     begun, most = submit.begun.tokens, submit.params.max_tokens
     room = min(most, facts.max_model_len - len(submit.prompt))
     if len(begun) > room:
-        return f"the reply had {len(begun)} tokens before; there is room for {room}"
+        return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
     outside = _outside(begun, facts.vocab_size)
-    return None if outside is None else f"the reply had the token id {outside}, which is none"
+    return None if outside is None else f"the resumed reply has the token id {outside}, which is not in the vocabulary"
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:

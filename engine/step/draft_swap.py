@@ -229,8 +229,8 @@ class DraftSwap:
         self._switch(_Draft(self._path, runner, cache, controller))
         self._report(
             "trial",
-            f"the draft model {self._path!r} guesses in the place of {running.path!r}, on trial;"
-            f" no step waited longer than {self._stood_still:.3f} s while it was put there",
+            f"the draft model {self._path!r} replaces {running.path!r} on trial; the swap delayed"
+            f" no step by more than {self._stood_still:.3f} s",
         )
 
     def _switch(self, draft: _Draft) -> None:

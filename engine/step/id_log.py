@@ -61,7 +61,7 @@ class IdLog:
         if status.st_size:
             with mmap(self._file, 0, access=ACCESS_READ) as data:
                 if data[: len(header)] != header:
-                    what = "is no log of ids of this target; it is left alone"
+                    what = "is not a log of this target's ids; it is left unchanged"
                     raise TraceError(f"{self._path!r} {what}")
                 whole = data.rfind(b"\n") + 1
         os.fchmod(self._file, 0o600)
@@ -102,5 +102,5 @@ def read_ids(path: str, vocab_size: int) -> list[Finished]:
         header, logged = b"", []
     largest = max((max(each.prompt + each.reply) for each in logged), default=0)
     if header != _header(vocab_size) or largest >= vocab_size:
-        raise TraceError(f"{path} is no log of ids, by speculation.record_ids, of this target")
+        raise TraceError(f"{path} was not written by speculation.record_ids for this target")
     return logged

@@ -113,7 +113,7 @@ def begun_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
     begun = seq.tokens[seq.num_prompt :]
     size, finish, stop_token = acceptor.cut(seq, begun)
     if size < len(begun):
-        message = f"the reply ends with its token {size}, but {len(begun)} were given of it"
+        message = f"the resumed reply ends at its token {size}, but {len(begun)} tokens were given"
         return Output(id=seq.id, finish="error", error=message, bad_request=True)
     if finish is None and room > 0:
         return None

@@ -185,7 +185,7 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"trace {os.fspath(path)!r} cannot be read: {error.strerror}") from None
     name = os.fspath(path)
     if lines == [b""]:
-        raise TraceError(f"{name!r} is no trace: it is empty")
+        raise TraceError(f"{name!r} is not a trace: it is empty")
     if lines.pop():
         raise TraceError(
             f"line {len(lines) + 1} of trace {name!r} is cut off; remove it to replay the others"
@@ -209,7 +209,7 @@ def _header(name: str, line: bytes) -> Header:
     try:
         header = msgspec.convert(fields, Header, str_keys=True)
     except msgspec.MsgspecError as error:
-        raise TraceError(f"the first line of trace {name!r} is no header: {error}") from None
+        raise TraceError(f"the first line of trace {name!r} is not a header: {error}") from None
     profiles = [header.target_profile, header.draft_profile, *header.batch_profiles.values()]
     repeats = any(len(dict(points)) < len(points) for points in profiles)
     if repeats or not all(a < b for a, b in pairwise((0, *header.padded))):
@@ -223,7 +223,7 @@ def _steps(name: str, lines: list[bytes], header: Header) -> Iterator[StepRecord
         try:
             step = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TraceError(f"line {number} of trace {name!r} is no step: {error}") from None
+            raise TraceError(f"line {number} of trace {name!r} is not a step: {error}") from None
         if not _consistent(step, header.max_step_tokens):
             raise TraceError(f"line {number} of trace {name!r} contradicts itself")
         yield step
@@ -248,4 +248,4 @@ def _possible(part: Part) -> bool:
 
 
 def _not(name: str) -> str:
-    return f"{name!r} is no trace: its first line does not say {FORMAT!r}"
+    return f"{name!r} is not a trace: its first line does not name {FORMAT!r}"

@@ -72,7 +72,7 @@ class Lifecycle:
         self._go("draining", "no new requests, running ones finish")
 
     def stop(self) -> None:
-        self._go("stopped", "in order")
+        self._go("stopped", "shut down normally")
 
     def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
         """The engine was lost. Return the seconds to wait before `restart`, or None if the state is

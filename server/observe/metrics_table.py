@@ -126,7 +126,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "preemptions_total",
-        "sequences put back into the queue for want of blocks",
+        "sequences put back into the queue because no KV blocks were free",
         of="preemptions",
     ),
     counter("steps_total", "engine steps"),
@@ -139,52 +139,52 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "spec_decode_num_drafts_total",
-        "rounds: sequences that sampled, K = 0 too",
+        "sequences that sampled in a step, K = 0 included",
         of="num_sampling",
     ),
     counter(
         "spec_decode_num_draft_tokens_total",
-        "tokens proposed and verified, by who guessed them",
+        "draft tokens verified, by proposer",
         {"proposer": PROPOSERS},
     ),
     counter(
         "spec_decode_num_accepted_tokens_total",
-        "of those, kept: tokens that needed no pass of the target for themselves",
+        "draft tokens accepted, by proposer",
         {"proposer": PROPOSERS},
     ),
     counter(
         "spec_decode_num_draft_tokens_per_pos_total",
-        "guesses at this position, 0 being the first; of a tree all nodes there",
+        "draft tokens verified at this position, 0 being the first; of a tree all nodes there",
         _POSITIONS,
         of="proposed_at",
     ),
     counter(
         "spec_decode_num_accepted_tokens_per_pos_total",
-        "proposals kept at this position",
+        "draft tokens accepted at this position",
         _POSITIONS,
         of="accepted_at",
     ),
     counter(
         "spec_decode_num_draft_tokens_per_context_total",
-        "guesses of the main proposer behind up to so many tokens of context",
+        "draft tokens of the main proposer after up to so many tokens of context",
         {"context": tuple(CONTEXTS)},
         of="proposed_behind",
     ),
     counter(
         "spec_decode_num_accepted_tokens_per_context_total",
-        "of those, kept",
+        "of those, accepted",
         {"context": tuple(CONTEXTS)},
         of="accepted_behind",
     ),
     counter(
         "spec_decode_chosen_k_total",
-        "rounds by their K: the guesses that were verified, after everything that bounds them",
+        "sequences in a step by their K: the draft tokens verified, after all bounds",
         {"k": tuple(str(k) for k in range(MAX_K + 1))},
         of="k_counts",
     ),
     counter(
         "spec_decode_num_wasted_tokens_total",
-        "tokens proposed, verified and not kept, by who guessed them",
+        "draft tokens rejected, by proposer",
         {"proposer": PROPOSERS},
     ),
     counter(
@@ -195,42 +195,40 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "spec_decode_decisions_total",
-        "steps by why their K was chosen: it `pays`, `off` (0 does), an experiment (while K is 0"
-        " `probe`: some guess, `trial`: all do; else `baseline`: K = 0), or `fixed` by"
+        "steps by why their K was chosen: it `pays`, `off` (K = 0 does), exploration (while K is 0"
+        " `probe`: some sequences draft, `trial`: all do; else `baseline`: K = 0), or `fixed` by"
         " configuration or operator",
         {"reason": get_args(Reason)},
     ),
     counter(
         "spec_decode_draft_swaps_total",
-        "draft models that were to take the running one's place, by what became of them: `refused`,"
-        " or on `trial`, and then `kept` or `taken_back`",
+        "draft models loaded to replace the running one, by outcome: `refused`, or on `trial`, and"
+        " then `kept` or `taken_back`",
         {"outcome": get_args(SwapOutcome)},
     ),
-    gauge("spec_decode_mode", "1 for the present mode, 0 for the others", {"mode": get_args(Mode)}),
+    gauge("spec_decode_mode", "1 for the current mode, 0 for the others", {"mode": get_args(Mode)}),
     gauge(
         "spec_decode_estimated_speedup_ratio",
-        "what all guesses together gain: time that the tokens of the last 512 steps (fading) would"
-        " have taken without any, as the controller expects it, by the time they took; 1 where it"
-        " does not estimate",
+        "estimated time of the last 512 steps (decaying) without speculation, divided by the time"
+        " they took; 1 if not estimated",
     ),
     gauge(
         "spec_decode_main_proposer_speedup_ratio",
-        "tokens/s at the chosen K by tokens/s at K = 0, as the controller expects them of the main"
-        " proposer alone; 1 where it does not estimate",
+        "estimated tokens/s at the chosen K divided by estimated tokens/s at K = 0, for the main"
+        " proposer alone; 1 if not estimated",
     ),
     counter(
         "spec_decode_compared_seconds_total",
-        "seconds of steps without prompts, as they were (`taken`), and that their tokens would have"
-        " taken without guesses, as the controller expects (`plain`): the rate of this by the rate"
-        " of those is the speed-up over any time and all replicas. No step counts for more than"
-        " guesses that take no time would bring, so an overloaded machine tells too little",
+        "seconds of steps without prompts as measured (`taken`), and as estimated for the same"
+        " tokens without speculation (`plain`): rate(plain) / rate(taken) is the speed-up over any"
+        " time and all replicas. Each step is bounded by what draft tokens at no cost would gain,"
+        " so on an overloaded machine it is too low",
         {"kind": ("taken", "plain")},
     ),
     gauge(
         "spec_decode_estimated_regret_ratio",
-        "time that the last 512 steps (fading) took as their K was chosen, by the time that the"
-        " best single K would have taken, minus 1; both as the controller expects them of the main"
-        " proposer. Below 0: choosing anew won",
+        "estimated time of the last 512 steps (decaying) at their chosen K, divided by that at the"
+        " best single K, minus 1; for the main proposer. Negative: adaptive K beat every fixed K",
     ),
     gauge(
         "engine_state",

@@ -117,7 +117,7 @@ class Client:
             )
         except OSError as error:
             cause = error.strerror or error
-            raise ConfigError(f"nobody answers at {self.url}: {cause}") from None
+            raise ConfigError(f"no server answers at {self.url}: {cause}") from None
         try:
             writer.write(f"{head}\r\n".encode() + data)
             status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()

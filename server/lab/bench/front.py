@@ -114,7 +114,7 @@ def measure(server: Server, process: int, workload: Workload, seconds: float) ->
         plan = lanes(workload, pools, len(runs))
         runs.append(server.ask(plan, cold=False))
         if runs[-1].tokens != sum(request.tokens for lane in plan for request in lane):
-            raise EngineError("a reply has not the tokens that were asked for")
+            raise EngineError("a reply has another number of tokens than asked for")
     cpu, wall = _cpu_seconds(process) - cpu, time.monotonic() - began
     tokens = sum(run.tokens for run in runs)
     return {

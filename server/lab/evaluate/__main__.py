@@ -56,16 +56,16 @@ def build_parser() -> argparse.ArgumentParser:
     add("--set", dest="sets", action="append", default=[], metavar="key=value",
         help="any configuration key; may be repeated")  # fmt: skip
     add("--minutes", type=number(0, 1e5, above=True), default=5.0,
-        help="stop after about so long (5)")  # fmt: skip
+        help="approximate time limit in minutes (5)")  # fmt: skip
     add("--max-prompts", type=whole(1, _MOST), default=64, metavar="N",
         help="of a longer file, N evenly spaced prompts (64)")  # fmt: skip
     add("--max-tokens", type=whole(1, _MOST), default=128, metavar="N", help="longest reply (128)")
     add("--concurrency", type=lists_of(whole(1, _MOST)), default=(1, 4, 16), metavar="N,N,...",
         help="requests at a time (1,4,16)")  # fmt: skip
     add("--temperature", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
-        help="of prompts that do not say their own (0,1)")  # fmt: skip
+        help="for prompts without their own (0,1)")  # fmt: skip
     add("--seed", type=whole(0, 2**32 - 1), default=0,
-        help="of prompts that do not say their own (0)")  # fmt: skip
+        help="for prompts without their own (0)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write all figures")
     return parser
 
