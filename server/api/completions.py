@@ -21,7 +21,7 @@ from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import EventStream, chunks
 from server.generation.choice import Delta
 
-TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # `object`
+TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # for `object`
 
 
 def completions_router(services: Services) -> APIRouter:

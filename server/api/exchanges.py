@@ -27,7 +27,7 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 class Exchanges:
-    """ASGI middleware. `paths`: of all routes. `on_end` is called when a request ended (traces)."""
+    """ASGI middleware. `paths`: of all routes. `on_end` gets each request that has ended."""
 
     def __init__(
         self, app: ASGIApp, *, paths: Collection[str], on_end: Callable[[Exchange], None] | None

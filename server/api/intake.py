@@ -192,7 +192,7 @@ def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
 
 
 def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
-    """Raises ApiError if prompts, `min_tokens` or a `max_tokens` that is set ask for too many."""
+    """Raises ApiError if more than `most` are certain, or possible with the length that is set."""
     count, each = _logprobs(num_tokens, request)
     count += each * max(request.min_tokens, request.length or 0 if request.names_length else 0)
     if count > most:

@@ -127,7 +127,7 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
         said = f": the arguments of its calls hold more than {MAX_VALUES} JSON values"
         raise invalid("messages", said)
     seen: list[dict[str, Any]] = []
-    begin, names, answered = 0, dict[str, str](), set[str]()  # of the last run of results
+    begin, names, answered = 0, dict[str, str](), set[str]()  # for the latest run of tool results
     for i, message in enumerate(messages):
         if message.role != "tool":
             seen.append(_turn(message))
@@ -152,7 +152,7 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
-    if message.thoughts:  # each template reads one of these names
+    if message.thoughts:  # templates differ in which of these names they read
         turn |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.thoughts)
     for call in message.tool_calls:
         function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}

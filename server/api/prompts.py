@@ -68,7 +68,7 @@ async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Pro
 
 
 def _end(services: Services, request: ChatRequest, ids: list[int], thinking: Thinking) -> str:
-    """Return the end of the prompt; for a message to continue, the thinking mark it is behind."""
+    """Return the end of the prompt; if it continues a message, its state of thinking as a mark."""
     if not request.continue_final_message:
         return services.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
     said, style = request.messages[-1].text, thinking.style
@@ -125,7 +125,7 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
     reasoning: dict[str, Any] = {}
     if effort is not None and reads("reasoning_effort"):
         reasoning = {"reasoning_effort": effort}
-    elif effort == "none" and reads("enable_thinking"):  # which can only switch reasoning
+    elif effort == "none" and reads("enable_thinking"):  # a switch without levels
         reasoning = {"enable_thinking": False}
     elif effort not in (None, "none"):
         said = 'must be left out or "none": the chat template of this model does not read it'
@@ -250,7 +250,7 @@ def _readable(services: Services, text: str, *, ready: Ready, param: str, whole:
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
     """Raises ApiError if an id is not in the vocabulary."""
-    for token in (min(ids, default=0), max(ids, default=0)):  # there may be millions
+    for token in (min(ids, default=0), max(ids, default=0)):  # only extremes: there may be millions
         if not 0 <= token < ready.vocab_size:
             given = str(token) if abs(token) < 10**20 else "a larger number"
             allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"

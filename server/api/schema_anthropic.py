@@ -63,7 +63,7 @@ Texts = str | list[TextBlock]
 
 
 class ToolResultBlock(Cacheable):
-    """A tool's result. The model does not see `is_error`, so the text must tell of the error."""
+    """A tool's result. The model does not see `is_error`, so the text must report an error."""
 
     type: Literal["tool_result"]
     tool_use_id: Label

@@ -79,6 +79,6 @@ class Services:
 
     @cached_property
     def longest_token(self) -> int:
-        """Return the bytes of the longest token, to bound texts that can fit the context."""
+        """Return the bytes in the longest token, which bounds the texts that fit the context."""
         tokenizer = self.tokenizer
         return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)

@@ -61,7 +61,7 @@ class EventStream(StreamingResponse):
         self._events = events
         self._ping = ping
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
-        self._sent = 0  # messages that `send` has taken
+        self._sent = 0  # messages that `send` has accepted
         self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

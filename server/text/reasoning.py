@@ -97,7 +97,7 @@ class Follower:
 
     def __init__(self, thinking: Thinking) -> None:
         self.inside = thinking.inside
-        self.is_over = False  # no more thinking can come
+        self.is_over = False  # whether no more thinking can come
         self._style = thinking.style
         self._held = ""  # text that may begin a mark
 

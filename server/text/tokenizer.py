@@ -63,7 +63,7 @@ def find_fill_in(id_of: Callable[[str], int | None]) -> FillIn | None:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each printable stand-in of GPT-2 (`bytes_to_unicode`, encoder.py)."""
+    """Map GPT-2's stand-in for each byte to it (`bytes_to_unicode`, openai/gpt-2 encoder.py)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
