@@ -1,1 +1,1 @@
-"""OpenAI routes, schemas, errors and server-sent events."""
+"""The HTTP API: routes, schemas, errors and server-sent events."""

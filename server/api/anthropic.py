@@ -1,8 +1,8 @@
-"""POST /v1/messages: Anthropic's Messages API. Turns in, blocks of content out.
+"""POST /v1/messages: Anthropic's Messages API. Turns in, content blocks out.
 
-The chat endpoint does the work (`schema_anthropic` makes its request, `MessageEvents` turns its
-choices into blocks): the same template, tools, grammars and sampling. The headers
-`anthropic-version` and `anthropic-beta` change nothing.
+The chat code does the work, with the same template, tools, grammars and sampling:
+`schema_anthropic` builds a chat request, and `MessageEvents` turns its choices into blocks. The
+headers `anthropic-version` and `anthropic-beta` have no effect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def anthropic_router(services: Services) -> APIRouter:
 
 
 class MessageReply:
-    """One generation as a message."""
+    """Writes one generation as a message."""
 
     def __init__(self, call: Call, request: MessagesRequest) -> None:
         self._call = call
@@ -82,8 +82,8 @@ class MessageReply:
         )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """What is cut off ends with an event `error`. The message begins with its first tokens:
-        then it is known how many of the prompt were cached."""
+        """Yield encoded events; a failure ends with an `error` event. message_start waits for the
+        first tokens, since only then is the number of cached prompt tokens known."""
         generation, begun = self._call.generation, False
         try:
             while not generation.finished:
@@ -117,7 +117,7 @@ class MessageReply:
         return self.writer.end(reason, sequence, usage)
 
     def _usage(self) -> dict[str, Any]:
-        """Chat's under this API's names, where cached tokens are no input tokens."""
+        """Return chat's usage under this API's names; input tokens exclude cached ones."""
         usage = usage_body(self._call.generation.usage)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -131,29 +131,29 @@ class MessageReply:
 
 
 class MessageEvents:
-    """A chat reply as the blocks of a message, and the events of them.
+    """Builds the content blocks of a message, and their events, from a chat reply.
 
-    Takes the choices of chat chunks in; a whole reply is its own single chunk, so that `message` is
-    what the events of its stream add up to. Order, held by the tests: message_start; per block
+    The input is the choices of chat chunks; an unstreamed reply is a single chunk, so `message`
+    equals the sum of its stream's events. The tests check the order: message_start; for each block
     content_block_start, content_block_delta ..., content_block_stop; message_delta, message_stop.
-    One block is open at a time. What a chat choice has beside the text (`EXTRAS`, extensions)
-    stands in the message, in streams on the next delta event."""
+    One block is open at a time. Extensions that a chat choice has beside its text (`EXTRAS`) are
+    in the message, and in streams on the next delta event."""
 
     def __init__(self, base: dict[str, Any]) -> None:
-        """`base`: the message without what comes with its tokens."""
-        self.finish: str | None = None  # chat's
+        """`base`: the message without content, stop reason and usage."""
+        self.finish: str | None = None  # chat's finish reason
         self.message: dict[str, Any] = {
             **base, "content": [], "stop_reason": None, "stop_sequence": None
         }  # fmt: skip
         self._content: list[dict[str, Any]] = self.message["content"]
-        self._input = ""  # of the open call
-        self._fresh: dict[str, list[Any]] = {}  # of EXTRAS, not on an event yet
+        self._input = ""  # arguments of the open call
+        self._fresh: dict[str, list[Any]] = {}  # EXTRAS that are not sent yet
 
     def begin(self, usage: dict[str, Any]) -> Event:
         return {"type": "message_start", "message": {**self.message, "content": [], "usage": usage}}
 
     def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
-        """The events of one choice of a chat chunk."""
+        """Yield the events for one choice of a chat chunk."""
         delta = choice["delta"]
         for name in EXTRAS:
             if name in choice:
@@ -168,7 +168,7 @@ class MessageEvents:
         self.finish = choice["finish_reason"] or self.finish
 
     def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> Iterator[Event]:
-        """A reply that says nothing is one empty text."""
+        """Yield the last events. An empty reply has one empty text block."""
         if not self._content:
             yield from self._text("")
         yield from self._close()
@@ -185,7 +185,7 @@ class MessageEvents:
             yield self._delta(f"{kind}_delta", kind, text)
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
-        """One delta of a tool call: its begin (with an id), or more of its arguments."""
+        """Yield the events of a tool-call delta: its start (with an id) or more arguments."""
         function = call["function"]
         if "id" in call:
             block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
@@ -216,7 +216,7 @@ class MessageEvents:
 
 
 def _read(arguments: str) -> dict[str, Any]:
-    """As far as they came; a model that is not held to a schema may write what is no JSON."""
+    """Parse possibly truncated arguments; {} if they are no JSON, which a free model may write."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

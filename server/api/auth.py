@@ -1,9 +1,9 @@
-"""Keys: the gate before the API, and the operator's own.
+"""API keys: the middleware that checks them, and the admin key.
 
-`ApiKey` is the one gate. Deny by default: every path but those of `open_paths` needs a key of the
-keyring. Plain ASGI, so streams pass through untouched. The path is the routed one, never a header.
-It puts `key_name` and `tenant` into the scope's state, and holds each key to its limits: they are
-for POST, and refused before the body is read.
+`ApiKey` denies by default: every path that is not in `open_paths` needs a key of the keyring. It is
+plain ASGI, so streams pass through untouched. It checks the path that is routed, never a header.
+It puts `key_name` and `tenant` into the scope's state and enforces the limits of each key, which
+apply to POST only, before the body is read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ApiKey:
 
 
 def _with_limits(send: Send, tenant: Tenant) -> Send:
-    """`send` with what is left of the limits in the headers."""
+    """Return a `send` that adds the remaining limits to the response headers."""
     if not tenant.headers:
         return send
 
@@ -65,14 +65,14 @@ def _with_limits(send: Send, tenant: Tenant) -> Send:
 
 
 def tenant_of(http: Request, keyring: Keyring) -> Tenant:
-    """Whose request it is."""
+    """Return the tenant of the request; `keyring.anyone` if no key was checked."""
     found = getattr(http.state, "tenant", None)
     return found if isinstance(found, Tenant) else keyring.anyone
 
 
 def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:
-    """Raises ApiError unless they bring the operator's `key`: 403 when there is none here or when
-    the key is a client's, otherwise 401."""
+    """Raises ApiError unless `headers` carry the admin `key`: 403 if the server has none or if
+    the key sent is a client's, otherwise 401."""
     if key is None:
         said = "this server has no admin key, so nothing can be switched while it runs;"
         raise ApiError(403, f"{said} start it with `server.admin_key`", code="no_admin_key")
@@ -89,7 +89,7 @@ def _unauthorized(what: str) -> ApiError:
 
 
 def _whose(headers: Headers, keyring: Keyring) -> Tenant | None:
-    """By `Authorization`, or without one by `x-api-key`, as Anthropic's clients have it."""
+    """Find the tenant by `Authorization`, else by `x-api-key`, which Anthropic's clients send."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme:
         scheme, given = "bearer", headers.get("x-api-key", "")

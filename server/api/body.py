@@ -1,7 +1,7 @@
-"""The body of a request: bytes bounded in size and in time, JSON bounded in the number of values.
+"""Read request bodies: bytes bounded in size and in time, JSON bounded in the number of values.
 
-JSON is read in one piece, and no other request is served meanwhile: eight megabytes of empty lists
-take more than a second. So what a body holds is counted first, in passes that run at memory speed.
+Parsing JSON blocks the event loop: eight megabytes of empty lists take more than a second. So the
+values in a body are counted first, in passes that run at memory speed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BODY_SECONDS = 60.0
 
 
 async def read_body(http: HttpRequest, limit: int) -> bytes:
-    """The body, refused with 413 as soon as it is known to be longer than `limit` bytes, and with
-    415 if it is compressed: what it unpacks to could not be bounded by its length."""
+    """Return the body. Raises ClientGone, and ApiError: 413 once it is known to exceed `limit`
+    bytes, 408 if it is too slow, 415 if it is compressed, which would evade the limit."""
     said = f"the body is larger than {limit} bytes (`server.max_body_bytes`)"
     too_large = ApiError(413, said, code="body_too_large")
     encoding = http.headers.get("content-encoding", "identity")
@@ -51,9 +51,8 @@ async def read_body(http: HttpRequest, limit: int) -> bytes:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that a body is. Raises ApiError (400) for anything else, for too many values
-    and for a key given twice, wherever it stands. A byte order mark before it means nothing (RFC
-    8259)."""
+    """Return the JSON object in a body; a leading byte order mark is ignored (RFC 8259).
+    Raises ApiError (400) for anything else, for too many values and for duplicate keys."""
     body = body.removeprefix(BOM_UTF8)
     if num_values(body) > MAX_VALUES:
         said = f"the body holds more than {MAX_VALUES} JSON values"
@@ -71,8 +70,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def num_values(body: bytes) -> int:
-    """At least the number of values in a JSON text, strings left out of the count of separators.
-    More than MAX_VALUES as soon as that is certain."""
+    """Return an upper bound on the number of values in a JSON text, by counting its separators.
+    Strings are excluded only if that may matter; MAX_VALUES + 1 means "too many"."""
     most = sum(map(body.count, (b",", b":", b"[", b"{")))
     if most <= MAX_VALUES:
         return most + 1
@@ -84,8 +83,8 @@ def num_values(body: bytes) -> int:
 
 
 def duplicate_key(text: bytes) -> str | None:
-    """Path to a key that an object in `text`, which is valid JSON, has twice; None: there is none.
-    The parser takes the last one, so Python's, which has a hook for it, reads the text again."""
+    """Return the path of a duplicate key in `text`, which must be valid JSON, or None. pydantic's
+    parser keeps the last value silently, so Python's, which has a hook, reads the text again."""
     found = False
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:
@@ -101,11 +100,11 @@ def duplicate_key(text: bytes) -> str | None:
 
 
 class _Twice(str):
-    """In place of an object: its key that came twice."""
+    """The duplicate key of an object, which this string replaces."""
 
 
 def _find(value: Any, path: str = "") -> str | None:
-    """Path to the first key that came twice. JSON of the parser is at most 200 levels deep."""
+    """Return the path of the first duplicate key. pydantic's parser bounds the depth at 200."""
     if type(value) is _Twice:
         return f"{path}.{value[:64]}".lstrip(".")
     inner: Iterable[tuple[str, Any]] = ()

@@ -1,5 +1,5 @@
-"""POST /v1/completions: prompts in, one text per choice out. POST /v1/chat/completions: messages
-in, one assistant's message per choice out."""
+"""POST /v1/completions returns a text for each choice of its prompts, POST /v1/chat/completions an
+assistant message for each choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import EventStream, chunks
 from server.generation.choice import Delta
 
-TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # objects
+TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # for `object`
 
 
 def completions_router(services: Services) -> APIRouter:
@@ -74,7 +74,7 @@ def completions_router(services: Services) -> APIRouter:
 
 
 def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
-    """`extra`: what stands beside the choices of this request."""
+    """Encode a whole reply. `extra`: further fields, which depend on the request."""
     usage = usage_body(call.generation.usage)
     reply = {**call.head(kind), "choices": choices, "usage": usage, "seed": call.seed, **extra}
     return encode(reply)
@@ -83,7 +83,7 @@ def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str
 async def _written(
     call: Call, deltas: Sequence[Delta], reply: Callable[[], bytes], *, scored: bool
 ) -> Response:
-    """`scored`: it has log-probabilities of prompts."""
+    """Encode `reply`, a long one in a thread. `scored`: it has prompt log-probabilities."""
     is_long = many(deltas) or (scored and call.generation.spec.prompt_tokens > MANY)
     body = await asyncio.to_thread(reply) if is_long else reply()
     return Response(body, media_type="application/json")

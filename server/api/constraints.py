@@ -1,8 +1,8 @@
-"""The fields that constrain text, each read into one Grammar: OpenAI's `response_format`, and
-vLLM's `structured_outputs` with its older spelling, `guided_json` and its like.
+"""The fields that constrain the text, each read into one Grammar: OpenAI's `response_format`, and
+vLLM's `structured_outputs` with its older spelling (`guided_json` and so on).
 
-Shape only: whether the grammar can be honoured is asked of `generation.structured` in intake.
-A schema is enforced whether `strict` is set or not; what is not enforced is refused by name.
+Only the shape is checked here; intake asks `generation.structured` whether a grammar can be
+enforced. Schemas are enforced with or without `strict`; unsupported parts are refused by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.api.request import Absent, AnyObject, Part, Source, fault
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`param`: the path of the field that the grammar came from."""
+    """A grammar, and the path of the request field that asks for it (`param`)."""
 
     grammar: Grammar
     param: str
@@ -47,7 +47,7 @@ def _schema(value: AnyObject) -> AnyObject:
 
 
 def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
-    """As vLLM takes it."""
+    """Accept a schema as an object or as its JSON text, as vLLM does."""
     if isinstance(value, str):
         try:
             value = parse_json(value.encode())
@@ -92,7 +92,7 @@ class SchemaFormat(Part):
 ResponseFormat = Annotated[FreeFormat | SchemaFormat, Field(discriminator="type")]
 
 
-# Of StructuredOutputs' attributes, in the order in which they are told.
+# Grammar kinds by attribute of StructuredOutputs.
 KINDS: Mapping[str, GrammarKind] = {
     "json_": "json_schema",
     "regex": "regex",
@@ -108,7 +108,7 @@ def _constraint(name: str, value: Any, param: str) -> Constraint:
 
 
 class StructuredOutputs(Part):
-    """Exactly one of the first five."""
+    """Exactly one of the first five fields must be set."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -125,7 +125,7 @@ class StructuredOutputs(Part):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is asked for, by the attribute that holds it."""
+        """Return the constraints that are set, by attribute."""
         found = {name: getattr(self, name) for name in KINDS}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -143,7 +143,7 @@ class StructuredOutputs(Part):
 
 
 def guided(request: Any) -> list[Constraint]:
-    """Of its fields `guided_json`, `guided_regex` and so on."""
+    """Return the constraints of the request's fields `guided_json`, `guided_regex` and so on."""
     fields = {name: f"guided_{name.rstrip('_')}" for name in KINDS}
     given = {name: getattr(request, field, None) for name, field in fields.items()}
     return [_constraint(name, it, fields[name]) for name, it in given.items() if it is not None]

@@ -1,8 +1,8 @@
-"""One error envelope, and the table from exceptions to HTTP statuses.
+"""The error envelope, and the table from exceptions to HTTP statuses.
 
-{"error": {"message", "type", "param", "code"}}, as OpenAI's clients expect; below MESSAGES with
-Anthropic's types and around. Promises: bad input is never a 5xx or a traceback, and no message
-repeats a prompt, a key or other long input.
+The envelope is OpenAI's, {"error": {"message", "type", "param", "code"}}; below MESSAGES it is
+Anthropic's. Invariants: bad input never causes a 5xx or a traceback, and no message repeats a
+prompt, a key or other long input.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from server.observe.exchange import EXCHANGE
 from server.observe.metrics import Metrics
 from server.observe.metrics_table import Rejection
 
-MESSAGES = "/v1/messages"  # and what is below it
-KINDS = {  # Anthropic's types, by status
+MESSAGES = "/v1/messages"  # and all paths below it
+KINDS = {  # Anthropic's error types by status
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -41,14 +41,14 @@ KINDS = {  # Anthropic's types, by status
 }
 RETRY_SECONDS = {429: 1, 503: 2}
 LONGEST_RETRY = 3600
-# Behind /v1: of other models, and of services that store. A 404, as of a model: SDKs raise
-# NotFoundError at once, where they would try again after a 501.
+# Endpoints below /v1 for other kinds of models and for stored objects. They answer 404, since SDKs
+# raise NotFoundError for it at once but retry after a 501.
 NOT_SERVED = frozenset(
     {"assistants", "audio", "batches", "classify", "containers", "conversations", "embeddings",
      "evals", "files", "fine_tuning", "images", "moderations", "pooling", "realtime", "rerank",
      "score", "skills", "threads", "uploads", "vector_stores", "videos"}
 )  # fmt: skip
-REASONS: Mapping[str, Rejection] = {  # of the metric, by code
+REASONS: Mapping[str, Rejection] = {  # the metric's label by error code
     "body_too_large": "too_large",
     "queue_full": "queue_full",
     "rate_limit_exceeded": "rate_limited",
@@ -58,7 +58,7 @@ REASONS: Mapping[str, Rejection] = {  # of the metric, by code
 
 
 class ApiError(Exception):
-    """An answer that is an error. `message` is a sentence; `param` the field's path."""
+    """An error response. `message` is a sentence; `param` is the path of the field."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class ApiError(Exception):
             return {"Retry-After": str(ceil(min(seconds, LONGEST_RETRY)))}
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
-        # After a bug the ASGI server closes the connection; without the word for it a client would
-        # send its next request into the closing socket.
+        # The ASGI server closes the connection after an internal error; without this header a
+        # client would send its next request into the closing socket.
         return {"Connection": "close"} if self.code == "internal" else {}
 
     @property
@@ -95,7 +95,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def body_at(self, path: str) -> dict[str, Any]:
-        """In the words of the API that the path belongs to."""
+        """Return the body in the format of the API that `path` belongs to."""
         if not path.startswith(MESSAGES):
             return self.body
         other = "api_error" if self.status >= 500 else "invalid_request_error"
@@ -109,28 +109,28 @@ class ClientGone(Exception):
 
 
 def invalid(param: str, said: str, code: str = "invalid_value") -> ApiError:
-    """A 400 for one field, whose name begins the sentence; `said`: the rest of it."""
+    """Return a 400 for one field; the message is the field's name followed by `said`."""
     between = "" if said.startswith(":") else " "
     return ApiError(400, f"`{param}`{between}{said}", param=param, code=code)
 
 
 def missing(param: str, allowed: str | None = None) -> ApiError:
-    """A 400 for a field that must be given; `allowed`: what it may be."""
+    """Return a 400 for a required field that is missing; `allowed` describes its values."""
     return invalid(param, "is required" + (f": {allowed}" if allowed else ""), "missing_field")
 
 
 def unsupported(param: str, said: str) -> ApiError:
-    """A 400 for a field that is known, and not honoured."""
+    """Return a 400 for a field that is known but not supported."""
     return invalid(param, said, "unsupported_field")
 
 
 def too_long(param: str, message: str) -> ApiError:
-    """A 400 for a field that does not fit the model's context."""
+    """Return a 400 for a field that does not fit the model's context."""
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The table. What is not in it is our own fault: a 500 without details."""
+    """Return the API error for an exception; one that is not listed is a bug, a bare 500."""
     match error:
         case ApiError():
             return error
@@ -158,7 +158,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def respond(error: ApiError, path: str) -> JSONResponse:
-    """`path`: of the request."""
+    """Return the response for `error` in the format of the API that `path` belongs to."""
     if (exchange := EXCHANGE.get()) is not None:
         exchange.error = error.code
     body = error.body_at(path)
@@ -166,7 +166,7 @@ def respond(error: ApiError, path: str) -> JSONResponse:
 
 
 def rejection(error: Exception) -> Rejection | None:
-    """The metric's reason when a request was refused before it reached the engine."""
+    """Return the metric's label if the request was refused before it reached the engine."""
     known = as_api_error(error)
     if isinstance(error, NotReady):
         return "not_ready"
@@ -177,7 +177,7 @@ def rejection(error: Exception) -> Rejection | None:
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
-    """Every error of the app leaves in the envelope; refusals are counted by reason."""
+    """Send every error of the app in the envelope, and count refusals by reason."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         reason = rejection(error)
@@ -185,7 +185,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
             metrics.count_rejection(reason)
         return respond(as_api_error(error), request.url.path)
 
-    for kind in (ApiError, EngineError, Exception):  # the last: logged by the ASGI server
+    for kind in (ApiError, EngineError, Exception):  # the ASGI server logs the last
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(ClientGone, _on_disconnect)
@@ -218,4 +218,4 @@ def _no_route(path: str, routes: set[str]) -> ApiError:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nginx's number; never sent, the socket is closed
+    return Response(status_code=499)  # nginx's code; never sent, since the socket is closed

@@ -1,5 +1,5 @@
-"""Exchanges: around the whole app, so that every answer carries the id of its request, and every
-request leaves its line in the log."""
+"""Exchanges: the outermost middleware, which puts a request id on every response and writes a log
+line for every request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ W3C = ("traceparent", "tracestate")
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """Of this request, whoever asks first."""
+    """Return the exchange of a request; the first caller creates it."""
     if (found := scope.get("exchange")) is not None:
         assert isinstance(found, Exchange)
         return found
@@ -27,7 +27,7 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 class Exchanges:
-    """`paths`: of all routes. `on_end` is called with each request when it has ended (traces)."""
+    """ASGI middleware. `paths`: of all routes. `on_end` gets each request that has ended."""
 
     def __init__(
         self, app: ASGIApp, *, paths: Collection[str], on_end: Callable[[Exchange], None] | None
@@ -64,7 +64,7 @@ class Exchanges:
             exchange.end(self._on_end)
 
     def _route(self, scope: Scope) -> str:
-        """What was refused before it was routed has its path alone, if that is one of ours."""
+        """Return the route, or if the request was refused before routing, its path if known."""
         if (route := scope.get("route")) is not None:
             return str(route.path)
         path = scope["path"]

@@ -1,5 +1,5 @@
-"""The table of all request fields, from their declarations: `python -m server.api.field_table`
-prints it for docs/api.md."""
+"""The tables of all request fields, made from their declarations. `python -m
+server.api.field_table` prints them for docs/api.md."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROWS = {path: request.rows() for table in TABLES for path, request in table.item
 
 
 def markdown() -> str:
-    """The tables of docs/api.md."""
+    """Return the tables of docs/api.md."""
     return "\n\n".join(map(_table, TABLES))
 
 
 def _table(paths: Collection[str]) -> str:
-    """By name; a line for each that the endpoints say of it."""
+    """Return a table sorted by field name, with a line for each distinct row of a field."""
     lines = [["field", *paths, "allowed", "meaning"], ["---"] * (len(paths) + 3)]
     for name in sorted({name for path in paths for name in ROWS[path]}):
         told: list[FieldRow] = []

@@ -1,11 +1,11 @@
-"""One field of a request: how a model declares it, and what this server says of it.
+"""One field of a request: how a model declares and describes it.
 
-The declaration is the only place that says so: a request is checked against it, error sentences
-quote its row, docs/api.md, /v1/capabilities and /openapi.json are renderings of it, and tests walk
-it row by row. A field that no model of the endpoint declares is unknown and refused by name.
+The declaration is the only source: requests are checked against it, error messages quote its row,
+docs/api.md, /v1/capabilities and /openapi.json are generated from it, and tests check each row. A
+field that no model of the endpoint declares is unknown and refused by name.
 
-A row may depend on the settings: `unless` says why the field is refused under the present ones.
-That one predicate refuses the field in requests and reports it in /v1/capabilities.
+A row may depend on the settings: `unless` says why the present ones refuse the field. The same
+predicate refuses the field in requests and reports it in /v1/capabilities.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Status = Literal["supported", "no-op", "refused"]
 Unless = Callable[[Services], str | None]
 Refused = SkipJsonSchema[None]  # the type of a refused field
 Schema = dict[str, Any]
-EFFORT_READ_AS = ("reasoning_effort", "enable_thinking")  # by chat templates
+EFFORT_READ_AS = ("reasoning_effort", "enable_thinking")  # chat template variables
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """`allowed` completes the sentence "`name` must be ..."; empty or begun by a comma: after what
-    the schema has of it.
-    `neutral` are the values of a refused field that mean the same as leaving it out (null always
-    does). `unless` gives the reason, a clause, why these settings refuse it, or None."""
+    """The description of a field. `allowed` completes the sentence "`name` must be ..."; if it is
+    empty or begins with a comma, the words for the schema come first. `neutral`: values of a
+    refused field that mean the same as leaving it out (null always does). `unless` returns the
+    reason, a clause, why these settings refuse the field, or None."""
 
     kind: Status
     meaning: str
@@ -42,7 +42,7 @@ class FieldRow:
     unless: Unless | None = None
 
     def is_neutral(self, value: object) -> bool:
-        """Whether this value says no more than leaving the field out."""
+        """Whether this value means the same as leaving the field out."""
         return value is None or any(
             type(value) is type(same) and value == same for same in self.neutral
         )
@@ -52,11 +52,11 @@ class FieldRow:
         return self.allowed if is_whole else in_words(schema) + self.allowed
 
     def __call__(self, schema: Schema) -> None:
-        """pydantic asks so for what its JSON schema is to say: the meaning, and that a null may
-        stand for what may be left out."""
+        """Complete the JSON schema when pydantic calls this: add the description, and allow null
+        for a field that may be left out."""
         about = f"{self.meaning} Must be {self.all_allowed(schema)}."
         if "default" in schema:
-            del schema["default"]  # of ours; clients that send defaults had better send nulls
+            del schema["default"]  # hidden: clients that send all defaults should send nulls
             members = schema["anyOf"] if schema.keys() == {"anyOf"} else [dict(schema)]
             null = [] if {"type": "null"} in members else [{"type": "null"}]
             schema.clear()
@@ -75,19 +75,19 @@ def described(
     unless: Unless | None = None,
     **bounds: Any,
 ) -> Any:
-    """A field that is taken; `no_op`: and changes nothing. `bounds`: pydantic's."""
+    """Declare a field that is accepted; `no_op`: without effect. `bounds` are pydantic's."""
     row = FieldRow("no-op" if no_op else "supported", meaning, allowed, neutral, unless)
     return Field(default, json_schema_extra=row, **bounds)
 
 
 def refused(meaning: str, *neutral: object) -> Any:
-    """A field that is known, and not honoured."""
+    """Declare a field that is known but not supported; `neutral` values of it are ignored."""
     allowed = " or ".join(["left out", *map(json.dumps, neutral)])
     return Field(None, json_schema_extra=FieldRow("refused", meaning, allowed, neutral))
 
 
 def in_words(schema: Schema) -> str:
-    """What the schema of a simple value admits."""
+    """Return in words what the schema of a simple value allows."""
     match schema:
         case {"anyOf": [inner, {"type": "null"}]}:
             return in_words(inner)

@@ -1,5 +1,5 @@
-"""Gather: a generation as whole choices, for replies that are not streamed, and the watch over the
-client meanwhile."""
+"""Gather: collect a generation into whole choices for unstreamed replies, and watch for a client
+that disconnects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from server.generation.generation import Generation
 
 
 async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
-    """Every wanted choice, whole and numbered in order. Raises ClientGone when the connection
-    closes first, EngineLost or GenerationFailed as the generation does; in each case nothing is
-    left running."""
+    """Return every wanted choice, whole and numbered in order. Raises ClientGone if the connection
+    closes first, EngineLost or GenerationFailed as the generation does. Nothing is left running in
+    any of these cases."""
     work = asyncio.ensure_future(_collect(generation))
     watch = asyncio.ensure_future(until_disconnect(http.receive))
     try:
@@ -32,7 +32,7 @@ async def gather(http: HttpRequest, generation: Generation) -> list[Delta]:
 
 
 async def until_disconnect(receive: Receive) -> None:
-    """Returns when the client has closed the connection."""
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -45,7 +45,7 @@ async def _collect(generation: Generation) -> list[Delta]:
 
 
 def _joined(index: int, deltas: list[Delta]) -> Delta:
-    """All of a choice as one."""
+    """Join all deltas of a choice into one."""
     logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     origins = [delta.provenance for delta in deltas if delta.provenance is not None]
     return Delta(

@@ -1,11 +1,11 @@
-"""What the server says of itself: models, capabilities, health, readiness, metrics, version.
+"""What the server reports of itself: models, capabilities, health, readiness, metrics, version.
 
-All answer in every state of the engine; what only a ready engine knows is null before. Capabilities
-are rendered from the table that refuses requests (`fields`, with each row's `unless`) and from
-`limits`, so a new row or bound appears by itself.
+All routes answer in every state of the engine; what only a ready engine knows is null before.
+Capabilities are generated from the rows that validate requests (`fields`, with their `unless`) and
+from `limits`, so a new row or bound appears automatically.
 
-/health is green while this process can still become useful: red only when the engine failed for
-good, so that the platform replaces the container. /ready is green in the state `ready` alone.
+/health is 503 only if the engine has failed for good, so that the platform replaces the container.
+/ready is 200 only in the state `ready`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.api.fields import FieldRow
 from server.api.routes import refusals
 from server.api.services import VERSION, Services
 
-# Never behind the API key.
+# These paths need no API key.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/get_load"})
 ENGINE_FACTS = ("dtype", "device", "attention", "proposer", "proposers", "controller", "memory")
 VERSION_FACTS = ("dtype", "device", "attention", "proposer", "controller", "k_max", "exact")
@@ -96,7 +96,7 @@ def health_router(services: Services) -> APIRouter:
 
         @router.get("/get_load", include_in_schema=False)
         async def load() -> Response:
-            """Sequences in flight."""
+            """Return the number of sequences in flight."""
             return JSONResponse({"load": services.client.inflight})
 
     @router.get("/version", response_model=replies.Version)
@@ -131,7 +131,7 @@ def _field(row: FieldRow, services: Services) -> dict[str, Any]:
 
 
 def _limits(services: Services, ready: Ready | None) -> dict[str, Any]:
-    """Of the engine, of the configuration, and of requests (`limits`, in lower case)."""
+    """Return the limits of the engine, the configuration and requests (`limits`, lower-cased)."""
     fixed = {name.lower(): value for name, value in vars(limits).items() if name.isupper()}
     return {
         **{name: getattr(ready, name, None) for name in ("max_model_len", "vocab_size", "k_max")},

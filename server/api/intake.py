@@ -1,9 +1,9 @@
 """Intake: from a request to a started Generation, the same for all endpoints that generate.
 
-Order, so that the cheap refusals come first: body within its cap (413, `body`), JSON and fields
-(400, `request`), model name (404), engine ready (503), what the engine has and has not (400), room
-(429), tokenizing (`prompts`), context and log-probabilities (400), room for the tokens (429), the
-grammar in a child process (400). Leaves response shapes to the endpoints.
+Cheap refusals come first: body size (413, `body`), JSON and fields (400, `request`), model name
+(404), engine ready (503), what the engine supports (400), room for the sequences (429), tokenizing
+(`prompts`), context and log-probabilities (400), room for the tokens (429), the grammar in a child
+process (400). Response formats are left to the endpoints.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from server.keys import Tenant
 from server.observe.exchange import EXCHANGE
 from server.text.markers import shown_tokens
 
-GREEDY_BELOW = 1e-4  # of temperatures
-SEED_BITS = 53  # of a drawn seed, which survives clients whose numbers are doubles (JavaScript)
+GREEDY_BELOW = 1e-4  # lower temperatures are greedy
+SEED_BITS = 53  # of drawn seeds: exact also in clients whose numbers are doubles (JavaScript)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A started generation and what its reply says about it."""
+    """A started generation and the metadata of its reply."""
 
     id: str
     created: int
-    model: str  # as the client called it
+    model: str  # the name that the client used
     fingerprint: str
-    seed: int  # as the client gave it, or as drawn; the same seed gives the same text
+    seed: int  # from the request, or drawn; the same seed gives the same text
     include_usage: bool
     continuous_usage: bool = False
     generation: Generation
-    service_tier: str | None = None  # as asked for; there is one only
-    use: Reading | None = None  # how it is read, where not all of it is content
+    service_tier: str | None = None  # as requested; there is only one
+    use: Reading | None = None  # how to parse the reply, unless all of it is content
 
     def head(self, kind: str) -> dict[str, Any]:
         tier = {} if self.service_tier is None else {"service_tier": "default"}
@@ -68,7 +68,7 @@ class Call:
 async def start(
     services: Services, http: Request, request: ChatRequest | CompletionRequest, *, prefix: str
 ) -> Call:
-    """A started generation of every choice of every prompt. `prefix`: of its id."""
+    """Start a generation of every choice of every prompt. `prefix`: of the reply's id."""
     tenant, exchange = tenant_of(http, services.keyring), EXCHANGE.get()
     if request.request_id is not None and exchange is not None:
         exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
@@ -85,7 +85,7 @@ async def start(
         prompts.prediction = await of_prediction(services, request, ready)
         seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
-        id = prefix + uuid.uuid4().hex  # not what a reply goes on under: who began it may be here
+        id = prefix + uuid.uuid4().hex  # new even for `resume`: the first try may still run
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
             client=services.client,
@@ -98,7 +98,7 @@ async def start(
         generation.start(arrival=now)
         created, fingerprint = int(now), services.fingerprint(ready)
         if request.request_id is not None:
-            id = prefix + request.request_id  # which another request may have, too
+            id = prefix + request.request_id  # not necessarily unique
         if progress is not None:
             id, created = progress.begin(id, created, seed=seed, fingerprint=fingerprint)
     return Call(
@@ -116,7 +116,7 @@ async def start(
 
 
 def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
-    """The engine's facts, once the request is known to fit them; its prompts aside."""
+    """Check all but the prompts against the engine, and return the engine's facts."""
     services.check_model(request.model)
     ready = services.client.require_open()
     request.check_settings(services)
@@ -142,8 +142,8 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
 def _check_prompts(
     services: Services, prompts: Prompts, request: CommonRequest, ready: Ready
 ) -> int:
-    """Their tokens, and those to resume from, once it is known that they fit the model, the reply
-    and the queue."""
+    """Return the number of tokens in the prompts and in `resume`. Raises ApiError unless they fit
+    the context, the limit on log-probabilities and the queue."""
     for ids, param in zip(prompts.ids, prompts.params, strict=True):
         _check_length(len(ids), request, ready, param=param)
     num_tokens = sum(map(len, prompts.ids))
@@ -154,7 +154,7 @@ def _check_prompts(
 
 
 def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> list[list[int]]:
-    """What `truncate_prompt_tokens` keeps of them."""
+    """Return the prompts, truncated to the last `truncate_prompt_tokens`."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return prompts
@@ -165,8 +165,8 @@ def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> lis
 
 
 def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:
-    """Only a `max_tokens` that the client named is held against it; a default is clipped. The words
-    are OpenAI's: litellm and langchain know a full context by them. `param`: the field to name."""
+    """Raises ApiError for `param` unless prompt and reply fit the context. Only a `max_tokens` that
+    the client set counts; a default is clipped. litellm and langchain look for OpenAI's wording."""
     context = ready.max_model_len
     known = f"This model's maximum context length is {context} tokens, prompt and output together"
     if size == 0:
@@ -183,8 +183,8 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
 
 
 def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
-    """How many a reply has of its prompts, alternatives included, and of one token of each of its
-    sequences."""
+    """Return how many log-probabilities, alternatives included, a reply has for its prompts, and
+    how many for one generated token in each of its sequences."""
     per_token = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
     each = 0 if request.alternatives is None else request.alternatives + 1
     echoed = num_tokens * request.fan_out if request.echoes else 0
@@ -192,7 +192,7 @@ def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
 
 
 def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
-    """What is certain to be in the reply, and a length that the client named."""
+    """Raises ApiError if more than `most` are certain, or possible with the length that is set."""
     count, each = _logprobs(num_tokens, request)
     count += each * max(request.min_tokens, request.length or 0 if request.names_length else 0)
     if count > most:
@@ -202,7 +202,7 @@ def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> No
 
 
 def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most: int) -> int:
-    """Of one reply. Where nobody said how many, no more than it may have log-probabilities of."""
+    """Return the length limit. If the request sets none, `most` log-probabilities bound it."""
     tokens = request.length if request.length is not None else ready.max_model_len
     count, each = _logprobs(num_tokens, request)
     if each and not request.names_length:
@@ -211,7 +211,7 @@ def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most:
 
 
 def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
-    """The options as the engine takes them. Raises ApiError for what this engine has not."""
+    """Return the options for the engine. Raises ApiError for what this engine does not have."""
     if asked is None:
         return None
     bound = None if asked.max_draft == "auto" else asked.max_draft
@@ -228,7 +228,7 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
 
 
 def _led(grammar: Grammar | None, lead: str) -> Grammar | None:
-    """What was checked without its lead, with it."""
+    """Return the grammar, which was checked without a lead, with its lead."""
     return None if grammar is None else msgspec.structs.replace(grammar, lead=lead)
 
 
@@ -286,11 +286,11 @@ def _sampling_params(
     seed: int,
     salt: Callable[[str], str],
 ) -> SamplingParams:
-    """A field that both have under one name is handed on, unless it is changed here."""
+    """Return the engine's parameters. Fields of the same name are copied unless changed here."""
     counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
     logprobs = request.alternatives
     if logprobs is None and request.fan_out > request.n:
-        logprobs = 0  # to choose by
+        logprobs = 0  # to rank the candidates
     changed: dict[str, Any] = {
         "seed": seed & MASK,
         "max_tokens": max_tokens,

@@ -1,5 +1,4 @@
-"""The messages of a chat and the tools it offers: as clients send them, and as the chat template
-gets them."""
+"""Chat messages and tools, as clients send them and as the chat template receives them."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ NO_PARAMETERS: AnyObject = {"type": "object", "properties": {}}
 
 
 class CacheControl(Part):
-    """A hint that changes nothing: every prompt is cached, as long as there is room."""
+    """A hint without effect: every prompt is cached as long as there is room."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -46,7 +45,7 @@ ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 class CalledFunction(Part):
     name: FunctionName
     arguments: str
-    parsed_arguments: Any = None  # added by the SDK's `parse`, whose calls come back as they are
+    parsed_arguments: Any = None  # added by the SDK's `parse`; clients send it back
 
 
 class Call(Part):
@@ -57,9 +56,9 @@ class Call(Part):
 
 
 class Message(Part):
-    """What the assistant refused to say stands instead of its content. Its reasoning, under either
-    name, is for chat templates that read it. The last five members are those of the SDKs' own
-    message objects, when they are sent back; they say nothing new."""
+    """A chat message. An assistant's `refusal` replaces its content. Its reasoning, under either
+    name, is for chat templates that read it. The last five fields belong to the SDKs' message
+    objects, which clients send back; they add no information."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)] | None = None
@@ -78,7 +77,7 @@ class Message(Part):
 
     @property
     def text(self) -> str:
-        """Parts are joined by line breaks."""
+        """Return the content, with parts joined by line breaks, or else the refusal."""
         if isinstance(self.content, list):
             return "\n".join(
                 part.text if isinstance(part, TextPart) else part.refusal for part in self.content
@@ -91,7 +90,7 @@ class Message(Part):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Which role may have what, and what it must have."""
+        """Check which fields each role may have and must have."""
         for member in ("refusal", "tool_calls", "reasoning_content", "reasoning"):
             if getattr(self, member) and self.role != "assistant":
                 raise fault(member, "is only allowed in messages of the role assistant")
@@ -115,19 +114,20 @@ class Message(Part):
 
 
 def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Contents are one string, developers are system, arguments that are a JSON object are one, and
-    each run of results is in the order of the calls that it answers, since templates tell results
-    apart by their place alone; a result also has the name of its function.
+    """Return the messages in the form that chat templates read: contents as one string, the role
+    developer as system, and arguments as an object if they are one in JSON. Each run of tool
+    results is put in the order of its calls, since templates match them by position, and each
+    result gets the name of its function.
 
-    Raises ApiError for a result of a call that was not made just before, or answered already, and
-    for too many values in arguments, each of which counts as one value of the body.
+    Raises ApiError for a result whose call was not made just before or is already answered, and for
+    arguments with more JSON values than a body may hold.
     """
     texts = [call.function.arguments for message in messages for call in message.tool_calls]
     if sum(num_values(text.encode()) for text in texts) > MAX_VALUES:
         said = f": the arguments of its calls hold more than {MAX_VALUES} JSON values"
         raise invalid("messages", said)
     seen: list[dict[str, Any]] = []
-    begin, names, answered = 0, dict[str, str](), set[str]()  # of the last run of results
+    begin, names, answered = 0, dict[str, str](), set[str]()  # for the latest run of tool results
     for i, message in enumerate(messages):
         if message.role != "tool":
             seen.append(_turn(message))
@@ -152,7 +152,7 @@ def _turn(message: Message) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
-    if message.thoughts:  # each template reads one of these names
+    if message.thoughts:  # templates differ in which of these names they read
         turn |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), message.thoughts)
     for call in message.tool_calls:
         function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
@@ -162,7 +162,7 @@ def _turn(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """A JSON object as one; any other text as it is, so that a model can be shown its mistake."""
+    """Return a JSON object parsed, other text unchanged so that a model can see its mistake."""
     try:
         value = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
@@ -171,7 +171,7 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether a template can write it: no half of a surrogate pair, no endless nesting."""
+    """Whether a template can write the value: no lone surrogates, no excessive nesting."""
     match value:
         case str():
             return value.isascii() or value.encode("utf-8", "ignore").decode() == value
@@ -194,7 +194,7 @@ def as_parameters(value: AnyObject) -> AnyObject:
 
 
 class ToolFunction(Part):
-    """`strict`: arguments are held to `parameters`, a JSON schema."""
+    """A function. `strict`: a grammar holds the arguments to `parameters`, a JSON schema."""
 
     name: FunctionName
     description: Description | None = None
@@ -208,7 +208,7 @@ class Tool(Part):
     cache_control: CacheControl | None = None
 
     def as_template_sees(self) -> dict[str, Any]:
-        """In the key order of transformers' own."""
+        """Return the tool as an object, with the keys in the order that transformers uses."""
         given = self.function.model_dump(include={"name", "description"}, exclude_none=True)
         parameters = self.function.parameters
         function = {**given, "parameters": NO_PARAMETERS if parameters is None else parameters}
@@ -243,8 +243,8 @@ ToolChoiceBody = (
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names`: only these may be called (`path` says where they stand); None: all on offer.
-    `single`: one named function, called once."""
+    """Which tools may be called. `names`: only these (`path` is the field that lists them); None:
+    all that are offered. `single`: one named function, called once."""
 
     mode: Literal["none", "auto", "required"]
     names: tuple[str, ...] | None = None
@@ -265,7 +265,7 @@ def tool_choice(given: ToolChoiceBody | None) -> ToolChoice:
 
 
 def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
-    """The fields against each other. Raises ApiError."""
+    """Check `tools` and `tool_choice` against each other. Raises ApiError."""
     choice = tool_choice(given)
     if not tools and choice.mode == "required":
         raise invalid("tool_choice", "is only allowed with `tools`")

@@ -1,12 +1,12 @@
-"""Origins: which pages a browser may call this server from.
+"""Origins: which web pages may call this server from a browser.
 
-Without a key in front, any page that a user opens could send requests to a server on their own
-machine, as a form or as `text/plain`, for which a browser asks nobody (the Fetch standard's simple
-requests). It names the page in `Origin`, though, and that is what is looked at.
+Without an API key, any page that a user opens could send requests to a server on the user's own
+machine, as a form or as `text/plain`, which browsers send without a preflight (the Fetch standard's
+simple requests). But browsers name the page in `Origin`, which is checked here.
 
-A page is this server's own where its host is the one that is asked. That is not enough of a name
-that its owner may let point anywhere, here too (DNS rebinding), so pages by plain HTTP need one of
-which that cannot be. By HTTPS it needs a certificate for the name, which a proxy has only for ours.
+A page is the server's own if its host is the one that is requested. But the owner of a name may let
+it point to this server (DNS rebinding), so pages over plain HTTP need an address or a private name.
+HTTPS needs no such rule: a proxy has a certificate only for the server's own names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from server.api.errors import ApiError, respond
 from server.observe.metrics import Metrics
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-# Nobody can register a name below them; one without a dot is of the machine or its network.
+# Nobody can register a name below these; a name without a dot is local to the machine or network.
 PRIVATE = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
 
 
 class SameOrigin:
-    """Refuses what would be done for a page of another host, unless its origin is among these."""
+    """Refuses unsafe methods for pages of another host, unless their origin is in `origins`."""
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str], metrics: Metrics) -> None:
         self._app = app
@@ -51,14 +51,14 @@ class SameOrigin:
         if "*" in self._origins or origin in self._origins:
             return True
         scheme, _, page = origin.lower().partition("://")
-        port = {"http": ":80", "https": ":443"}.get(scheme)  # which some proxies tell, no browser
+        port = {"http": ":80", "https": ":443"}.get(scheme)  # some proxies add it, browsers never
         if port is None or page != host.lower().removesuffix(port):
             return False
         return scheme == "https" or _is_private(page)
 
 
 def _is_private(host: str) -> bool:
-    """Whether it is an address, or a name that no stranger can let point here."""
+    """Whether the host is an address, or a name that no stranger can point to this server."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:

@@ -1,8 +1,8 @@
-"""The page at / and the API reference at /docs: the files of `server/pages`, as they are.
+"""Serve the page at / and the API reference at /docs: the static files of `server/pages`.
 
-They hold nothing of the server's, so no key is asked for them; what they show they ask the API for,
-with the key that their reader types. They load nothing from elsewhere, to which the browser is told
-to hold them, and name each other by relative addresses, so a proxy may put a prefix before them.
+The files contain no data of the server, so they need no API key; their scripts call the API with
+the key that the user types. A Content-Security-Policy forbids loading from other hosts. All links
+are relative, so the pages work behind a proxy that adds a path prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastapi.responses import RedirectResponse, Response
 from server.api.services import Services
 
 FOLDER = Path(__file__).parents[1] / "pages"
-PATHS = {"index.html": "/", "docs.html": "/docs"}  # of the others: /page/ and the name
+PATHS = {"index.html": "/", "docs.html": "/docs"}  # all others: /page/<name>
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -31,9 +31,9 @@ HEADERS = {
     " frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",  # kept, but asked for again, so that an update is seen at once
+    "Cache-Control": "no-cache",  # revalidate each time, so that an update shows at once
 }
-OLD = "/speculation/live"  # what is the view `live` was a page of its own
+OLD = "/speculation/live"  # the former address of the `live` view
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def pages_router(services: Services) -> APIRouter:
 
 
 def open_paths(services: Services) -> frozenset[str]:
-    """What is served here, and needs no key."""
+    """Return the paths of the pages, which need no key."""
     return frozenset({OLD, *(file.path for file in files())} if services.config.server.page else ())
 
 
@@ -80,7 +80,7 @@ def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
     async def serve(http: Request) -> Response:
         if file.tag in http.headers.get(
             "if-none-match", ""
-        ):  # a list; proxies that zip weaken tags
+        ):  # may be a list; proxies that compress make tags weak
             return Response(status_code=304, headers=headers)
         return Response(file.body, media_type=file.type, headers=headers)
 

@@ -1,8 +1,8 @@
-"""Prompts: the token ids that a request comes to, by its text, its ids, or its messages.
+"""Prompts: the token ids of a request, from its text, its ids, or its messages.
 
-Chat templates are programs of the model's author and the only ones that are run; a request may set
-those of their variables that the operator allows (`server.chat_template_kwargs`). A long text is
-tokenized in a worker thread, one that the context could never hold not at all.
+Only the model's own chat template is run, since templates are programs; a request may set those
+template variables that the operator allows (`server.chat_template_kwargs`). A long text is
+tokenized in a worker thread; one that could never fit the context is not tokenized at all.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from server.text.reasoning import TAIL_TOKENS, Thinking, thinking_of
 from server.text.tool_format import ToolFormat, tool_format
 
 T = TypeVar("T")
-SHORT = 1024  # characters: tokenized in half a millisecond or so
+SHORT = 1024  # characters, tokenized in about half a millisecond
 
 
 @dataclass(slots=True)
 class Prompts:
-    """Token ids of every prompt, and the field to name when one is too long."""
+    """Token ids of every prompt, and the field to name if one is too long."""
 
     ids: list[list[int]]
     params: list[str]
-    echoes: list[Echo] | None = None  # what a completion that echoes begins with
-    ends: tuple[int, ...] = ()  # tokens that end this text as the end-of-text token does
-    use: Reading | None = None  # of a chat whose reply may have more in it than content
+    echoes: list[Echo] | None = None  # prompts that completions repeat (`echo`)
+    ends: tuple[int, ...] = ()  # further end-of-text tokens for this reply
+    use: Reading | None = None  # how to parse a chat reply that may hold more than content
     grammar: Grammar | None = None  # of tool calls, checked
-    lead: str = ""  # of whatever grammar there is: what comes before (`Grammar.lead`)
+    lead: str = ""  # `Grammar.lead` for whichever grammar applies
     prediction: tuple[int, ...] = ()  # what the reply is expected to be
 
 
 async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Prompts:
-    """Raises ChatTemplateError, GrammarRefused, and ApiError for a text that cannot fit."""
+    """Return the prompt of a chat. Raises ChatTemplateError, GrammarRefused, and ApiError for a
+    text that cannot fit."""
     use = tool_use(services, request)
     ids = await chat_ids(
         services,
@@ -67,7 +68,7 @@ async def of_chat(services: Services, request: ChatRequest, ready: Ready) -> Pro
 
 
 def _end(services: Services, request: ChatRequest, ids: list[int], thinking: Thinking) -> str:
-    """How the prompt ends. A message that goes on has its thinking behind it, or is within it."""
+    """Return the end of the prompt; if it continues a message, its state of thinking as a mark."""
     if not request.continue_final_message:
         return services.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
     said, style = request.messages[-1].text, thinking.style
@@ -83,8 +84,8 @@ async def chat_ids(
     add_special_tokens: bool = False,
     whole: bool = True,
 ) -> list[int]:
-    """What the template makes of the messages. Raises ChatTemplateError, and ApiError for a text
-    that cannot fit, if all of it has to (`whole`: else its end is enough)."""
+    """Return the ids of the rendered template. Raises ChatTemplateError, and with `whole` ApiError
+    for a text that cannot fit; otherwise only its end is encoded."""
     tools = [tool.as_template_sees() for tool in request.tools] if request.describes_tools else None
     variables = _template_variables(services, request)
     form = tool_format(services.tokenizer, services.config.server.tool_parser)
@@ -110,7 +111,7 @@ async def chat_ids(
 
 
 def _template_variables(services: Services, request: ChatPrompt) -> dict[str, Any]:
-    """What the request sets for the template. Raises ApiError for what would have no effect."""
+    """Return the template variables of a request. Raises ApiError for those without effect."""
     allowed = services.config.server.chat_template_kwargs
     reads, effort = services.tokenizer.template_reads, request.reasoning_effort
     for name in request.chat_template_kwargs:
@@ -124,7 +125,7 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
     reasoning: dict[str, Any] = {}
     if effort is not None and reads("reasoning_effort"):
         reasoning = {"reasoning_effort": effort}
-    elif effort == "none" and reads("enable_thinking"):  # which can only switch reasoning
+    elif effort == "none" and reads("enable_thinking"):  # a switch without levels
         reasoning = {"enable_thinking": False}
     elif effort not in (None, "none"):
         said = 'must be left out or "none": the chat template of this model does not read it'
@@ -133,8 +134,8 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
 
 
 async def of_completion(services: Services, request: CompletionRequest, ready: Ready) -> Prompts:
-    """Token ids are taken as they are. Raises ApiError for ids that there are not and for a text
-    that cannot fit."""
+    """Return the prompts of a completion, which may be token ids. Raises ApiError for invalid ids
+    and for a text that cannot fit."""
     count = len(request.prompt)
     params = [f"prompt[{i}]" for i in range(count)] if count > 1 else ["prompt"]
     all_ids: list[list[int]] = []
@@ -176,9 +177,8 @@ async def _fill_in(
     params: list[str],
     ready: Ready,
 ) -> Prompts:
-    """Prompts that ask for the text between each prompt and the suffix. Both are plain text: code
-    that spells out a special token must not end the gap. When they are too long together, the
-    longer one is named."""
+    """Return prompts for the text between each prompt and the suffix. Both are plain text, since a
+    special token spelled out in code must not end the gap. An error names the longer one."""
     fill_in = services.tokenizer.fill_in
     assert fill_in is not None, "the row of `suffix` refuses it"
     after = await encode(
@@ -198,7 +198,7 @@ async def _fill_in(
 async def of_prediction(
     services: Services, request: CommonRequest, ready: Ready
 ) -> tuple[int, ...]:
-    """Raises ApiError for too many."""
+    """Return the token ids of the prediction. Raises ApiError if they exceed the context."""
     if request.prediction is None:
         return ()
     text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
@@ -219,8 +219,8 @@ async def encode(
     plain: bool = False,
     whole: bool = True,
 ) -> list[int]:
-    """Token ids of a text. `plain`: no special token, not even where the text spells one out.
-    `whole`: all of it has to fit the context; else its end is enough."""
+    """Return the token ids of a text. `plain`: special tokens spelled out in it are plain text.
+    `whole`: raise ApiError for a text that cannot fit; otherwise only its end is encoded."""
 
     def work() -> list[int]:
         read = _readable(services, text, ready=ready, param=param, whole=whole)
@@ -232,14 +232,14 @@ async def encode(
 
 
 async def _off_loop(work: Callable[[], T], *, size: int) -> T:
-    """`work()`, which reads `size` characters: in a worker thread, unless it takes less than the
-    way there and back while others stream."""
+    """Return `work()`, which reads `size` characters: run in a worker thread, unless it is shorter
+    than the switch to one."""
     return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
 def _readable(services: Services, text: str, *, ready: Ready, param: str, whole: bool) -> str:
-    """The text, or of more bytes than the context can hold in any tokens as many at its end, so
-    that the work is bounded. Raises ApiError for so many if it is wanted `whole`."""
+    """Return the text. If it has more bytes than the longest tokens could hold in the context, it
+    is cut to its end to bound the work; with `whole`, that raises ApiError instead."""
     size, most = len(text.encode("utf-8")), ready.max_model_len * services.longest_token
     if whole and size > most:
         known = f"This model's maximum context length is {ready.max_model_len} tokens"
@@ -249,8 +249,8 @@ def _readable(services: Services, text: str, *, ready: Ready, param: str, whole:
 
 
 def check_ids(ids: Collection[int], *, ready: Ready, param: str) -> None:
-    """Raises ApiError for an id that is not in the vocabulary."""
-    for token in (min(ids, default=0), max(ids, default=0)):  # there may be millions
+    """Raises ApiError if an id is not in the vocabulary."""
+    for token in (min(ids, default=0), max(ids, default=0)):  # only extremes: there may be millions
         if not 0 <= token < ready.vocab_size:
             given = str(token) if abs(token) < 10**20 else "a larger number"
             allowed = f"token ids must be from 0 to {ready.vocab_size - 1}"

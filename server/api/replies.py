@@ -1,9 +1,9 @@
-"""Replies: the members that every client may count on (more may stand beside them), and how usage,
-provenance and log-probabilities (natural logarithms) are written.
+"""Replies: the members that every client may rely on (there may be more), and how usage, provenance
+and log-probabilities (natural logarithms) are written.
 
 A reply may have hundreds of thousands of log-probabilities. Those of more than MANY positions are
-written row by row, so that they never exist as objects all together, and where there are `many`,
-in a thread, which gives the loop its turns between rows.
+encoded row by row, so that not all exist as objects at once; if there are `many`, in a thread,
+which lets the event loop run between rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.generation.usage import Usage
 from server.text.tokenizer import Tokenizer
 
 MANY = 256  # positions
-FLOOR = -9999.0  # stands for minus infinity, which JSON does not have
+FLOOR = -9999.0  # replaces minus infinity, which JSON does not have
 encode = msgspec.json.Encoder().encode
 CLOSED = ConfigDict(extra="forbid")
 
@@ -340,13 +340,13 @@ class Version(TypedDict):
 
 
 def usage_body(usage: Usage) -> UsageBody:
-    """OpenAI's usage, and how speculation went: draft tokens proposed and accepted, and the number
-    of sampling steps (rounds) that all completion tokens took; who was allowed to guess how much;
-    those who did guess, with their parts of proposed and accepted.
+    """Return OpenAI's usage, and that of speculation: the draft tokens proposed and accepted, in
+    total and by proposer; the number of sampling steps (rounds) for all completion tokens; the
+    allowed proposers and the bound on draft tokens.
     Steps after the one that completed a stop string are not counted.
 
-    Accepted prediction tokens are completion tokens that were guessed from the prediction; rejected
-    ones were guessed from it and are not in the completion, nor in `completion_tokens`."""
+    Accepted prediction tokens are completion tokens that were drafted from the prediction; rejected
+    ones were drafted from it but are not in the completion, nor in `completion_tokens`."""
     guessing = usage.guessing
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -374,27 +374,27 @@ def usage_body(usage: Usage) -> UsageBody:
 
 
 def provenance_body(origins: Sequence[Origin] | None) -> dict[str, Any]:
-    """A choice's `provenance`, when it was asked for: {text, source} for each token."""
+    """Return a choice's `provenance` if it was requested: {text, source} for each token."""
     if origins is None:
         return {}
     return {"provenance": [{"text": o.text, "source": o.source} for o in origins]}
 
 
 def many(deltas: Iterable[Delta]) -> bool:
-    """Whether to write these takes longer than the loop may wait."""
+    """Whether encoding these deltas would block the event loop for too long."""
     return any(delta.logprobs is not None and len(delta.logprobs) > MANY for delta in deltas)
 
 
 def _listed(rows: Iterable[Any], count: int) -> Any:
-    """As JSON already where there are MANY."""
+    """Return the rows as a list, or as encoded JSON if there are more than MANY."""
     if count <= MANY:
         return list(rows)
     return msgspec.Raw(b"[%b]" % b",".join([encode(row) for row in rows]))
 
 
 def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> CompletionLogprobs | None:
-    """tokens, token_logprobs, top_logprobs, text_offset; nulls for the first token of an echoed
-    prompt. `top_logprobs` holds the chosen token too, so it may have one entry more than asked."""
+    """Return tokens, token_logprobs, top_logprobs and text_offset; null for the first token of an
+    echoed prompt. `top_logprobs` may have one entry more than requested: the chosen token."""
     if entries is None:
         return None
     count = len(entries)
@@ -409,8 +409,8 @@ def completion_logprobs(entries: Sequence[TextLogprobs] | None) -> CompletionLog
 def chat_logprobs(
     entries: Sequence[TextLogprobs] | None, *, whole: bool = False
 ) -> ChatLogprobs | None:
-    """content: one entry per token, with its bytes and alternatives. `whole`: nobody reads them but
-    the client."""
+    """Return `content` with one entry per token: text, bytes and alternatives. `whole`: no server
+    code reads the entries, so they may be encoded JSON."""
     if entries is None:
         return None
     content = (
@@ -421,9 +421,9 @@ def chat_logprobs(
 
 
 def prompt_logprobs(generation: Generation, number: int, count: int, tokenizer: Tokenizer) -> Any:
-    """Of prompt `number`, in vLLM's shape: per token an object from token id to log-probability,
-    rank among all tokens and text, of the token itself and of the `count` likeliest; null for the
-    first one."""
+    """Return the log-probabilities of prompt `number` in vLLM's format: for each token an object
+    that maps the ids of the token itself and of the `count` likeliest to log-probability, rank
+    among all tokens and text; null for the first token."""
 
     def row(token: int, entry: TokenLogprobs | None) -> dict[str, PromptToken] | None:
         if entry is None:
@@ -448,7 +448,7 @@ def _value(alternative: Alternative) -> float | None:
 
 
 def _top(entry: TextLogprobs) -> dict[str, float] | None:
-    """Two tokens may share a text; the likelier one keeps it."""
+    """Map token texts to log-probabilities; of two tokens with one text, the likelier counts."""
     if entry.chosen.logprob is None:
         return None
     top: dict[str, float] = {}

@@ -1,10 +1,10 @@
-"""Request bodies: strict models, and one sentence for what is wrong in one.
+"""Request bodies: strict models, and one error sentence for an invalid body.
 
-Strict types (a bool is no number, "3" is not 3), no NaN, unknown members refused, every list and
-number bounded. A null is the same as leaving the member out. Models say what is allowed once, for
-reading and for /openapi.json. Facts of the engine (vocabulary, context) are checked in `intake`.
+Types are strict (a bool is no number, "3" is not 3), NaN and unknown members are refused, every
+list and number is bounded. Null is the same as leaving a member out. The models serve validation
+and /openapi.json alike. Limits of the engine (vocabulary, context) are checked in `intake`.
 
-Messages say what was given, but no text that is part of a prompt or could be one by mistake.
+Error messages quote the value given, unless it is, or could be by mistake, text of a prompt.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from server.api.services import Services
 Source = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 AnyObject = dict[str, Any]
-MOST_NAMED = 20  # unknown fields, in a header
-# A member that is known and not honoured: only what says nothing may stand there.
+MOST_NAMED = 20  # unknown fields listed in a header
+# A known member that is not supported: only null and empty values are allowed.
 Absent = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
@@ -59,7 +59,7 @@ class RequestBody(Part):
     @classmethod
     @cache
     def rows(cls) -> Mapping[str, FieldRow]:
-        """What this server says of each field, all in words."""
+        """Return the row of each field, with `allowed` in full."""
         schemas, rows = cls.model_json_schema()["properties"], dict[str, FieldRow]()
         for name, field in cls.model_fields.items():
             row = field.json_schema_extra
@@ -69,8 +69,8 @@ class RequestBody(Part):
 
     @classmethod
     def read(cls, data: Mapping[str, Any], ignored: list[str] | None = None) -> Self:
-        """Raises ApiError, always a 400. `ignored`: takes the paths of fields that are unknown,
-        which are refused without it."""
+        """Return the validated body. Raises ApiError, always a 400. `ignored` receives the paths of
+        unknown fields; without it they are refused."""
         given = cls._known(data, ignored)
         try:
             found = cls.model_validate(given, extra=None if ignored is None else "allow")
@@ -82,7 +82,7 @@ class RequestBody(Part):
 
     @classmethod
     def _known(cls, data: Mapping[str, Any], ignored: list[str] | None) -> dict[str, Any]:
-        """The fields to validate: nulls, and refused fields at a neutral value, are left out.
+        """Return the fields to validate, without nulls and refused fields at a neutral value.
 
         Raises ApiError for unknown fields and for refused ones.
         """
@@ -116,22 +116,22 @@ class RequestBody(Part):
                 raise unsupported(name, f"is not supported under the present settings: {reason}")
 
 
-# Fields with text of the prompt, and how much of a string a message repeats: of those where one of
-# some words was expected, and of others, where what is longer may be a text in the wrong field.
+# Fields with prompt text, and how many characters of a string a message quotes: where a keyword was
+# expected, and elsewhere, where a longer string may be prompt text in the wrong field.
 TEXTS = {"input", "instructions", "messages", "prediction", "prompt", "suffix", "system", "tools"}
 LONGEST_WORD, LONGEST_OTHER = 40, 16
 
 
 def wrong(path: str, allowed: str, value: Any, *, word: bool = False) -> ApiError:
-    """`path` must be (allowed), but (this) was given. `word`: one of some words was expected."""
+    """Return "`path` must be (allowed), but (this) was given". `word`: a keyword was expected."""
     most = 0 if re.split(r"[.\[]", path)[0] in TEXTS else LONGEST_OTHER
     said = shown(value, MAX_STOP_LENGTH if word else most)
     return invalid(path, f"must be {allowed}, but {said} was given")
 
 
 def shown(value: Any, most: int) -> str:
-    """What was given: numbers and booleans as they are, containers by their kind, strings of more
-    than `most` characters by their length."""
+    """Describe a value: numbers and booleans as they are, containers by kind, strings of more than
+    `most` characters by length."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -156,12 +156,12 @@ def shown(value: Any, most: int) -> str:
 
 
 def fault(member: str, said: str, code: str = "invalid_value") -> PydanticCustomError:
-    """`errors.invalid` for validators of parts, which do not know where in the body they are.
-    `member`: what is wrong, as a path within the part."""
+    """Like `errors.invalid`, for validators of parts, which do not know their place in the body.
+    `member`: the path of the invalid value within the part."""
     return PydanticCustomError("fault", "{said}", {"member": member, "said": said, "code": code})
 
 
-EXPECTED = {  # of pydantic's errors
+EXPECTED = {  # by pydantic's error type
     "string_type": "a string",
     "int_type": "an integer",
     **dict.fromkeys(("float_type", "finite_number"), "a number"),
@@ -188,8 +188,8 @@ Steps = tuple[int | str, ...]
 def explain(
     failure: ValidationError, data: Mapping[str, Any], rows: Mapping[str, FieldRow]
 ) -> ApiError:
-    """The first field that is wrong, as a 400. `data`: what was validated. Of the members of a
-    union the one speaks that got furthest."""
+    """Return a 400 for the first invalid field. `data`: what was validated. In a union, the error
+    is that of the member whose validation got furthest."""
     errors = failure.errors(include_url=False)
     places = [(_steps(e, data), e) for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
     steps, error = min(places, key=lambda place: (-len(place[0]), _order(place[1])))
@@ -224,7 +224,7 @@ def explain(
 
 
 def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:
-    """Where it stands in the body. pydantic's `loc` also names the members of unions."""
+    """Return the path of the error in the body: pydantic's `loc` without names of union members."""
     steps: list[int | str] = []
     value: Any = data
     loc, kind, about = error["loc"], error["type"], error.get("ctx", {})
@@ -249,7 +249,7 @@ def _steps(error: ErrorDetails, data: Mapping[str, Any]) -> Steps:
 
 
 def _order(error: ErrorDetails) -> int:
-    """What an object is, then what it must not hold, then the rest."""
+    """Rank errors: a wrong `type` of an object, then an unknown member, then the rest."""
     if error["type"] == "literal_error" and error["loc"][-1] == "type":
         return 0
     return 1 if error["type"] == "extra_forbidden" else 2
@@ -262,27 +262,27 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def _value(steps: Steps, data: Any) -> Any:
-    """What stands there; None: nothing."""
+    """Return the value at the path; None if there is none."""
     for step in steps:
         data = data.get(step) if isinstance(data, dict) else data[step]
     return data
 
 
 def _drop_unknown(value: Any, steps: Steps) -> Iterator[str]:
-    """The paths of members that no model declares, which are gone then."""
+    """Remove the members that no model declares, and yield their paths."""
     if isinstance(value, Part):
         if value.model_extra:
             yield from (path_of((*steps, name)) for name in value.model_extra)
             value.model_extra.clear()
         for name, inner in value.__dict__.items():
             yield from _drop_unknown(inner, (*steps, name))
-    elif isinstance(value, list) and value and isinstance(value[0], Part):  # not of a million ids
+    elif isinstance(value, list) and value and isinstance(value[0], Part):  # skip lists of ids
         for i, inner in enumerate(value):
             yield from _drop_unknown(inner, (*steps, i))
 
 
 def as_header(paths: list[str]) -> str:
-    """Paths as clients wrote them, in signs that a header and a line of the log may hold."""
+    """Join paths, replacing characters that a header or a log line must not contain."""
     names = [re.sub(r"[^\w.\[\]-]", "?", path, flags=re.ASCII) for path in paths[:MOST_NAMED]]
     more = len(paths) - MOST_NAMED
     return ", ".join([*names, f"and {more} more"] if more > 0 else names)

@@ -1,7 +1,7 @@
 """POST /v1/responses: input items in, output items out. Nothing is stored.
 
-The chat endpoint does the work (`schema_responses` makes its request, `ResponseEvents` turns its
-choices into items): the same template, tools, grammars and sampling.
+The chat code does the work, with the same template, tools, grammars and sampling:
+`schema_responses` builds a chat request, and `ResponseEvents` turns its choices into items.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def responses_router(services: Services) -> APIRouter:
 async def _stream(
     call: Call, shape: ChatShape, writer: ResponseEvents
 ) -> AsyncGenerator[bytes, None]:
-    """A generation that is cut off ends with response.failed. The API has no [DONE]."""
+    """Yield encoded events. A failed generation ends with response.failed; there is no [DONE]."""
     generation = call.generation
     try:
         yield _written(writer.begin())
@@ -99,7 +99,7 @@ def _written(events: Iterable[Event]) -> bytes:
 
 
 def _usage(call: Call) -> dict[str, Any]:
-    """Chat's usage under this API's names; the server's own parts as they are."""
+    """Return chat's usage under this API's field names, and the server's extensions unchanged."""
     usage: dict[str, Any] = {**usage_body(call.generation.usage)}
     output = usage.pop("completion_tokens_details")
     return {
@@ -112,7 +112,7 @@ def _usage(call: Call) -> dict[str, Any]:
 
 
 def _base(request: ResponsesRequest, call: Call) -> dict[str, Any]:
-    """What the Response says of its request, defaults filled in."""
+    """Return the part of the Response that repeats the request, with defaults filled in."""
     chat, sent = request.chat, request.sent
     ids = {"prompt_token_ids": call.generation.spec.prompts[0]} if chat.return_token_ids else {}
     text = {"verbosity": None, **sent.get("text", {})}
@@ -153,19 +153,19 @@ def draw_id(prefix: str) -> str:
 
 @dataclass
 class ResponseEvents:
-    """A chat reply as the output items of a Response, and the events of them.
+    """Builds the output items of a Response, and their events, from a chat reply.
 
-    Takes the choices of chat chunks in; a whole reply is its own single chunk, so that a Response
-    is what the events of its stream add up to. Order, held by the tests: created, in_progress; per
+    The input is the choices of chat chunks; an unstreamed reply is a single chunk, so a Response
+    equals the sum of its stream's events. The tests check the order: created, in_progress; for each
     item output_item.added, then for text content_part.added, output_text.delta ...,
     output_text.done, content_part.done, for thinking the same with reasoning_text, for a call
-    function_call_arguments.delta ..., .done;
-    output_item.done; last one of completed, incomplete, failed. One item is open at a time; numbers
-    rise by one. What a chat choice has beside the text (`EXTRAS`, extensions) stands in the last
-    Response, whole, and in streams also on the next delta event.
+    function_call_arguments.delta ..., .done, then output_item.done; finally one of completed,
+    incomplete, failed. One item is open at a time; sequence numbers rise by one. Extensions that a
+    chat choice has beside its text (`EXTRAS`) are complete in the last Response, and in streams
+    also on the next delta event.
 
-    `base` is the Response without its output, status, usage and error. Log-probabilities are those
-    of the bytes before the first call."""
+    `base` is the Response without its output, status, usage and error. Log-probabilities cover only
+    the text before the first call."""
 
     base: dict[str, Any]
     with_logprobs: bool = False
@@ -173,20 +173,20 @@ class ResponseEvents:
     output: list[dict[str, Any]] = field(default_factory=list, init=False)
     _finish: str | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
-    _open: bool = field(default=False, init=False)  # whether the last item of the output is
+    _open: bool = field(default=False, init=False)  # whether the last output item is open
     _called: bool = field(default=False, init=False)
-    _spare: deque[Any] = field(default_factory=deque, init=False)  # logprobs of text not out yet
-    _bytes_out: int = field(default=0, init=False)  # of text
-    _bytes_scored: int = field(default=0, init=False)  # of the text of log-probabilities sent
+    _spare: deque[Any] = field(default_factory=deque, init=False)  # logprobs of unsent text
+    _bytes_out: int = field(default=0, init=False)  # of text that was sent
+    _bytes_scored: int = field(default=0, init=False)  # of text whose logprobs were sent
     _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
-    _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not on an event yet
+    _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not sent yet
 
     def begin(self) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self.response("in_progress"))
 
     def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
-        """The events of one choice of a chat chunk."""
+        """Yield the events for one choice of a chat chunk."""
         delta = choice["delta"]
         for name in EXTRAS:
             if name in choice:
@@ -203,7 +203,7 @@ class ResponseEvents:
         self._finish = choice["finish_reason"] or self._finish
 
     def end(self, usage: dict[str, Any], *, now: int) -> Iterator[Event]:
-        """The end of a reply that came to one: by itself, or at its limit."""
+        """Yield the last events of a reply that ended by itself or at its length limit."""
         status = "incomplete" if self._finish == "length" else "completed"
         if not self.output or (self._spare and not self._called):
             yield from self._text("", last=True)
@@ -212,8 +212,8 @@ class ResponseEvents:
         yield self._event(f"response.{status}", response=self.response(status, usage, now=now))
 
     def fail(self, error: ApiError) -> Event:
-        """The end of a reply that was cut off: what is open stays unfinished."""
-        code = "invalid_prompt" if error.status == 400 else "server_error"  # the API's own names
+        """Return the last event of a reply that failed; its open item stays unfinished."""
+        code = "invalid_prompt" if error.status == 400 else "server_error"  # this API's error codes
         cause = {"code": code, "message": error.message}
         return self._event("response.failed", response=self.response("failed", error=cause))
 
@@ -225,7 +225,7 @@ class ResponseEvents:
         error: dict[str, Any] | None = None,
         now: int | None = None,
     ) -> dict[str, Any]:
-        """The Response as it stands."""
+        """Return the Response in its present state."""
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self.base,
@@ -263,13 +263,13 @@ class ResponseEvents:
         yield self._delta("reasoning_text", text, content_index=0)
 
     def _begin(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[Event]:
-        """An item whose text is in one part."""
+        """Add an item whose text is one content part."""
         yield from self._add({**item, "content": []})
         yield self._of_item("content_part.added", content_index=0, part=deepcopy(part))
         self._item["content"] = [part]
 
     def _release(self, *, last: bool) -> list[Any]:
-        """The log-probabilities that belong to the text that is out."""
+        """Return the log-probabilities of text that was sent."""
         out: list[Any] = []
         while self._spare and (last or self._bytes_scored < self._bytes_out):
             out.append(self._spare.popleft())
@@ -277,7 +277,7 @@ class ResponseEvents:
         return [] if self._called else out
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
-        """One delta of a tool call: its begin (with an id), or more of its arguments."""
+        """Yield the events of a tool-call delta: its start (with an id) or more arguments."""
         function = call["function"]
         if "id" in call:
             self._called = True

@@ -1,7 +1,7 @@
-"""Rewritten: a request of another API that is a chat in other words.
+"""Rewritten: a request of another API that is turned into a chat request.
 
-Fields that mean the same for chat are handed on as they are; the others are written as chat has
-them by the API's own class. What chat then refuses is reported with the names of that API.
+Fields that chat has under the same name are passed on unchanged; the API's own class converts the
+others. Errors of the chat request are reported with the field names of that API.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ MESSAGE = re.compile(r"messages\[(\d+)\](?:(\.tool_call_id)|\.tool_calls$)?")
 
 class Rewritten(Generating, ABC):
     CHAT: ClassVar[type[ChatRequest]] = ChatRequest
-    NAMES: ClassVar[Sequence[tuple[re.Pattern[str], str]]]  # of chat's fields here
-    CALL_ID: ClassVar[str]  # `tool_call_id` of a message
-    CONVERSATION: ClassVar[str]  # `messages`
-    LEAD: ClassVar[str]  # what becomes a system message before them
+    NAMES: ClassVar[Sequence[tuple[re.Pattern[str], str]]]  # chat's to this API's
+    CALL_ID: ClassVar[str]  # this API's name for a message's `tool_call_id`
+    CONVERSATION: ClassVar[str]  # this API's name for `messages`
+    LEAD: ClassVar[str]  # the field that becomes a system message before them
 
     @property
     @abstractmethod
     def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Chat's messages, and where each stands here."""
+        """Return chat's messages, and the path of each in this request."""
 
     @property
     @abstractmethod
     def as_chat(self) -> dict[str, Any]:
-        """Chat's fields that go by other names or shapes here; nulls mean nothing."""
+        """Return chat's fields that have other names or forms here; null means absent."""
 
     @cached_property
     def sent(self) -> dict[str, Any]:
-        """The fields as the client wrote them."""
+        """Return the fields as the client wrote them."""
         return self.model_dump(exclude_unset=True, by_alias=True)
 
     @cached_property
     def chat(self) -> ChatRequest:
-        """The request that does the work. Raises ApiError with the names of chat (`renamed`)."""
+        """Return the chat request. Raises ApiError with chat's field names (see `renamed`)."""
         shared = self.sent.keys() & self.CHAT.model_fields.keys()
         own = {**self.as_chat, "model": self.model, "messages": self.as_messages[0]}
         return self.CHAT.read({name: self.sent[name] for name in shared} | own)
 
     @contextmanager
     def renamed(self) -> Iterator[None]:
-        """Callers' errors leave with this endpoint's names; all others as they are."""
+        """Rewrite field names in request errors to this endpoint's; other errors pass unchanged."""
         try:
             yield
         except GenerationFailed as error:
@@ -69,7 +69,7 @@ class Rewritten(Generating, ABC):
             raise ApiError(known.status, message, param=param, code=known.code) from None
 
     def _name(self, path: str) -> str:
-        """Of a field of the chat request."""
+        """Return this API's name of a field of the chat request."""
         if found := MESSAGE.match(path):
             place = self.as_messages[1][int(found[1])]
             return place + (f".{self.CALL_ID}" if found[2] else path[found.end() :])
@@ -80,6 +80,6 @@ class Rewritten(Generating, ABC):
 
     @property
     def _is_mostly_lead(self) -> bool:
-        """Whether what stands before the conversation is longer than all of it."""
+        """Whether the system message before the conversation is longer than all the rest."""
         texts = [message.text for message in self.chat.messages]
         return self.LEAD in self.sent and len(texts[0]) > sum(map(len, texts[1:]))

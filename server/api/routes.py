@@ -1,8 +1,8 @@
-"""Routes, declared as FastAPI has it and read as strictly as this server reads, and /openapi.json.
+"""Routes that FastAPI describes but whose bodies this server reads itself, and /openapi.json.
 
-An endpoint says `request: ChatRequest`, and FastAPI describes it. The body is read by `body`
+An endpoint declares `request: ChatRequest`, and FastAPI describes it. The body is read by `body`
 (bounds, duplicate keys) and by the class itself (`RequestBody.read`, whose errors name the field),
-which FastAPI's own reader knows nothing of. A test sends what the description allows.
+not by FastAPI. A test checks that the server accepts what the description allows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EVENT = {
     "type": "object",
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
-}  # each; `data` is JSON, or the word [DONE]
-NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own reader, which is not used
+}  # one event; `data` is JSON or [DONE]
+NO_SUCH = ("HTTPValidationError", "ValidationError")  # of FastAPI's own validation, not used
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -59,8 +59,8 @@ STREAMED: Responses = {**STREAM, **REFUSALS}
 
 
 class BodyRouter(APIRouter):
-    """Its endpoints take `http: Request`, and those with a body a subclass of RequestBody. `guard`
-    is asked before such a body is read; it raises ApiError."""
+    """A router whose endpoints take `http: Request` and, if they have a body, a RequestBody.
+    `guard` is called before a body is read and may raise ApiError."""
 
     def __init__(
         self, services: Services, *, guard: Callable[[Request], None] | None = None
@@ -71,7 +71,7 @@ class BodyRouter(APIRouter):
         class BodyRoute(APIRoute):
             def __init__(self, *args: Any, **options: Any) -> None:
                 super().__init__(*args, **options)
-                if self.body_field is not None:  # no dependencies, so no exit stacks around it
+                if self.body_field is not None:  # omits exit stacks, needed for dependencies only
                     self.app = request_response(self.get_route_handler())
 
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -113,8 +113,8 @@ def openapi_router(services: Services) -> APIRouter:
 
 
 def document(app: FastAPI, services: Services) -> dict[str, Any]:
-    """What FastAPI says of the routes, with what it cannot know: the names of the model, the keys,
-    and the bounds of the engine, once it was ready."""
+    """Return FastAPI's description of the routes, plus what it cannot know: model names, key
+    schemes and, once the engine was ready, its bounds."""
     ready, keyed = services.client.ready, not services.keyring.is_open
     found = get_openapi(
         title=app.title, version=VERSION, openapi_version="3.1.0", routes=app.routes
@@ -151,7 +151,7 @@ def _unauthorized(path: str) -> dict[str, Any]:
 
 
 def _amend(value: Any, known: Mapping[str, dict[str, Any]]) -> None:
-    """Adds to each schema what is `known` of those with its title."""
+    """Add the entries of `known` to all schemas within `value` that have their titles."""
     if isinstance(value, dict):
         value |= known.get(value.get("title", ""), {})
     for inner in value.values() if isinstance(value, dict) else value:

@@ -1,7 +1,6 @@
 """Request bodies of /v1/chat/completions and /v1/completions, and what they have in common.
 
-A list that could be long fails at its first bad entry (`fail_fast`), so that no body is slow to
-refuse.
+A list that may be long is refused at its first bad entry (`fail_fast`), so that refusals are fast.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from server.observe.exchange import LABEL
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Of the members of an object, which are counted before they are looked at."""
+    """Return a validator that counts the members of an object before they are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:
@@ -66,13 +65,13 @@ def _by_token_id(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise fault("", f": {key[:20]!r} is not a token id")
-        if int(key) in seen:  # written otherwise, such as 07
+        if int(key) in seen:  # in another spelling, such as 07
             raise fault("", f"names the token id {int(key)} twice")
         seen.add(int(key))
     return bias
 
 
-# To what has these titles /openapi.json adds what the server at hand knows.
+# /openapi.json adds bounds and names of the running server to schemas with these titles.
 ModelName = Annotated[str, Field(title="ModelName")]
 TokenId = Annotated[int, Field(ge=0, title="TokenId")]
 Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
@@ -98,7 +97,7 @@ Metadata = Annotated[
 ]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-# Fields of endpoints that share no class with them.
+# Fields of endpoints that share no class.
 # fmt: off
 OptionalModel = Annotated[ModelName, described(..., "May be left out; another name is a 404.",
     "the name of the served model (see /v1/models)")]
@@ -135,7 +134,7 @@ class Prediction(Part):
 
     @property
     def text(self) -> str:
-        """Parts follow each other directly."""
+        """Return the content; parts are joined without a separator."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
@@ -148,7 +147,7 @@ SPECIAL_TOKENS = "Extension. A prompt begins with the tokens that the tokenizer 
 
 
 class Resume(Part):
-    """What a client has of a reply that broke off, as its chunks told it."""
+    """The part of an interrupted reply that the client has received."""
 
     token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_LENGTH_FIELD, fail_fast=True)]
     seed: Seed | None = None
@@ -160,7 +159,7 @@ def _named(names: Iterable[str]) -> str:
 
 
 class SpeculationOptions(Part):
-    """`proposers` None: the server's default."""
+    """How to speculate for one request. `proposers` None: the server's default."""
 
     enabled: bool = True
     max_draft: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -260,7 +259,7 @@ class Generating(RequestBody):
 
 
 class Labelled(Generating):
-    """Fields of OpenAI's endpoints that change nothing here."""
+    """Fields of OpenAI's endpoints that have no effect here or are refused."""
 
     user: Label | None = described(None, "Not stored.", no_op=True)
     metadata: Metadata = described({}, "Not stored.",
@@ -343,22 +342,22 @@ class CommonRequest(Labelled, ABC):
 
     @property
     def biases(self) -> dict[int, float]:
-        """`logit_bias`, by token id."""
+        """Return `logit_bias` by token id."""
         return {int(key): bias for key, bias in self.logit_bias.items()}
 
     @property
     def length(self) -> int | None:
-        """Tokens to generate when the request says so."""
+        """Return the limit on tokens to generate, or None."""
         return self.max_tokens
 
     @property
     @abstractmethod
     def alternatives(self) -> int | None:
-        """Alternatives per generated token; None: no logprobs."""
+        """Return the number of alternatives per generated token; None: no logprobs."""
 
     @property
     def names_length(self) -> bool:
-        """Whether the client said how many tokens to generate."""
+        """Whether the client set a limit on tokens to generate."""
         return not {"max_tokens", "max_completion_tokens"}.isdisjoint(self.model_fields_set)
 
     @property
@@ -368,27 +367,27 @@ class CommonRequest(Labelled, ABC):
 
     @property
     def fan_out(self) -> int:
-        """Sequences generated per prompt."""
+        """Return the number of sequences generated per prompt."""
         return self.n
 
     @property
     def num_sequences(self) -> int:
-        """Sequences generated in all."""
+        """Return the number of sequences generated for all prompts."""
         return self.fan_out
 
     @property
     def seeded(self) -> int | None:
-        """The seed that the request names."""
+        """Return the seed in the request, its own or that of `resume`."""
         return self.seed if self.resume is None or self.seed is not None else self.resume.seed
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """What the text must satisfy, and the field that asks for it."""
+        """Return the constraint on the text and the field that asks for it, or None."""
         return next(iter(self.constraints), None)
 
     @cached_property
     def constraints(self) -> list[Constraint]:
-        """Of each field that asks for something; a request may have one."""
+        """Return the constraint of each field that has one; more than one is refused."""
         shapes = (self.response_format, self.structured_outputs)
         asked = [shape.constraint for shape in shapes if shape is not None]
         return [one for one in [*asked, *guided(self)] if one is not None]
@@ -438,7 +437,7 @@ class CommonRequest(Labelled, ABC):
 
 # fmt: off
 class ChatPrompt(RequestBody):
-    """Fields of a chat that make its prompt, for /tokenize too."""
+    """Fields of a chat that determine its prompt; /tokenize has them, too."""
 
     messages: Messages
     add_generation_prompt: bool | None = described(None,
@@ -470,7 +469,7 @@ class ChatPrompt(RequestBody):
 
     @property
     def generation_prompt(self) -> bool:
-        """Whether the template begins the assistant's turn; a message that goes on has begun."""
+        """Whether the template begins the assistant's turn; by default unless one is continued."""
         given = self.add_generation_prompt
         return given if given is not None else not self.continue_final_message
 
@@ -485,7 +484,7 @@ class ChatPrompt(RequestBody):
 
     @cached_property
     def turns(self) -> list[dict[str, Any]]:
-        """The messages as the chat template sees them."""
+        """Return the messages as the chat template sees them."""
         return as_template_sees(self.messages)
 
     @model_validator(mode="after")
@@ -559,12 +558,12 @@ ManyPrompts = Annotated[list[OnePrompt], Field(min_length=1, max_length=limits.M
 
 
 def is_ids(value: Any) -> bool:
-    # One pass in C: a body may hold very many, and other streams wait meanwhile.
+    # One pass in C: a body may hold very many ids, and this blocks the event loop.
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
 def as_prompts(value: Any) -> tuple[Prompt, ...]:
-    """One prompt or many, always as a tuple of them."""
+    """Return one prompt or many as a tuple of prompts."""
     many = value if isinstance(value, list) and not (value and is_ids(value)) else [value]
     if not 1 <= len(many) <= limits.MAX_PROMPTS:
         raise ValueError

@@ -1,4 +1,4 @@
-"""Request bodies of /v1/messages and its count of tokens, and the chat request that they become."""
+"""Request bodies of /v1/messages and its count_tokens, and the chat requests made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.api.request import Absent, AnyObject, Label, Part
 from server.api.rewritten import Rewritten
 from server.api.schema import ChatRequest, ManyStops, OptionalModel, TemplateVariables
 
-NAMES = (  # of chat's fields here
+NAMES = (  # chat's field names, and this API's
     (re.compile(r"tools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
     (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"tool_choice\.function"), "tool_choice"),
@@ -27,11 +27,11 @@ NAMES = (  # of chat's fields here
     (re.compile("parallel_tool_calls"), "tool_choice.disable_parallel_tool_use"),
     (re.compile(r"stop(?=\[|$)"), "stop_sequences"),
 )
-KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # of context_management
+KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # context_management
 
 
 class Cacheable(Part):
-    """Prompts are cached by themselves, so nothing is done for `cache_control`."""
+    """Every prompt is cached, so `cache_control` has no effect."""
 
     cache_control: AnyObject | None = None
 
@@ -43,7 +43,7 @@ class TextBlock(Cacheable):
 
 
 class ThinkingBlock(Part):
-    """For chat templates that read it. The signature is not checked."""
+    """Thinking, for chat templates that read it. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -63,7 +63,7 @@ Texts = str | list[TextBlock]
 
 
 class ToolResultBlock(Cacheable):
-    """A result that is an error says so in its text."""
+    """A tool's result. The model does not see `is_error`, so the text must report an error."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -97,7 +97,7 @@ class CustomTool(Cacheable):
     description: Description | None = None
     input_schema: Annotated[AnyObject, AfterValidator(as_parameters)]
     strict: bool = False
-    eager_input_streaming: bool | None = None  # always so
+    eager_input_streaming: bool | None = None  # it always is
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] = False
 
@@ -124,7 +124,7 @@ class OutputConfig(Part):
 
 
 class Thinking(Part):
-    """Adaptive: as much as the model likes, which is none where it does not reason."""
+    """If adaptive, the model thinks as much as it likes, or not at all if it cannot reason."""
 
     type: Literal["disabled", "adaptive"]
     display: Literal["summarized", "omitted"] | None = None
@@ -139,7 +139,7 @@ class MessagesMetadata(Part):
 
 
 class BoundedChat(ChatRequest):
-    """Whose length had to be named: it is a bound, which need not fit the context."""
+    """A chat request whose required length is only a bound, which need not fit the context."""
 
     @property
     def names_length(self) -> bool:
@@ -238,7 +238,7 @@ class MessagesRequest(Rewritten):
             messages.append({"role": "system", "content": _parts(self.system)})
             places.append("system")
         for i, turn in enumerate(self.messages):
-            own = len(messages)  # where the messages of this turn begin
+            own = len(messages)  # index of this turn's first message
             for j, block in enumerate(turn.blocks):
                 role, made = _as_message(turn, block, where := f"messages[{i}].content[{j}]")
                 same = messages and messages[-1]["role"] == role != "tool"
@@ -270,7 +270,7 @@ def _parts(texts: Texts) -> list[dict[str, str]]:
 
 
 def _as_message(turn: Turn, block: Block, where: str) -> tuple[str, dict[str, Any]]:
-    """Of chat: the role, and what the message has of this block."""
+    """Return the role of the chat message, and the fields that this block adds to it."""
     match block:
         case TextBlock():
             return turn.role, {"content": _parts([block])}

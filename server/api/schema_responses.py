@@ -1,4 +1,4 @@
-"""Request body of /v1/responses, and the chat request that it becomes."""
+"""Request body of /v1/responses, and the chat request made from it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from server.api.request import Absent, AnyObject, Label, Part
 from server.api.rewritten import Rewritten
 from server.api.schema import Labelled, OptionalModel, ParallelCalls, TemplateVariables
 
-LOGPROBS = "message.output_text.logprobs"  # of `include`
+LOGPROBS = "message.output_text.logprobs"  # for `include`
 NOT_STORED = "No response is stored: send the whole conversation as `input`."
-NAMES = (  # of chat's fields here
+NAMES = (  # chat's field names, and this API's
     (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"tool_choice\.(function|allowed_tools)"), "tool_choice"),
     (re.compile(r"response_format(\.json_schema)?"), "text.format"),
@@ -47,7 +47,7 @@ InputPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
 class Item(Part):
-    """Ids and statuses are not stored."""
+    """An item of the input. Ids and statuses are not stored."""
 
     id: Label | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -81,16 +81,16 @@ class ReasoningText(Part):
 
 
 class InputReasoning(Item):
-    """As a Response had it. It is part of the assistant's message that follows it."""
+    """Reasoning as a Response returned it. It joins the assistant's message that follows it."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[AnyObject], Field(max_length=0)] = []  # a Response has none
+    summary: Annotated[list[AnyObject], Field(max_length=0)] = []  # Responses have none
     content: list[ReasoningText] = []
     encrypted_content: Absent = None
 
 
 def _typed(item: Any) -> Any:
-    """A message may leave out that it is one."""
+    """Add the type to a message, which may leave it out."""
     return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
 
 
@@ -111,7 +111,7 @@ class TextConfig(Part):
 
 
 class Reasoning(Part):
-    """What asks for a summary or for a way of thinking is refused, not left undone."""
+    """Reasoning options. Those for summaries and modes are refused rather than ignored."""
 
     effort: str | None = None
     summary: None = None
@@ -203,7 +203,7 @@ class ResponsesRequest(Rewritten, Labelled):
 
     @cached_property
     def as_messages(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Calls in a row, and the assistant's text before them, are one message."""
+        """As in `Rewritten`. Consecutive calls and the assistant's text before them are merged."""
         messages, places = list[dict[str, Any]](), list[str]()
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
@@ -265,7 +265,7 @@ def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:
 
 
 def _as_chat(own: dict[str, Any]) -> dict[str, Any]:
-    """Chat's fields, but for the messages, of a request whose shape is known to be right."""
+    """Return chat's fields, except the messages, for a request whose shape is valid."""
     text, reasoning = own.get("text", {}), own.get("reasoning", {})
     fields = {
         "max_completion_tokens": own.get("max_output_tokens"),
@@ -289,7 +289,7 @@ def _as_chat(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested(flat: dict[str, Any], name: str) -> dict[str, Any]:
-    """{"type": t, ...} as {"type": t, `name`: {...}}."""
+    """Turn {"type": t, ...} into {"type": t, `name`: {...}}."""
     inner = {key: value for key, value in flat.items() if key != "type"}
     return {"type": flat["type"], name: inner}
 

@@ -1,4 +1,4 @@
-"""Services: what all handlers share."""
+"""Services: the objects that all handlers share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from server.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 VERSION = version("foredraft")
-QUIET_SECONDS = 60.0  # between two lines of the log about unknown fields
+QUIET_SECONDS = 60.0  # between two log lines about unknown fields
 
 
 @dataclass(kw_only=True)
 class Services:
-    """What the handlers work with; one per app."""
+    """The objects that the handlers share; one instance per app."""
 
     config: Config
     tokenizer: Tokenizer
@@ -37,7 +37,7 @@ class Services:
     metrics: Metrics
     grammars: GrammarChecker
     keyring: Keyring
-    on_end: Callable[[Exchange], None] | None = None  # of each request that has ended
+    on_end: Callable[[Exchange], None] | None = None  # called when a request has ended
     _quiet_until: float = field(default=0.0, init=False)
 
     @cached_property
@@ -50,14 +50,14 @@ class Services:
         )
 
     def known(self, model: str = "") -> Ready:
-        """The engine's facts as last known, whether it runs or not. Raises NotReady (503) before it
-        ever was ready, and as `check_model` where the request names a model."""
+        """Return the engine's facts as last known, even if it is down. Raises NotReady (503) if it
+        was never ready, and as `check_model` if the request names a model."""
         if model:
             self.check_model(model)
         return self.client.ready or self.client.require_open()
 
     def check_model(self, name: str) -> None:
-        """Raises ApiError (404) unless the model goes by that name here."""
+        """Raises ApiError (404) unless this server has a model of that name."""
         names = self.config.model_names
         if name not in names:
             here = ", ".join(f"`{known}`" for known in names)
@@ -66,19 +66,19 @@ class Services:
             raise ApiError(404, said, param="model", code="model_not_found")
 
     def warn_of_unknown(self, names: str) -> None:
-        """A request had such fields, and was served without them."""
+        """Log that a request's unknown fields were ignored, at most once in QUIET_SECONDS."""
         if (now := time.monotonic()) >= self._quiet_until:
             self._quiet_until = now + QUIET_SECONDS
             logger.warning("fields that this server does not know were ignored: %s", names)
 
     def fingerprint(self, ready: Ready) -> str:
-        """Changes with whatever may change a reply to the same request: code, model, numerics.
-        Speculation does not."""
+        """Return a hash of all that may change the reply to the same request: code, model and
+        numerics. Speculation does not change it."""
         facts = (VERSION, ready.target, ready.dtype, ready.device, ready.attention)
         return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token; a text of more than that times the context cannot fit."""
+        """Return the bytes in the longest token, which bounds the texts that fit the context."""
         tokenizer = self.tokenizer
         return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)

@@ -1,7 +1,7 @@
-"""Shapes: deltas of a generation as choices of a completion and of a chat, whole or in chunks.
+"""Shapes: format the deltas of a generation as choices of a completion or chat, whole or in chunks.
 
-A chat's text is read while it comes (`text.reply_parser`), so the deltas of a stream put together
-are the message of the same reply unstreamed.
+A chat's text is parsed as it arrives (`text.reply_parser`), so the deltas of a stream add up to the
+message of the same reply unstreamed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from server.text.reply_parser import Piece
 
 
 class CompletionShape:
-    """How a completion writes its choices, whole or in chunks. `prompts`: their ids, when the
-    request wants ids; each choice's stand on its first chunk. `goes_on`: the client has them."""
+    """Formats the choices of a completion, whole or in chunks. `prompts`: their ids, if the request
+    wants ids; a choice's first chunk has its prompt's, unless it resumes a reply (`goes_on`)."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class CompletionShape:
 
 
 class ChatShape:
-    """How chat writes its choices, whole or in chunks. Where not all is content a step may say
-    several things (thinking, content, a call, its arguments): each is a chunk of its own, the
-    logprobs and provenance of all of it on the first, the ids and the finish on the last: whoever
-    has the ids has their text. `scores_thinking`: it has logprobs, too."""
+    """Formats the choices of a chat, whole or in chunks. One step may produce several pieces
+    (thinking, content, a call, its arguments), each in a chunk of its own. The first has the
+    logprobs and provenance of the step, the last its ids and finish, so that a client that has the
+    ids has their text. `scores_thinking`: thinking has logprobs, too."""
 
     def __init__(
         self, id: str, use: Reading | None = None, *, scores_thinking: bool = True
@@ -67,12 +67,12 @@ class ChatShape:
         return {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
 
     def skip(self, text: str) -> None:
-        """The only choice goes on behind this text."""
+        """Parse the text before the resumed part of the only choice."""
         if text:
             self._read(Delta(0, text, None, None))
 
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
-        """One chunk's choice each; at least one when the delta has a finish."""
+        """Return the choices, one per chunk; at least one if the delta has a finish."""
         deltas, finish = self._read(delta)
         deltas = [] if delta.known else deltas
         beside = self._beside(delta)
@@ -88,7 +88,7 @@ class ChatShape:
         return choices
 
     def whole(self, delta: Delta) -> dict[str, Any]:
-        """The unstreamed choice, from one delta that holds the complete text."""
+        """Return the unstreamed choice for one delta that holds the complete text."""
         deltas, finish = self._read(delta)
         return {
             "index": delta.index,
@@ -99,7 +99,7 @@ class ChatShape:
         }
 
     def _read(self, delta: Delta) -> tuple[list[dict[str, Any]], str | None]:
-        """The deltas of the message, and the reason of its end."""
+        """Return the deltas of the message and its finish reason."""
         if self._use is None:
             return [{"content": delta.text} if delta.text else {}], delta.finish
         reader = self._readers.get(delta.index)
@@ -109,7 +109,7 @@ class ChatShape:
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
 
     def _beside(self, delta: Delta, *, whole: bool = False) -> dict[str, Any]:
-        """What a choice says of its tokens."""
+        """Return the logprobs and provenance of a choice."""
         scored = delta.logprobs
         if scored is not None and not self._scores_thinking:
             scored = [one for one in scored if not one.thinking]
@@ -122,7 +122,7 @@ def _ids(delta: Delta) -> dict[str, Any]:
 
 
 class ReplyReader:
-    """The text of one choice -> deltas of its message, each of one kind or of one call."""
+    """Parses the text of one choice into deltas of its message, each of one kind or one call."""
 
     def __init__(self, use: Reading, name: str) -> None:
         self._parser = use.parser()
@@ -130,8 +130,8 @@ class ReplyReader:
         self._name = name
 
     def push(self, text: str, finish: Finish | None) -> list[dict[str, Any]]:
-        """Where calls are required, half a call that a stop string or the length left is no
-        content."""
+        """Return the new deltas. If calls are required, an incomplete call, cut off by a stop
+        string or the length limit, is not shown as content."""
         pieces = self._parser.push(text, last=finish is not None)
         return [self._delta(one) for one in pieces if self._is_told(one)]
 
@@ -141,8 +141,7 @@ class ReplyReader:
         return piece.call is not None or not self._use.requires_calls
 
     def finish(self, finish: Finish | None) -> str | None:
-        """The reason that clients get: a reply that came to its end with calls in it ended for
-        them."""
+        """Return the finish reason for the client: "tool_calls" if a reply with calls stopped."""
         return "tool_calls" if finish == "stop" and self._parser.num_calls else finish
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -157,7 +156,7 @@ class ReplyReader:
 
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """An assistant's message, put together of its deltas."""
+    """Join deltas into an assistant's message."""
     content, thoughts = list[str](), list[str]()
     calls: list[dict[str, Any]] = []
     for delta in deltas:

@@ -1,8 +1,8 @@
-"""GET /speculation: what the controller believes and why it chose its K. POST: switch it, for the
-operator. Nothing here changes a text.
+"""GET /speculation: the controller's estimates and why it chose its K. POST: the operator switches
+the mode or the draft model. Neither changes any text.
 
-Estimates are those of the last step. A switch concerns every step that begins after it, so every
-request that is sent after the reply, and outlives a restart of the engine.
+Estimates are those of the last step. A switch applies to every step that begins after it, so to
+every request that is sent after the reply, and it survives a restart of the engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SWITCH_REFUSALS = {status: REFUSALS[status] for status in (400, 408, 413, 415, 5
         409: "another draft model is being loaded",
     }
 )
-DIGITS = 6  # that a figure of an estimate is worth
+DIGITS = 6  # significant digits of an estimate
 DraftLength = Annotated[int, Field(title="DraftLength", json_schema_extra={"minimum": 1})]
 
 
@@ -70,7 +70,7 @@ class SpeculationRequest(RequestBody):
     )
 
     def switch(self, k_max: int) -> SetSpeculation:
-        """Raises ApiError (400) for what an engine with this bound on K cannot do."""
+        """Return the mode to set. Raises ApiError (400) if `k_max` does not allow it."""
         if self.mode is None:
             raise missing("mode", f"{self.rows()['mode'].allowed} (or give a `draft`)")
         if self.mode != "fixed" and self.k is not None:
@@ -126,7 +126,7 @@ def speculation_router(services: Services) -> APIRouter:
 
 
 async def _swap(services: Services, path: str, *, alone: bool) -> None:
-    """Answers when it is on trial. Raises ApiError (400, 409) or EngineLost."""
+    """Swap the draft; return when it is on trial. Raises ApiError (400, 409) or EngineLost."""
     client = services.client
     if not alone:
         raise invalid("draft", "is only allowed without `mode` and `k`")
@@ -154,15 +154,15 @@ SWITCHED: dict[Mode, str] = {
 
 
 def choice_sentence(estimates: Estimates) -> str:
-    """Why the last K was chosen."""
+    """Return the sentence that says why the last K was chosen."""
     reason = REASONS[estimates.reason] if estimates.num_sequences else "No step has been made yet."
     return SWITCHED.get(estimates.mode, reason).format(k=estimates.k)
 
 
 def _present(services: Services, ready: Ready) -> replies.Speculation:
-    """The mode as it was set and what it settles; what all guesses came to in it lately; the main
-    proposer's part as of the last step. `reason` and `speedup` are null where nobody has chosen yet
-    in the present mode."""
+    """Return the reply: the mode that is set and its K, the recent gain of all proposals in that
+    mode, and the main proposer's estimates as of the last step. `reason` (except a fixed mode's)
+    and `speedup` are null until a step has used the mode."""
     asked, metrics = services.client.speculation, services.metrics
     last = services.client.estimates or Estimates()
     obeyed = last.mode == asked.mode and (asked.mode != "fixed" or last.k == asked.k)
@@ -200,7 +200,7 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
 
 
 def _swapped(client: EngineClient) -> replies.Swapped | None:
-    """The draft that was last named, and what has become of it."""
+    """Return the draft that was requested last and the outcome of its swap."""
     if client.loading:
         said = "it is read, proven and compiled; the running one guesses meanwhile"
         return {"draft": client.loading, "outcome": "loading", "message": said}
@@ -223,7 +223,7 @@ def _expected(last: Estimates, k: int) -> float:
 
 
 def _in_words(asked: SetSpeculation) -> str:
-    """Completes "K is ..."."""
+    """Return the words that complete "K is ..."."""
     match asked.mode:
         case "fixed":
             return f"fixed at {asked.k}"
@@ -234,5 +234,5 @@ def _in_words(asked: SetSpeculation) -> str:
 
 
 def _figure(value: float | None) -> float | None:
-    """JSON has no word for what is not finite."""
+    """Round an estimate to DIGITS; one that is not finite, which JSON cannot express, is None."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

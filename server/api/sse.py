@@ -1,14 +1,14 @@
 """Server-sent events: from the deltas of one generation to the bytes that its client reads.
 
-Not sse-starlette's response: docs/decisions.md has the measurement. One task sends, one notices
-that the client left, one pings and cuts a client that takes nothing.
+sse-starlette is not used: docs/decisions.md has the measurement. One task sends, one watches for a
+disconnect, one sends pings and cuts off a client that stops reading.
 
-`[DONE]` comes only after every choice had a real finish. If the engine is lost or refuses, the
-stream gets one `data: {"error": ...}` event and is closed without it. `seed` stands on the first
-and the last chunk. Usage stands where `stream_options` asks for it and nowhere else, as OpenAI's:
-with `include_usage` on a last chunk without choices, and a null on those before; with
-`continuous_usage_stats` on all chunks, so far.
-A client that leaves cancels the iterator, and whatever happens `close` aborts what is still open.
+`[DONE]` is sent only after every choice has finished. If the engine is lost or refuses the request,
+the stream gets one `data: {"error": ...}` event and closes without `[DONE]`. The first and the last
+chunk have `seed`. As in OpenAI's API, usage is sent only if `stream_options` asks for it: with
+`include_usage` on a last chunk without choices, and null on those before; with
+`continuous_usage_stats` the counts so far on every chunk.
+A disconnect cancels the iterator, and in every case `close` aborts what is still running.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from server.generation.choice import Delta
 
 logger = logging.getLogger(__name__)
 
-# No cache, and no proxy (nginx reads the last one), may keep an event.
+# Neither a cache nor a proxy (the second header is nginx's) may hold back events.
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 PING_SECONDS = 15.0
-SEND_SECONDS = 60.0  # a reader that takes nothing for so long is cut
+SEND_SECONDS = 60.0  # a client that reads nothing for this long is cut off
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Of one generation, which is closed even if the stream never began. `events` are whole events
-    as bytes, one or several each. While a client does not read, nothing is asked of them. `ping`:
-    in place of a comment."""
+    """Streams one generation, and closes it even if the stream never began. `events` yields one or
+    several whole encoded events at a time, and is not advanced while the client does not read.
+    `ping`: an encoded event to send instead of a comment."""
 
     media_type = "text/event-stream"
 
@@ -61,7 +61,7 @@ class EventStream(StreamingResponse):
         self._events = events
         self._ping = ping
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
-        self._sent = 0  # messages that `send` has taken
+        self._sent = 0  # messages that `send` has accepted
         self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,8 +93,8 @@ class EventStream(StreamingResponse):
         await send(_body(b"", more=False))
 
     async def _until_stuck(self, send: Send) -> None:
-        """Pings while there is nothing to send; returns when the client has taken nothing for too
-        long. A look at each ping, since a deadline for each event costs as much as the event."""
+        """Send pings while there is nothing else to send; return when the client has not read for
+        too long. Checked once per ping: a deadline per event would cost as much as the event."""
         before, stuck = 0, 0.0
         while stuck < self._send_seconds:
             await asyncio.sleep(self._ping_seconds)
@@ -124,8 +124,8 @@ async def chunks(
     opening: Sequence[dict[str, Any]] = (),
     first: dict[str, Any] | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Chunks of the object `kind` and of one choice each; those that come together leave together.
-    `choices`: of a delta. `opening`: before any text. `first`: what only the first chunk has."""
+    """Yield encoded chunks of the object `kind`, each with one choice. `choices` maps a delta to
+    choices; `opening` are those before any text, `first` fields of the first chunk only."""
     head, generation = call.head(kind), call.generation
     seed: dict[str, Any] = {"seed": call.seed}
     extra, no_usage = {**seed, **(first or {})}, {"usage": None} if call.include_usage else {}
@@ -158,7 +158,7 @@ async def chunks(
                 told = events(deltas, usage)
             if told and not generation.finished:
                 yield told
-        # In one piece: who has the finish has the end.
+        # Sent together, so that a client that has the finish has the end of the stream, too.
         whole = {"usage": usage_body(generation.usage)}
         yield told + (chunk([], whole, last=True) if call.include_usage else b"") + DONE
     except Exception as error:
@@ -168,9 +168,9 @@ async def chunks(
 
 
 def as_logged_error(call: Call, error: Exception) -> ApiError:
-    """The end of a stream that was cut off."""
+    """Log the error that ended a stream, and return it as an ApiError."""
     if isinstance(error, EngineError):
-        # What the request itself is to blame for may be said in its own words.
+        # The message of an error that the request caused may quote it, so it is not logged.
         own = isinstance(error, GenerationFailed) and error.bad_request
         logger.warning("%s ended with an error: %s", call.id, "of its own" if own else error)
     else:

@@ -1,7 +1,7 @@
-"""POST /tokenize and /detokenize: text to token ids and back, in vLLM's shapes.
+"""POST /tokenize and /detokenize: text to token ids and back, in vLLM's formats.
 
-The tokenizer alone does the work, in a worker thread; the engine takes no step for it and need not
-be running. What the context could never hold is refused before it is worked on.
+The tokenizer alone does the work, in a worker thread, so the engine need not be running. Input
+that could never fit the context is refused before any work is done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server.generation.annotations import token_text
 
 # fmt: off
 class TokenizeRequest(ChatPrompt):
-    """Of a prompt, or of what a chat request would run."""
+    """Tokenizes a prompt, or the prompt that a chat request with these messages has."""
 
     model: OptionalModel = ""
     messages: Messages = []
@@ -78,7 +78,7 @@ def tokenize_router(services: Services) -> APIRouter:
         }
         if request.return_token_strs:
             reply["token_strs"] = [token_text(token_bytes(i)) for i in ids]
-        return JSONResponse(reply)  # as it is: a dict would be walked value by value first
+        return JSONResponse(reply)  # FastAPI would walk a plain dict value by value
 
     @router.post("/detokenize", response_model=replies.Text, responses=REFUSALS)
     @router.post("/v1/detokenize", response_model=replies.Text, responses=REFUSALS)

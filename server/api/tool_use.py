@@ -1,9 +1,8 @@
-"""Reading: how the reply to one chat request is read. ToolUse: what it may call, and the grammar
-that holds it to that.
+"""Reading: how the reply to a chat request is parsed. ToolUse: the tools that the reply may call.
 
-A grammar binds the reply wherever a promise was asked for that a model alone would not keep: a
-call that is required or named, one call at most, a choice among the tools, strict tools, or a
-format for the replies without calls. Else the model is free, and pays nothing.
+A grammar constrains the reply if the request needs a guarantee that a model alone cannot give: a
+required or named call, at most one call, a subset of the tools, strict tools, or a format for
+replies without calls. Otherwise the model is unconstrained, at no cost.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools in a model's prompt: `offered` may be called; `required`: and nothing else be said."""
+    """The tools in a prompt: `offered` may be called; `required`: the reply is calls only."""
 
     format: ToolFormat
     offered: tuple[ToolFunction, ...]
@@ -46,7 +45,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """`thinking`: how it is told apart; None: it is not. `shows_thinking`: and told."""
+    """How to parse a reply. `thinking`: its marks; None: it is not split off. `shows_thinking`:
+    the reply includes it."""
 
     tools: ToolUse | None
     thinking: Thinking | None
@@ -55,7 +55,7 @@ class Reading:
 
     @property
     def markers(self) -> tuple[Marker, ...]:
-        """All that must leave text, for the parser to see."""
+        """Return all markers that must leave text, so that the parser sees them."""
         of_tools = () if self.tools is None else self.tools.format.markers
         return of_tools if self.thinking is None else (*of_tools, *self.thinking.markers)
 
@@ -64,7 +64,7 @@ class Reading:
         return self.tools is not None and self.tools.required
 
     def parser(self) -> ReplyParser:
-        """For the text of one choice."""
+        """Return a parser for the text of one choice."""
         parser: type[ReplyParser] = PlainParser
         offered: Offered = {}
         if self.tools is not None:
@@ -78,7 +78,7 @@ class Reading:
 
 
 def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
-    """None when no call can come of this request; a model without tools was refused before."""
+    """Return the tools, or None if the request allows no calls. The model must support tools."""
     if not request.describes_tools:
         return None
     found = tool_format(services.tokenizer, services.config.server.tool_parser)
@@ -91,8 +91,8 @@ def tool_use(services: Services, request: ChatRequest) -> ToolUse | None:
 
 
 async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> Grammar | None:
-    """What holds the reply to its promises, checked; None if nothing was promised. Raises
-    GrammarRefused when it cannot be done, QueueFull when there is no time to say."""
+    """Return the checked grammar of the reply; None if no guarantee needs one. Raises
+    GrammarRefused if it cannot be enforced, QueueFull if there is no time to check it."""
     choice, content = request.choice, _content_schema(request)
     many = request.parallel_tool_calls is not False and not choice.single
     chosen = use.required or choice.names is not None or not many
@@ -110,19 +110,19 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
         held = rules([_schema(tool) for tool in use.offered])
         await services.grammars.check(held, param="tools")
     except GrammarRefused:
-        with suppress(TimeoutError):  # a refusal for its time must not take many times as long
+        with suppress(TimeoutError):  # bounds the search, which checks grammars again
             async with asyncio.timeout(BLAME_SECONDS):
                 await _name_the_strict(services, request, use)
         if all(tool.strict for tool in use.offered):
             raise
-        # Of a tool that is not strict the schema is a hint: its arguments are some object.
+        # For a tool that is not strict the schema is a hint: its arguments may be any object.
         held = rules([_schema(tool) if tool.strict else ANY_OBJECT for tool in use.offered])
         await services.grammars.check(held, param="tools")
     return held
 
 
 async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
-    """Raises GrammarRefused for the first strict tool whose schema alone cannot be honoured."""
+    """Raises GrammarRefused for the first strict tool whose schema alone cannot be enforced."""
     for i, tool in enumerate(request.tools):
         if tool.function.strict and tool.function in use.offered:
             alone = Grammar("json_schema", json.dumps(_schema(tool.function)))
@@ -134,7 +134,7 @@ def _schema(tool: ToolFunction) -> Mapping[str, Any]:
 
 
 def _content_schema(request: ChatRequest) -> Mapping[str, Any] | None:
-    """The schema that a reply without calls is held to by other fields."""
+    """Return the schema that other fields ask of a reply without calls, or None."""
     match request.grammar:
         case None:
             return None

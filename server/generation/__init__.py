@@ -1,1 +1,1 @@
-"""One API call from engine requests to text."""
+"""One API call, from its engine requests to the text of its choices."""

@@ -1,9 +1,9 @@
-"""What a choice says of its tokens: log-probabilities, and who proposed each.
+"""Annotations of a choice's tokens: log-probabilities, and who proposed each token.
 
-Entries leave with the text that they belong to, so what belongs to text that a stop string cut away
-never leaves. Provenance: put together, the texts of all origins are the text of the choice (an
-echoed prompt excepted), however it was streamed; there is one origin for each token that has text
-or could have, in order. An origin leaves with the last character of its text.
+Entries are released with their text, so those of text that a stop string cut off never are.
+Provenance: the texts of all origins add up to the text of the choice (without an echoed prompt),
+however it was streamed; each token that has text, or could have, has one origin, in order. An
+origin is released with the last character of its text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Alternative:
 
 @dataclass(slots=True)
 class TextLogprobs:
-    """One position: the token taken, the likeliest ones (`count` of them at most), and where its
-    text begins (characters from the begin of the choice's text, echo included). Texts are looked up
-    when it is written, which may be in another thread: there may be very many. `entry` None:
-    nothing precedes the token. `thinking`: the token is no part of what is said."""
+    """One position: the chosen token, the likeliest ones (at most `count`), and the offset of its
+    text (in characters of the choice's text, echo included). Token texts are looked up when the
+    entry is encoded, perhaps in another thread, since there may be very many. `entry` None: nothing
+    precedes the token. `thinking`: the token is not content."""
 
     tokenizer: Tokenizer
     token: int
@@ -53,7 +53,7 @@ class TextLogprobs:
 
 
 def token_text(raw: bytes) -> str:
-    """A token's text; a part of a character is shown as OpenAI does, `bytes:` and its bytes."""
+    """Return a token's text; a partial character is shown as by OpenAI, `bytes:` and its bytes."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -62,41 +62,41 @@ def token_text(raw: bytes) -> str:
 
 @dataclass(slots=True)
 class Origin:
-    """`source` is a proposer's name, or `target` for a token that nobody had guessed."""
+    """`source` is a proposer's name, or `target` for a token that no proposer drafted."""
 
     text: str
     source: str
 
 
 class Provenance:
-    """Of one choice. Positions are in characters of its text."""
+    """The origins of one choice's tokens. Positions are in characters of its text."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[int, Origin]] = deque()  # with the position where its text begins
 
     def add(self, source: str, text: str, *, position: int) -> None:
-        """One more token; `text`, possibly empty, begins at `position`."""
+        """Add a token; its `text`, possibly empty, begins at `position`."""
         self._held.append((position, Origin(text, source)))
 
     def append(self, text: str) -> None:
-        """Text that comes of the last token only now that no more tokens come."""
+        """Add text that the last token yields only when no more tokens come."""
         if text and self._held:
             self._held[-1][1].text += text
 
     def release(self, emitted: int, *, incomplete: bool) -> list[Origin]:
-        """Origins whose text lies within the first `emitted` characters. `incomplete`: the last
-        token may still get text."""
+        """Return the origins whose text lies within the first `emitted` characters. `incomplete`:
+        the last token may still get text."""
         out = []
         while len(self._held) > incomplete:
             position, origin = self._held[0]
             if position + max(len(origin.text), 1) > emitted:
-                break  # without text of its own it leaves with the character after it
+                break  # one without text is released with the next character
             out.append(origin)
             self._held.popleft()
         return out
 
     def end(self, emitted: int, *, cut: bool) -> list[Origin]:
-        """The rest; where a stop string `cut` the text, what lies beyond it is dropped."""
+        """Return the rest; if a stop string `cut` the text, origins beyond it are dropped."""
         out = []
         for position, origin in self._held:
             if cut and position >= emitted:

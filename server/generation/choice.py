@@ -1,8 +1,8 @@
-"""Choice: the text of one engine request. Owns its detokenizer, stop strings, usage,
+"""Choice: the text of one engine request, with its detokenizer, stop strings, usage,
 log-probabilities and provenance.
 
-Text rule: the token that ended the sequence (EOS or one of stop_token_ids) has no text and no
-logprobs entry unless `include_stop`, but it is counted.
+The token that ended the sequence (EOS or one of stop_token_ids) is counted, but it has text and a
+logprobs entry only with `include_stop`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Delta:
 
 
 class Choice:
-    """`params`: those of its engine request."""
+    """One choice of a reply. `params`: those of its engine request."""
 
     def __init__(
         self,
@@ -116,13 +116,13 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Per counted token, under the model itself, if the engine sent log-probabilities. 0
-        without tokens."""
+        """Return the mean log-probability per counted token under the model itself; 0 without
+        tokens, or if the engine sent no log-probabilities."""
         return self._logprob / max(self.usage.completion_tokens, 1)
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that was found."""
+        """Return the stop string that was found, or None."""
         return None if self._stops is None else self._stops.hit
 
     @property
@@ -130,7 +130,7 @@ class Choice:
         return self.stopped_by is not None
 
     def _begin(self, output: Output) -> str:
-        """The echoed prompt, once, with its logprobs if they were requested."""
+        """Return the echoed prompt, once, and record its logprobs if they were requested."""
         if self._echo is None:
             return ""
         echo, self._echo = self._echo, None
@@ -144,8 +144,8 @@ class Choice:
         return echo.text
 
     def _take(self, output: Output) -> str:
-        """The new final text of generated tokens. Token by token if their count or places
-        matter."""
+        """Return the new final text of generated tokens. They are decoded one by one if their
+        count or positions matter."""
         if self._hit:
             return ""
         tokens = output.tokens
@@ -175,7 +175,7 @@ class Choice:
         return text
 
     def _count(self, *, thought: bool) -> bool:
-        """One more token. Whether it is thinking, or may be, as the begin of its mark."""
+        """Count one token. Return whether it is thinking, or may be, as the start of a mark."""
         self.usage.completion_tokens += 1
         if self._follower is not None and self._follower.is_undecided:
             self._undecided += 1
@@ -189,7 +189,7 @@ class Choice:
         return self._follower is not None and self._follower.inside
 
     def _push(self, piece: str, num_tokens: int, *, last: bool = False) -> str:
-        """Stop strings are looked for in what is not thinking."""
+        """Return the final text of a piece. Stop strings do not apply to thinking."""
         self._position += len(piece)
         parts = [(piece, False)]
         if self._follower is not None:
@@ -216,8 +216,8 @@ class Choice:
         return text if self._stops is None or self._hit else text + self._stops.flush()
 
     def _release(self) -> list[TextLogprobs]:
-        """Logprob entries whose text was emitted; without stop strings, and at the end unless a
-        stop string cut the rest off, also those without text."""
+        """Return the logprob entries whose text was emitted. Without stop strings, return all; at
+        the end as well, unless a stop string cut off the rest."""
         held = self._logprobs
         size = len(held)
         if self._stops is not None and (self.finish is None or self._hit):

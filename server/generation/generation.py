@@ -1,7 +1,7 @@
-"""Generation: one API call. Owns the fan-out into n engine requests per prompt, and their ends.
+"""Generation: one API call, as n engine requests for each of its prompts.
 
-Promises: every engine request ends here once: by its finish, by a stop string or by `close`, which
-is synchronous so that it can run during cancellation. Text never splits a character and never
+Guarantees: every engine request ends exactly once: by its finish, by a stop string or by `close`,
+which is synchronous so that it can run during cancellation. Text never splits a character and never
 contains part of a stop string. HTTP formats are in `server.api`, scheduling in the engine.
 """
 
@@ -81,8 +81,8 @@ class Generation:
             raise
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Deltas of all choices as they arrive; each choice's last one has its finish. Outputs that
-        arrive while nobody reads are merged in the mailboxes.
+        """Yield deltas of all choices as they arrive; each choice's last one has its finish.
+        Outputs that arrive while nobody reads are merged in the mailboxes.
 
         Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; both end
         the whole call.
@@ -96,12 +96,12 @@ class Generation:
             self.close()
 
     async def news(self) -> None:
-        """Returns when `take` may have something."""
+        """Wait until `take` may have something."""
         await self._wake.wait()
 
     def take(self) -> list[Delta]:
-        """Deltas since the last call; the caller must call `close`. Raises as `deltas`, but only
-        after everything that arrived before the failure was returned."""
+        """Return the deltas since the last call; the caller must call `close`. Raises as `deltas`,
+        but only after all that arrived before the failure was returned."""
         self._wake.clear()
         deltas, self._held = self._held, []
         try:
@@ -129,7 +129,7 @@ class Generation:
         return deltas
 
     def _expire(self, seconds: float) -> None:
-        """At the deadline. What arrived in time is still returned."""
+        """Fail at the deadline. What arrived in time is still returned."""
         with suppress(EngineError):  # a failure at the deadline
             self._held = self.take()
         if not self.finished and self._failure is None:
@@ -182,7 +182,7 @@ class Generation:
         return "stop" if all(choice.finish == "stop" for choice in self.choices) else "length"
 
     def _observe(self, index: int, output: Output) -> None:
-        """Tokens of a choice arrived."""
+        """Record the arrival of a choice's tokens."""
         if self._charge is not None:
             self._charge.tokens(len(output.tokens))
         now = time.monotonic()
@@ -202,8 +202,8 @@ class Generation:
 
     @property
     def wanted(self) -> list[Choice]:
-        """Per prompt the `n` choices to return: all in order, or of more than `n` the likeliest per
-        token, best first."""
+        """Return `n` choices per prompt: all in order, or if there are more than `n`, those of the
+        highest log-probability per token, best first."""
         spec, wanted = self.spec, list[Choice]()
         for start in range(0, len(self.choices), spec.fan_out):
             candidates = self.choices[start : start + spec.fan_out]
@@ -213,14 +213,14 @@ class Generation:
         return wanted
 
     def prompt_logprobs(self, number: int) -> Sequence[TokenLogprobs | None]:
-        """Of prompt `number`, one entry per token, once the generation has finished."""
+        """Return those of prompt `number`, one per token, once the generation has finished."""
         entries = self.choices[number * self.spec.fan_out].prompt_logprobs
         assert entries is not None, "the engine sends them with its first output"
         return entries
 
     @property
     def usage(self) -> Usage:
-        """Counts so far; final once `finished`."""
+        """Return the counts so far; final once `finished`."""
         return total(
             [choice.usage for choice in self.choices],
             prompt_tokens=self.spec.prompt_tokens,

@@ -41,7 +41,7 @@ class Echo:
     places: Sequence[int] = ()
 
     def positions(self, tokenizer: Tokenizer) -> Iterator[int]:
-        """Where each token's text starts, in characters."""
+        """Yield where each token's text starts, in characters."""
         pieces = Detokenizer(tokenizer, skip_special_tokens=True)
         position = 0
         for token in self.tokens:
@@ -72,12 +72,12 @@ class GenerationSpec:
     include_stop: bool = False
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is kept
-    thinking: Thinking | None = None  # text that stop strings do not end, counted in the usage
+    thinking: Thinking | None = None  # its marks; stop strings do not apply, usage counts it
     echoes: Sequence[Echo] | None = None
     begun: Sequence[int] | None = None
     show_logprobs: bool = True
     show_tokens: bool = False
-    guessing: Guessing = Guessing()  # speculation of `params` in this engine
+    guessing: Guessing = Guessing()  # what `params` allow in this engine
     grammar_param: str | None = None  # the request field with the grammar
     tenant: str = ""  # of the request; `weight`: its share if tenants compete
     weight: float = 1.0
@@ -85,7 +85,7 @@ class GenerationSpec:
 
     @property
     def fan_out(self) -> int:
-        """Sequences per prompt."""
+        """Return the number of sequences per prompt."""
         return max(self.n, self.best_of)
 
     @property
@@ -93,7 +93,7 @@ class GenerationSpec:
         return sum(map(len, self.prompts))
 
     def submit(self, index: int, *, arrival: float) -> Submit:
-        """The engine request of choice `index`, counted over all prompts."""
+        """Return the engine request of choice `index`, counted over all prompts."""
         prompt_index, i = divmod(index, self.fan_out)
         prompt = list(self.prompts[prompt_index])
         max_tokens = min(self.params.max_tokens, self.context - len(prompt))
@@ -109,7 +109,7 @@ class GenerationSpec:
 
 
 def choice_seed(seed: int, i: int) -> int:
-    """Seed of choice i, 64 bits: the seed itself for i = 0, else SplitMix64's i-th output."""
+    """Return the 64-bit seed of choice i: `seed` for i = 0, else SplitMix64's i-th output."""
     if i == 0:
         return seed & MASK
     z = (seed + i * 0x9E3779B97F4A7C15) & MASK

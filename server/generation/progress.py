@@ -9,7 +9,7 @@ PROGRESS = "foredraft.progress"  # among the `extensions` of an ASGI scope
 
 @dataclass(slots=True)
 class ReplyProgress:
-    """`id` and `created`: of the reply; set before `begin` where an earlier replica began it.
+    """`id` and `created`: of the reply; set before `begin` if an earlier replica began it.
     `tokens`: ids of the first choice whose text was sent since the last `take`."""
 
     id: str = ""
@@ -19,7 +19,7 @@ class ReplyProgress:
     tokens: list[int] = field(default_factory=list)
 
     def begin(self, id: str, created: int, *, seed: int, fingerprint: str) -> tuple[str, int]:
-        """Returns the id and the time to write into the reply."""
+        """Return the id and the time to write into the reply; an earlier replica's win."""
         self.id, self.created = self.id or id, self.created or created
         self.seed, self.fingerprint = seed, fingerprint
         return self.id, self.created

@@ -1,11 +1,11 @@
-"""Grammars: how text is constrained (response_format, structured_outputs, tools).
+"""Grammars: check the constraints on text (response_format, structured_outputs, tools).
 
-A user's grammar is compiled in a process of its own first, since neither a thread nor an event loop
-survives a bad one: a child of the front end, which has the tokenizer at hand, forks for each. One
-that takes too much CPU time or memory is a 400; one that the machine had no time for is a 429. What
-passed here is sent to the engine, which compiles it again off its step loop.
-Promises: `check` answers in four times the CPU time that is allowed, a lost child apart; other
-requests do not notice; the same grammar is compiled once. Leaves to the child what a grammar means.
+A user's grammar is first compiled in a process of its own, since a bad one would take down a thread
+or an event loop: a child of the front end, which has loaded the tokenizer, forks for each grammar.
+One that takes too much CPU time or memory is a 400; one that the machine had no time for is a 429.
+An accepted grammar is sent to the engine, which compiles it again off its step loop.
+Guarantees: `check` answers within four times the allowed CPU time, unless a child is lost; other
+requests are not delayed; a grammar is compiled once. Only the child knows what a grammar means.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 512
 START_SECONDS = 60.0  # for a child to read the tokenizer
-PATIENCE = 4.0  # on the clock, times the CPU time allowed; the child answers by then, ...
+PATIENCE = 4.0  # wall time as a multiple of the allowed CPU time; the child answers by then, ...
 SLACK_SECONDS = 2.0  # ... or is killed after this much more
 RETRY_SECONDS = 1.0
 PIPE_SECONDS = 1.0  # until the pipe of a child that was killed is closed
 Verdict = tuple[str, CheckOutcome]  # a sentence, "" for accepted
 BUSY: Verdict = ("too many grammars are being compiled; try again", "busy")
 LOST: Verdict = ("the process that compiles grammars was lost with this one; try again", "busy")
-TRIES = 2  # of a grammar whose child is lost, which may have been another one's doing
+TRIES = 2  # if a child is lost, perhaps because of another grammar
 # Threads do not survive a fork, and the child forks.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-Observe = Callable[[CheckOutcome, float], None]  # of a grammar that was compiled, and its seconds
+Observe = Callable[[CheckOutcome, float], None]  # gets the outcome and the seconds it took
 CHECK_COMMAND = (sys.executable, "-m", "engine.grammar.check")
 
 
 def check_command(config: Config) -> list[str]:
-    """The child for the target's tokenizer."""
+    """Return the command that starts the child for the target's tokenizer."""
     target, seconds = config.engine.target, f"{config.server.grammar_seconds}"
     command = [*CHECK_COMMAND, model_folder(target.path, "target"), "--seconds", seconds]
     if target.revision:
@@ -56,33 +56,33 @@ def check_command(config: Config) -> list[str]:
 
 
 class GrammarChecker:
-    """`start` ahead of the first request saves it the wait for the child; after `retire` none is
-    started, whatever becomes of the one that is there; `close` ends it."""
+    """Checks grammars in a child process. An early `start` saves the first request the wait for it.
+    After `retire` no child is started, even if the present one is lost; `close` ends it."""
 
     def __init__(self, config: Config, observe: Observe) -> None:
         self._command = check_command(config)
         self._seconds = config.server.grammar_seconds
         self._max_bytes = config.server.max_grammar_bytes
         self._observe = observe
-        # Sentences, "" for accepted; those that are still to come are shared as well.
+        # Sentences, "" for accepted; requests share pending ones as well.
         self._verdicts: dict[Grammar, asyncio.Task[str]] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._child = _Child()
-        self._known = asyncio.Event()  # the child answers, or `_unusable` holds why none will
+        self._known = asyncio.Event()  # the child is ready, or `_unusable` says why none will be
         self._unusable: str | None = None
         self._retired = False
 
     def start(self) -> None:
-        """Spawn the child; call it in the event loop, as often as you like."""
+        """Spawn the child. Call it in the event loop; further calls do nothing."""
         if self._keeping is None and not self._retired:
             self._keeping = asyncio.create_task(self._keep())
 
     def retire(self) -> None:
-        """The server is about to end."""
+        """Start no more children, because the server is about to end."""
         self._retired = True
 
     async def close(self) -> None:
-        """Kill and reap the child, and with it its own."""
+        """Kill and reap the child, which ends its own children."""
         tasks = [*self._verdicts.values()] + ([self._keeping] if self._keeping else [])
         for task in tasks:
             task.cancel()
@@ -90,9 +90,9 @@ class GrammarChecker:
         await self._child.kill()
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        """Returns when the engine can honour `grammar`. Raises GrammarRefused, naming `param`, when
-        it is malformed, too large, too slow to compile, or asks for what is not enforced; QueueFull
-        when there is no time for it."""
+        """Return if the engine can enforce `grammar`. Raises GrammarRefused, naming `param`, if it
+        is malformed, too large, too slow to compile, or not supported; QueueFull if there is no
+        time to check it."""
         size = len(grammar.source.encode("utf-8"))
         if size > self._max_bytes:
             raise GrammarRefused(
@@ -110,12 +110,12 @@ class GrammarChecker:
             raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
 
     def _forget_failed(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
-        """What there was no time for is not remembered."""
+        """Forget a grammar that could not be checked, for example for lack of time."""
         if task.cancelled() or task.exception() is not None:
             self._verdicts.pop(grammar, None)
 
     async def _ask(self, grammar: Grammar) -> str:
-        """ "" or why not."""
+        """Return "" for an accepted grammar, else the reason. Raises QueueFull."""
         began = time.monotonic()
         sentence, outcome = await self._compile(grammar)
         self._observe(outcome, time.monotonic() - began)
@@ -136,15 +136,15 @@ class GrammarChecker:
             try:
                 async with asyncio.timeout(PATIENCE * self._seconds + SLACK_SECONDS):
                     return await child.ask(grammar)
-            except OSError:  # or TimeoutError, of one that hangs or is stopped
-                if child is self._child:  # which `_keep` may not know yet
+            except OSError:  # includes TimeoutError, for one that hangs or is stopped
+                if child is self._child:  # `_keep` may not have noticed yet
                     self._known.clear()
                 await child.kill()
         return LOST
 
     async def _keep(self) -> None:
-        """A child, and another when it is lost, until it is known that none can work, or that none
-        is needed any more."""
+        """Keep a child running, and replace a lost one, until it turns out that none can work or
+        none is needed any more."""
         while self._unusable is None and not self._retired:
             child = self._child = _Child()
             try:
@@ -177,13 +177,13 @@ class _Child:
         self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
-        """ "" once it is ready, or why it never will be."""
+        """Start the process. Return "" once it is ready, or why it never will be."""
         process = self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
-            start_new_session=True,  # what signals our process group means us alone
+            start_new_session=True,  # signals to our process group must not reach it
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -191,7 +191,7 @@ class _Child:
         return (await self._answer())[1]
 
     async def listen(self) -> None:
-        """Hand out the answers; returns when there will be no more."""
+        """Distribute the answers; return when there will be no more."""
         try:
             while True:
                 id, sentence, outcome = await self._answer()
@@ -206,7 +206,7 @@ class _Child:
             self._asked.clear()
 
     async def ask(self, grammar: Grammar) -> Verdict:
-        """Raises OSError when it is lost."""
+        """Return the verdict on a grammar. Raises OSError if the child is lost."""
         id = next(self._ids)
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asked[id] = answer
@@ -221,12 +221,12 @@ class _Child:
         return msgspec.msgpack.decode(data, type=tuple[int, str, CheckOutcome])
 
     async def kill(self) -> None:
-        """And reap; its own children die with it."""
+        """Kill and reap the child; its own children die with it."""
         if self._process is None:
             return
         if self._process.returncode is None:
-            # Not by `Process.kill`: that reaps a child that is dead already, whose exit asyncio
-            # then misses.
+            # `Process.kill` would reap a child that is already dead, and asyncio would then miss
+            # its exit.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
         self._writer.close()

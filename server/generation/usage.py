@@ -1,5 +1,5 @@
-"""Usage: what a call took in and gave out, and how speculation went, of one choice and in total.
-Both end with the token that completed a stop string."""
+"""Usage: the token counts and speculation results of a call, for one choice and in total. Counting
+ends with the token that completed a stop string."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SUMMED = (
 
 @dataclass(slots=True)
 class Usage:
-    """A prompt counts once however many choices it has, and in no choice's own usage.
-    `reasoning_tokens` are those of `completion_tokens` that were thinking, its marks included.
+    """Counts of a choice or a call. A prompt counts once however many choices it has, and only in
+    the total. `reasoning_tokens`: the part of `completion_tokens` that is thinking, with its marks.
 
-    `predicted`: completion tokens that came of the caller's prediction, i.e. were guessed from it
-    and drawn by the target too. `mispredicted`: guessed from it and not in the completion.
-    `by_proposer`: those who guessed, with their parts of `proposed` and `accepted`."""
+    `predicted`: completion tokens that were drafted from the caller's prediction and accepted by
+    the target. `mispredicted`: drafted from it, but not in the completion. `by_proposer`: each
+    proposer's part of `proposed` and `accepted`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -45,10 +45,10 @@ class Usage:
     guessing: Guessing = Guessing()
 
     def take(self, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
-        """Some steps of one choice. Their first `taken` tokens are in the completion; `stopped`:
-        because a stop string was complete with them. Steps after that are not counted: how far the
-        engine gets before the abort arrives depends on time. `completion_tokens` are
-        counted by the caller, who finds the stop strings."""
+        """Count some steps of one choice. Their first `taken` tokens are in the completion;
+        `stopped`: they completed a stop string. Later steps are not counted, since how far the
+        engine gets before the abort arrives depends on timing. The caller, which finds the stop
+        strings, counts `completion_tokens`."""
         guessed_from_prediction = 0
         for step in steps:
             self.cached_tokens = step.cached_tokens or self.cached_tokens
@@ -61,7 +61,7 @@ class Usage:
         self.mispredicted = guessed_from_prediction - self.predicted
 
     def _take_step(self, step: Output, taken: int) -> None:
-        """A step's accepted guesses come first; those among its first `taken` tokens count."""
+        """Count a step. Its accepted tokens come first; those among the first `taken` count."""
         self.rounds = step.rounds
         proposed = step.proposed - self.proposed
         if not proposed:
@@ -81,7 +81,7 @@ class Usage:
 
 
 def _guessed_by(name: str, step: Output, first: int) -> int:
-    """Of the first so many tokens of a step, those that this proposer guessed."""
+    """Return how many of the first `first` tokens of a step this proposer drafted."""
     found = 0
     for source, count in step.sources or ():
         count = min(count, first)
@@ -91,8 +91,8 @@ def _guessed_by(name: str, step: Output, first: int) -> int:
 
 
 def total(choices: Sequence[Usage], *, prompt_tokens: int, guessing: Guessing, per: int) -> Usage:
-    """The sum over all choices, `per` of each prompt in a row, whose prompt was cached once.
-    Proposers are in the order in which they are shown everywhere."""
+    """Return the sum over all choices. Each prompt has `per` consecutive choices, and its cached
+    tokens count once. Proposers are in their usual display order."""
     cached = sum(one.cached_tokens for one in choices[::per])
     usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=cached, guessing=guessing)
     for name in SUMMED:

@@ -1,8 +1,8 @@
-"""Conversation: messages to token ids, so that what people wrote stays text.
+"""Conversation: messages to token ids, so that what users wrote stays plain text.
 
-The chat template writes special tokens between the messages by their spelling. A message that holds
-such a spelling (a pasted prompt, or an attack) must not end its own turn: its spellings are broken
-by a mark before rendering, and healed in the pieces between the template's own special tokens.
+The chat template spells out special tokens between the messages. A message that contains such a
+spelling (a pasted prompt, or an attack) must not end its own turn. So a mark is inserted into the
+spellings in messages before rendering, and removed in the text between the template's own tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from server.text.tokenizer import Tokenizer
 
 _MARK = "\ufdd0"  # a noncharacter (Unicode 23.7): for use inside programs, never in text
-_ESCAPED = "\\ufdd0"  # what a template that writes JSON or Python may make of it
+_ESCAPED = "\\ufdd0"  # its form after a template that writes JSON or Python
 _MARKS = re.compile(f"(?:{_MARK})+|(?:{re.escape(_ESCAPED)})+")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as the template wrote it. `mark`: what breaks the spellings of special tokens
-    that stood in the messages; empty if none did."""
+    """A conversation as the template wrote it. `mark`: the text that breaks the spellings of
+    special tokens in the messages; empty if there were none."""
 
     text: str
     mark: str = ""
@@ -37,8 +37,8 @@ def render(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """With `continue_final_message` it ends where the content of the last message does.
-    `variables`: what else the template may read. Raises ChatTemplateError."""
+    """Return the rendered conversation. With `continue_final_message` it ends with the content of
+    the last message. `variables`: further template variables. Raises ChatTemplateError."""
     pattern = tokenizer.special_pattern
     texts = [text for part in (messages, tools or ()) for text in _texts(part)]
     mark = ""
@@ -61,7 +61,7 @@ def render(
 def token_ids(
     tokenizer: Tokenizer, rendered: Rendered, *, add_special_tokens: bool = False
 ) -> list[int]:
-    """As the tokenizer encodes the text, except that spellings in messages are plain text."""
+    """Return the token ids of the text, in which special tokens spelled in messages are text."""
     if not rendered.mark:
         return tokenizer.encode(rendered.text, add_special_tokens=add_special_tokens)
     escaped = _ESCAPED * len(rendered.mark)
@@ -86,7 +86,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _broken(value: Any, pattern: re.Pattern[str], mark: str) -> Any:
-    """The same with every special token's spelling broken after its first character."""
+    """Return the value with `mark` after the first character of each special token's spelling."""
     if isinstance(value, str):
         return pattern.sub(lambda found: found[0][0] + mark + found[0][1:], value)
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Ids -> text in increments, and stop strings over that text. One of each per choice of a request.
+"""Incremental detokenization, and stop strings in its text. A choice has one object of each.
 
-Promise of Detokenizer: no increment ends within a UTF-8 character, and the increments put together
-are the tokenizer's decode of all ids. Promise of StopStrings: what is emitted does not depend on
-how the text was split. Counting tokens and aborting are the generation's.
+Detokenizer guarantees that no increment ends within a UTF-8 character, and that the increments add
+up to the tokenizer's decode of all ids. StopStrings guarantees that its output does not depend on
+how the text was split. The generation counts tokens and aborts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._shown = shown
-        self._context: list[int] = []  # emitted already; the last ids that had text
+        self._context: list[int] = []  # the last emitted ids that had text
         self._context_text = ""
         self._pending: list[int] = []
 
     @property
     def incomplete(self) -> bool:
-        """Whether the last ids have text that is not out."""
+        """Whether the last ids have text that is not emitted yet."""
         return bool(self._pending)
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that became certain with these ids; "" while a character is incomplete."""
+        """Return the text that became certain; "" while a character is incomplete."""
         self._pending += [i for i in ids if self._has_text(i)]
         if self._tokenizer.joins_bytes and (text := self._joined()) is not None:
             return text
@@ -46,12 +46,12 @@ class Detokenizer:
         return self._emit(size) if size else ""
 
     def flush(self) -> str:
-        """What is left when no more ids come; an incomplete character becomes U+FFFD."""
+        """Return the rest, when no more ids come; an incomplete character becomes U+FFFD."""
         return self._emit(len(self._pending))
 
     def _joined(self) -> str | None:
-        """The text of all pending ids where they need no neighbours, and nothing is incomplete or
-        broken: the way of nearly every step."""
+        """Return the joined bytes of all pending ids as text; None if they are incomplete or
+        invalid UTF-8. Nearly every step takes this fast path."""
         try:
             text = b"".join(map(self._tokenizer.token_bytes, self._pending)).decode()
         except UnicodeDecodeError:
@@ -82,9 +82,9 @@ class Detokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip and not self._shown)
 
     def _certain(self) -> int:
-        """How many pending ids can go: all, or if the last character is incomplete the longest head
-        whose text does not change by splitting there. At most three ids follow it, so the window
-        stays short even for a model that writes nothing but broken bytes."""
+        """Return how many pending ids can be emitted: all, or if the last character is incomplete,
+        the longest head that can be split off without changing the text. At most three ids remain,
+        so the window stays short even for a model that writes only broken bytes."""
         pieces = [self._tokenizer.token_bytes(i) for i in self._pending]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(b"".join(pieces))
@@ -99,8 +99,8 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts text at the first place where a stop string is complete; of several that end there the
-    longest counts. `include`: emit the stop string too. `hit` is the one that was found."""
+    """Cuts the text where the first stop string is complete; of several that end there, the longest
+    counts. `include`: emit the stop string too. `hit`: the one that was found."""
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
         assert all(stops), "the API refuses empty stop strings"
@@ -110,7 +110,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The part of all text so far that is certain and not yet emitted; "" after a hit."""
+        """Return the text so far that is certain and not yet emitted; "" after a hit."""
         if self.hit is not None:
             return ""
         text = self._held + text
@@ -124,13 +124,13 @@ class StopStrings:
         return text[:keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the held-back text, when no more text comes."""
         text, self._held = self._held, ""
         return text
 
 
 def partial_length(text: str, markers: Collection[str]) -> int:
-    """Length of the longest end of `text` that may grow into one of the markers."""
+    """Return the length of the longest end of `text` that is a proper prefix of a marker."""
     longest = max(map(len, markers), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(len(m) > size and m.startswith(text[-size:]) for m in markers):

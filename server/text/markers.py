@@ -1,4 +1,4 @@
-"""Markers: texts by which a model frames its calls and its thinking, as a grammar says them."""
+"""Markers: the texts that enclose a model's calls and thinking, and how grammars express them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY = "(.|\\n)*"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """`token` when the tokenizer has one for the text, `special` when that token leaves no text."""
+    """A marker. `token`: the token for all of its text, if any; `special`: it leaves no text."""
 
     text: str
     token: int | None
@@ -22,7 +22,7 @@ class Marker:
 
     @property
     def symbol(self) -> str:
-        """In Lark. A marker with a token of its own is that token, never its spelling."""
+        """Return the marker in Lark: its token if it has one, which its spelling does not match."""
         return json.dumps(self.text) if self.token is None else f"<[{self.token}]>"
 
 
@@ -33,17 +33,17 @@ def marker_of(tokenizer: Tokenizer, text: str) -> Marker:
 
 
 def shown_tokens(markers: Iterable[Marker]) -> frozenset[int]:
-    """Special tokens that must leave text, for a reader to see."""
+    """Return the special tokens that must leave text, so that a parser sees them."""
     return frozenset(m.token for m in markers if m.special and m.token is not None)
 
 
 def in_regex(text: str) -> str:
-    """The text itself, in a regular expression of Lark."""
+    """Return a regular expression in Lark that matches the text itself."""
     return re.escape(text).replace("/", "\\/")
 
 
 def text_up_to(marker: Marker) -> list[str]:
-    """Rules of Lark. TEXT: any without the marker; text_marker: such text and then the marker."""
+    """Return the Lark rules TEXT, any text without the marker, and text_marker, TEXT and marker."""
     spelled = in_regex(marker.text)
     text = f"TEXT: /{ANY}/ & ~/{ANY}{spelled}{ANY}/"
     if marker.token is not None:

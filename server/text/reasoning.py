@@ -1,8 +1,8 @@
-"""Reasoning: what of a reply is the model's thinking, found by the marks that its chat template
-writes around it, and the grammar of the text up to its end.
+"""Reasoning: finds the thinking in a reply by the marks that the chat template writes around it,
+and makes the grammar of the text up to its end.
 
-A prompt may have opened the thinking already (DeepSeek-R1), or closed it (Qwen3, when told not to
-think): `of_prompt` says what a reply begins with.
+A prompt may already open the thinking (DeepSeek-R1) or close it (Qwen3, when told not to think):
+`of_prompt` returns the state in which a reply begins.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ReasoningName = Literal["think", "mistral", "harmony"]
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 HARMONY = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
-TAIL_TOKENS = 32  # of a prompt, in which the marks of its end are
+TAIL_TOKENS = 32  # at the end of a prompt, enough to hold its last marks
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What opens the thinking and what closes it, and the texts that a reader must see. `again`: it
+    """The marks that open and close the thinking, and all marks that a parser must see. `again`: it
     may be opened anywhere, and more than once."""
 
     opens: str
@@ -34,7 +34,7 @@ class Style:
     again: bool = False
 
 
-# Looked for in this order.
+# Tried in this order.
 STYLES: Mapping[ReasoningName, Style] = {
     "harmony": Style(
         f"{CHANNEL}analysis", (f"{CHANNEL}final", f"{CHANNEL}commentary"), HARMONY, again=True
@@ -46,7 +46,7 @@ STYLES: Mapping[ReasoningName, Style] = {
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """`inside`: the reply begins within the thinking. Otherwise it may begin with it."""
+    """How a model marks thinking. `inside`: the reply begins within it, else it may open it."""
 
     name: ReasoningName
     markers: tuple[Marker, ...]
@@ -57,15 +57,15 @@ class Thinking:
         return STYLES[self.name]
 
     def of_prompt(self, end: str) -> Thinking | None:
-        """For a reply to a prompt that ends so; None: the prompt has closed the thinking."""
+        """Return the state after a prompt that ends so; None: the prompt closed the thinking."""
         end, style = end.rstrip().removesuffix(MESSAGE), self.style
         if end.endswith(style.closes):
             return None
         return replace(self, inside=end.endswith(style.opens))
 
     def lead(self, *, to_content: bool) -> str:
-        """The grammar of what comes before the reply that a grammar holds (`engine.messages`).
-        `to_content`: that reply is content; where channels are told apart, it begins there."""
+        """Return the grammar of the text before the constrained reply (`Grammar.lead`).
+        `to_content`: that reply is content, so with channels it begins in the final one."""
         symbols = {marker.text: marker.symbol for marker in self.markers}
         if self.name == "harmony":
             end = next(marker for marker in self.markers if marker.text == END)
@@ -83,8 +83,8 @@ class Thinking:
 
 @lru_cache(maxsize=4)
 def thinking_of(tokenizer: Tokenizer, wanted: str) -> Thinking | None:
-    """How the model marks its thinking; None: it does not. `wanted`: a ReasoningName, "auto" or
-    "none"."""
+    """Return how the model marks its thinking; None: it does not. `wanted`: a ReasoningName, "auto"
+    or "none"."""
     for name, style in STYLES.items():
         told = any(map(tokenizer.template_has, (style.opens, *style.closes)))
         if wanted == name or (wanted == "auto" and tokenizer.has_chat_template and told):
@@ -93,21 +93,21 @@ def thinking_of(tokenizer: Tokenizer, wanted: str) -> Thinking | None:
 
 
 class Follower:
-    """Parts a reply's text, as it comes, into thinking and what is not; a mark is of the former."""
+    """Splits a reply's text, as it arrives, into thinking, including its marks, and the rest."""
 
     def __init__(self, thinking: Thinking) -> None:
         self.inside = thinking.inside
-        self.is_over = False  # no more thinking can come
+        self.is_over = False  # whether no more thinking can come
         self._style = thinking.style
-        self._held = ""  # what may be the begin of a mark
+        self._held = ""  # text that may begin a mark
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the last text may turn out to have opened the thinking."""
+        """Whether the last text may turn out to begin the thinking."""
         return bool(self._held) and not self.inside
 
     def push(self, text: str, *, last: bool = False) -> list[tuple[str, bool]]:
-        """The parts that became certain, and whether each is thinking."""
+        """Return the parts that became certain, and whether each is thinking."""
         parts: list[tuple[str, bool]] = []
         self._held += text
         while not self.is_over:

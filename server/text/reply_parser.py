@@ -1,13 +1,12 @@
-"""ReplyParser: the text of a reply -> its thinking, its content and its calls, as soon as each is
-certain. At the end of the file a parser for each form in which models write calls.
+"""ReplyParser: splits the text of a reply into thinking, content and calls, each piece as soon as
+it is certain. The end of the file has a parser for each form in which models write calls.
 
-Promise: the pieces depend on the text alone, not on how it was cut; names come before arguments,
-and the pieces of arguments put together are the whole, byte for byte as the model wrote it. Text
-that turns out to be no call of an offered function stays content, character for character. A call
-is announced at the `{` of its arguments and cannot be taken back: if what follows is no JSON, or
-the reply ends within it, the client gets what there is, as from OpenAI. Content is the text with
-the calls cut out, and then without white space at its ends; white space around the marks of the
-thinking is theirs.
+Guarantees: the pieces depend only on the text, not on how it was chunked; names come before
+arguments, and the pieces of arguments add up to exactly what the model wrote. Text that turns out
+not to call an offered function stays content, unchanged. A call is announced at the `{` of its
+arguments and cannot be taken back: if invalid JSON follows, or the reply ends within it, the client
+gets what there is, as from OpenAI. Content is the text with the calls removed, and then stripped of
+white space; white space around the marks of thinking belongs to the marks.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ Schema = Mapping[str, Any]
 Offered = Mapping[str, Schema]  # functions, with the schema of their arguments
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-KEYS = (*ARGUMENT_KEYS, "type", "id")  # of what is not a call if it has others
+KEYS = (*ARGUMENT_KEYS, "type", "id")  # an object with other keys is not a call
 SPACES = " \t\r\n"
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _SCALAR_END = re.compile(r"[ \t\r\n,}\]]")
-_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)  # group: its end
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)  # group: the end quote
 _BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*(["{}\[\]]?)')
-_WORDS = {"True": "true", "False": "false", "None": "null"}  # that templates write for constants
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # as templates write constants
 _MAX_REFERENCES = 8
 _TYPES = {
     type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string",
@@ -44,9 +43,9 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of the content, of the `thinking`, or of the arguments of a `call`: JSON text as the
-    model wrote it. The calls of a reply are counted from 0; the piece that begins one has its
-    function's `name`, one of the offered, and no text."""
+    """New text of the content, of the `thinking`, or of the arguments of a `call` (JSON as the
+    model wrote it). Calls are numbered from 0; the first piece of a call has the `name` of an
+    offered function and no text."""
 
     text: str
     call: int | None = None
@@ -55,10 +54,9 @@ class Piece:
 
 
 class Reader:
-    """Text that comes in pieces, read by a program that is written as if it were all there: a
-    generator that yields where it needs more text than there is. What it finds is therefore a
-    function of the text alone. `at` is the place of the next character in `text`; before `ended`
-    more may come."""
+    """Reads text that arrives in pieces. The reading program is written as if all text were there:
+    it is a generator that yields when it needs more. So its result depends only on the text.
+    `at`: the index of the next character in `text`; `ended`: no more text comes."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -66,11 +64,11 @@ class Reader:
         self.ended = False
 
     def forget(self) -> None:
-        """Drops what lies before `at`; only where no other place in `text` is remembered."""
+        """Drop the text before `at`; only valid while no other index into `text` is in use."""
         self.text, self.at = self.text[self.at :], 0
 
     def find(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Goes to the first character of the pattern, which is not taken; "" at the end."""
+        """Advance to the next match and return it without consuming it; "" at the end."""
         while (found := pattern.search(self.text, self.at)) is None:
             self.at = len(self.text)
             if self.ended:
@@ -80,12 +78,12 @@ class Reader:
         return found[0]
 
     def spaces(self) -> Steps[str]:
-        """Takes white space; the character after it, not taken."""
+        """Consume white space; return the character after it without consuming it."""
         return (yield from self.find(_NOT_SPACE))
 
     def key(self) -> Steps[str | None]:
-        """Takes a separator, the key of a member, the colon and all white space around them; the
-        key, or None if there is none."""
+        """Consume a separator, the key of a member, the colon and all white space around them.
+        Return the key, or None if there is none."""
         self.at += 1
         yield from self.spaces()
         key = yield from self.string()
@@ -96,7 +94,7 @@ class Reader:
         return key
 
     def takes(self, mark: str) -> Steps[bool]:
-        """Takes the mark, and white space before it; False, and nothing, where it is not next."""
+        """Consume white space and the mark. If it is not next, return False and consume nothing."""
         start = self.at
         yield from self.spaces()
         while not self.ended and len(rest := self.text[self.at :]) < len(mark):
@@ -110,14 +108,14 @@ class Reader:
         return True
 
     def string(self) -> Steps[str | None]:
-        """Takes a JSON string; its value, or None if there is none."""
+        """Consume a JSON string. Return its value, or None if there is none."""
         raw = (yield from self.value()) if self.text.startswith('"', self.at) else None
         return None if raw is None else decoded(raw)
 
     def value(self, hand_out: Callable[[str], None] | None = None) -> Steps[str | None]:
-        """Takes the JSON value that begins here, by its brackets and quotes; its text, or None if
-        the text ends before it does. `hand_out` gets its pieces as they come, and they are dropped
-        here."""
+        """Consume the JSON value that begins here, judged by brackets and quotes only. Return its
+        text, or None if the text ends first. If given, `hand_out` receives the pieces as they come
+        instead, and they are dropped here."""
         start, depth, in_string = self.at, 0, False
         if self.text[start : start + 1] not in ('"', "{", "["):
             is_over = (yield from self.find(_SCALAR_END)) != ""
@@ -132,7 +130,7 @@ class Reader:
             if mark and not is_over:
                 continue
             if self.ended and not is_over:
-                self.at = len(self.text)  # past half an escape
+                self.at = len(self.text)  # skip half an escape
             if hand_out is not None and self.at > start:
                 hand_out(self.text[start : self.at])
                 self.forget()
@@ -143,9 +141,9 @@ class Reader:
 
 
 class ReplyParser(Reader, ABC):
-    """`push` text as it comes, the `last` of it too. `hidden`: markers that are special tokens and
-    would have left no text of their own, so that nothing must show them. `thinking`: how it is told
-    apart; None: it is not. `OPENS`: markers that a call may begin with; `CLOSE` may follow it."""
+    """Parses the text that `push` gets. `hidden`: markers that are special tokens, which leave text
+    only for this parser and must not be shown. `thinking`: its marks; None: it is not split off.
+    `OPENS`: markers that a call may begin with; `CLOSE` may follow it."""
 
     OPENS: tuple[str, ...] = ()
     CLOSE: str | None = None
@@ -163,15 +161,15 @@ class ReplyParser(Reader, ABC):
         self._hidden = frozenset(hidden)
         self._thinking = thinking
         self._pieces: list[Piece] = []
-        self._space = ""  # white space that is told only if more of its kind follows it
+        self._space = ""  # white space held until more text of its kind follows
         self._thinks = False  # whether the last text was thinking
-        self._said = set[bool]()  # whether it was thinking
-        self._trims = False  # white space that comes next belongs to a mark
+        self._said = set[bool]()  # kinds of text so far: True is thinking
+        self._trims = False  # whether the next white space belongs to a mark
         self._program = self._whole()
 
     @abstractmethod
     def program(self) -> Steps[None]:
-        """Reads the reply behind the thinking that it may begin with."""
+        """Read the reply after the thinking that it may begin with."""
 
     def _whole(self) -> Steps[None]:
         if (thinking := self._thinking) is not None and not thinking.style.again:
@@ -181,18 +179,18 @@ class ReplyParser(Reader, ABC):
         yield from self.program()
 
     def push(self, text: str, *, last: bool = False) -> list[Piece]:
-        """What has become certain; neighbours of one kind are one piece."""
+        """Return the pieces that became certain; adjacent text of one kind is one piece."""
         self.text += text
         self.ended = last
         next(self._program, None)
-        # White space that the reply ends with is content, unless a call stands before it.
+        # Trailing white space is content, unless a call or thinking precedes it.
         if last and self._space and not (self.num_calls or self._thinks):
             self._add(Piece(self._space))
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def content(self, text: str) -> None:
-        """Hands out content, but for white space at its end."""
+        """Hand out content, holding back white space at its end."""
         self._say(text, thinking=False)
 
     def thought(self, text: str) -> None:
@@ -214,16 +212,16 @@ class ReplyParser(Reader, ABC):
             self._add(Piece(solid, thinking=thinking))
 
     def marker(self, marker: str) -> None:
-        """A marker that marks no call is content."""
+        """Hand out a marker that belongs to no call as content."""
         if marker not in self._hidden:
             self.content(marker)
 
     def text_until(
         self, *markers: str, in_call: bool = False, out: Callable[[str], None] | None = None
     ) -> Steps[str]:
-        """Hands text out (as content, if nothing else is said) up to the first marker, which is
-        taken; "" at the end of the text. Half a marker at that end is content, but not behind a
-        call, which it would have closed."""
+        """Pass text to `out` (by default `content`) up to the first of `markers`, which is consumed
+        and returned; "" at the end of the text. A partial marker at that end is content, unless
+        `in_call`: there it would have closed the call."""
         out = out or self.content
         watched = {*markers, *self._hidden}
         while True:
@@ -242,8 +240,8 @@ class ReplyParser(Reader, ABC):
                 yield
 
     def call(self) -> Steps[bool]:
-        """Reads {"name": .., "arguments": {..}}. False when it is not such a call; then everything
-        that was read is still to be handed out, by the caller, as content."""
+        """Read {"name": .., "arguments": {..}}. Return False if it is not such a call; the caller
+        must then hand out all text that was read as content."""
         name: str | None = None
         arguments: str | None = "{}"
         separator = "{"
@@ -269,7 +267,7 @@ class ReplyParser(Reader, ABC):
         return True
 
     def rest_of_call(self) -> Steps[None]:
-        """After the arguments: other keys are passed over, as are brackets too many."""
+        """Skip other keys after the arguments, and surplus closing brackets."""
         while (yield from self.spaces()) == ",":
             before = self.at
             if (yield from self.key()) is None or (yield from self.value()) is None:
@@ -279,7 +277,7 @@ class ReplyParser(Reader, ABC):
             self.at += 1
 
     def named(self, name: str) -> Steps[bool]:
-        """Reads the arguments of a call whose name came before them, if they begin here."""
+        """Read the arguments of a call to `name`; False if none of an offered one begin here."""
         if name not in self._offered or not self.text.startswith("{", self.at):
             return False
         self._announce(name)
@@ -303,18 +301,18 @@ class ReplyParser(Reader, ABC):
 
 
 class PlainParser(ReplyParser):
-    """A reply that calls nothing."""
+    """A reply without calls."""
 
     def program(self) -> Steps[None]:
         yield from self.text_until()
 
 
 class MarkedParser(ReplyParser):
-    """Calls anywhere in the text, each behind one of `OPENS`."""
+    """Calls anywhere in the text, each after one of `OPENS`."""
 
     @abstractmethod
     def one(self, marker: str) -> Steps[bool]:
-        """Reads what follows a marker; False when it is no call, and nothing was handed out."""
+        """Read what follows a marker; False if it is no call, and then nothing was handed out."""
 
     def program(self) -> Steps[None]:
         in_call = False
@@ -398,8 +396,8 @@ class MistralParser(MarkedParser):
 
 
 class DeepSeekParser(MarkedParser):
-    """Within the markers of all calls, each call in markers of its own: `function<sep>name` and the
-    arguments in a fence (V3, R1), or `name<sep>` and the arguments (V3.1)."""
+    """Markers enclose all calls, and further ones each call: `function<sep>name` and the arguments
+    in a code fence (V3, R1), or `name<sep>` and the arguments (V3.1)."""
 
     OPEN, CLOSE = (
         "<\uff5ctool\u2581calls\u2581begin\uff5c>",
@@ -426,7 +424,7 @@ class DeepSeekParser(MarkedParser):
 class TagParser(MarkedParser):
     """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, with
     line ends around each value: Qwen3-Coder, and Qwen from 3.5 on. The outer tag may be missing.
-    The arguments are told as a JSON object: strings as they come, other values when they end."""
+    The arguments become a JSON object: strings are streamed, other values wait for their end."""
 
     FUNCTION, PARAMETER, DONE = "<function=", "<parameter=", "</function>"
     VALUE_END = "</parameter>"
@@ -460,15 +458,15 @@ class TagParser(MarkedParser):
         return (yield from self.text_until(*ends, in_call=True, out=drop))
 
     def _name(self) -> Steps[str]:
-        """Up to the end of the tag, which is taken; "" where the tag has none."""
+        """Consume the rest of the tag and return the name in it; "" if the tag has no end."""
         start = self.at
         closed = (yield from self.find(self._NAME_END)) == ">"
         self.at += closed
         return self.text[start : self.at - 1].strip() if closed else ""
 
     def _value(self, types: Collection[str]) -> Steps[None]:
-        """Without the line ends that the tags have; what the text ends within is no value, but for
-        a string."""
+        """Read a value without the line ends that belong to the tags. A value that the text cuts
+        off is dropped, unless it is a string."""
         while self.at == len(self.text) and not self.ended:
             yield
         self.at += self.text.startswith("\n", self.at)
@@ -485,9 +483,9 @@ class TagParser(MarkedParser):
 
 
 class HarmonyParser(ReplyParser):
-    """Messages, each with a header: `<|channel|>analysis<|message|>`, which is thinking, `final`
-    and `commentary`, which are content, or a recipient in it, `to=functions.name`, whose message is
-    the arguments of a call. A reply begins within the first header (gpt-oss)."""
+    """The form of gpt-oss: messages, each with a header. `<|channel|>analysis<|message|>` begins
+    thinking, `final` and `commentary` begin content; after a recipient, `to=functions.name`, the
+    message is the arguments of a call. A reply begins within the first header."""
 
     OPENS = (CHANNEL,)
     _RECIPIENT = re.compile(r"to=functions\.([\w-]+)")
@@ -500,7 +498,7 @@ class HarmonyParser(ReplyParser):
         elif (yield from self.takes("to=")):
             header.append("to=")
         elif not (yield from self.takes(CHANNEL)) and not (yield from self.takes(START)):
-            out = self.content  # behind a message that goes on, or of a model that forgot itself
+            out = self.content  # after a message to continue, or if the model omits the header
         while marker := (yield from self.text_until(*HARMONY, out=out)):
             if marker == MESSAGE:
                 out = yield from self._message("".join(header))
@@ -514,7 +512,7 @@ class HarmonyParser(ReplyParser):
                 out = drop
 
     def _message(self, header: str) -> Steps[Callable[[str], None]]:
-        """Where the text of a message goes; a call is read."""
+        """Return the function that takes the text of a message; a call is read here."""
         found = self._RECIPIENT.search(header)
         if found is not None and found[1] in self._offered:
             if (yield from self.spaces()) != "{":
@@ -530,11 +528,11 @@ class HarmonyParser(ReplyParser):
 
 
 def drop(text: str) -> None:
-    """For text that is nothing to tell."""
+    """Discard text."""
 
 
 def decoded(raw: str) -> str | None:
-    """The value of a JSON string; control characters, which models write, are let pass."""
+    """Return the value of a JSON string, or None; control characters are accepted."""
     try:
         value = json.loads(raw, strict=False)
     except ValueError:
@@ -543,7 +541,7 @@ def decoded(raw: str) -> str | None:
 
 
 def _arguments_of(raw: str) -> str | None:
-    """Arguments that are an object, in a string or not, or nothing; None: no such arguments."""
+    """Return arguments that are an object, possibly in a string, or empty; None if invalid."""
     inner = decoded(raw) if raw.startswith('"') else raw
     if inner is None or inner.strip() in ("", "null"):
         return "{}"
@@ -551,7 +549,7 @@ def _arguments_of(raw: str) -> str | None:
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """The schema that is meant, of a reference to one within `root`; empty for what is none."""
+    """Return the schema with references into `root` resolved; empty if there is no schema."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -565,7 +563,7 @@ def resolved(schema: Any, root: Schema) -> Schema:
 
 
 def types_of(schema: Schema) -> frozenset[str]:
-    """Those that a value may have; empty: nothing is said."""
+    """Return the JSON types that a value may have; empty if the schema does not say."""
     if said := schema.get("type"):
         return frozenset(map(str, said if isinstance(said, list) else [said]))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -581,11 +579,11 @@ def types_of(schema: Schema) -> frozenset[str]:
 
 
 def value_of(text: str, types: Collection[str]) -> str:
-    """The JSON of what stands between tags: of the types that are allowed, and a string if it is
-    nothing else."""
+    """Return the JSON of the text between tags, in one of the allowed types if possible; a string
+    if it is nothing else."""
     spoken = _WORDS.get(text.strip(), text)
     try:
-        found = _TYPES[type(json.loads(spoken, parse_constant=int))]  # which refuses NaN
+        found = _TYPES[type(json.loads(spoken, parse_constant=int))]  # refuses NaN
     except (ValueError, RecursionError):
         found = "string"
     alike = {"integer", "number"} if found == "integer" else {found}

@@ -1,7 +1,7 @@
-"""Text <-> token ids, and the chat template. Owns nothing but the tokenizer; thread-safe.
+"""Text to token ids and back, and the chat template. Thread-safe.
 
-Importable without transformers, which only `load_tokenizer` brings in. Decoding here is whole;
-increments are the detokenizer's.
+Only `load_tokenizer` imports transformers. Decoding here takes all ids at once; the detokenizer
+decodes incrementally.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPELLINGS = (
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
 )  # the last one: DeepSeek-Coder
 
-# Besides the three and the model's own end of text, what such models write after the middle.
+# What such models write after the middle, besides the three and their own end-of-text token.
 ENDS = (
     "<|endoftext|>",
     "<|fim_pad|>", "<|file_sep|>", "<|file_separator|>", "<|repo_name|>",
@@ -41,7 +41,7 @@ ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """The ids of one spelling. `ends`: tokens after which the middle is over."""
+    """The token ids of one spelling. `ends`: tokens that end the middle."""
 
     prefix: int
     suffix: int
@@ -53,7 +53,7 @@ class FillIn:
 
 
 def find_fill_in(id_of: Callable[[str], int | None]) -> FillIn | None:
-    """The spelling of which this vocabulary has all three tokens."""
+    """Return the first spelling whose three tokens are all in the vocabulary, or None."""
     for spelling in SPELLINGS:
         prefix, suffix, middle = map(id_of, spelling)
         if prefix is not None and suffix is not None and middle is not None:
@@ -63,7 +63,7 @@ def find_fill_in(id_of: Callable[[str], int | None]) -> FillIn | None:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte (`bytes_to_unicode`, openai/gpt-2 encoder.py)."""
+    """Map GPT-2's stand-in for each byte to it (`bytes_to_unicode`, openai/gpt-2 encoder.py)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(shown)]
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -74,22 +74,22 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Bytes of a GPT-2 style token; a piece outside the alphabet is plain text."""
+    """Return the bytes of a GPT-2 style token; a piece outside the alphabet is plain text."""
     if all(char in _ALPHABET for char in piece):
         return bytes(_ALPHABET[char] for char in piece)
     return piece.encode("utf-8")
 
 
 def text_piece_bytes(piece: str) -> bytes:
-    """Bytes of a SentencePiece, byte-fallback or WordPiece token."""
+    """Return the bytes of a SentencePiece, byte-fallback or WordPiece token."""
     if found := _BYTE_TOKEN.fullmatch(piece):
         return bytes([int(found[1], 16)])
     return piece.removeprefix("##").replace("\u2581", " ").encode("utf-8")
 
 
 def forget_torch() -> None:
-    """For the rest of this process torch is not installed, unless it has been imported already.
-    Call it before transformers is imported, whose warning about that is not logged."""
+    """Make torch look uninstalled for the rest of this process, unless it is imported already. Call
+    it before transformers is imported, whose warning about missing PyTorch is suppressed."""
     modules: dict[str, Any] = sys.modules
     modules.setdefault("torch", None)  # the import system's way to say that there is none
     logging.getLogger("transformers").addFilter(
@@ -103,13 +103,13 @@ TOKENIZER_FILES = (
 
 
 class Tokenizer:
-    """A transformers tokenizer, whose Rust backend is called directly: the Python wrapper sets
-    truncation on every call, which is not safe from several threads. Ids at or above the
-    tokenizer's own vocabulary (padded embedding rows) decode to nothing and are not special.
+    """A transformers tokenizer whose Rust backend is called directly: the Python wrapper sets
+    truncation on every call, which is not thread-safe. Ids at or above the tokenizer's own
+    vocabulary (padded embedding rows) decode to nothing and are not special.
 
-    `fill_in`: the tokens for text between two texts, when the vocabulary has them.
-    `joins_bytes`: a text is its tokens' bytes and no more, so that tokens decode on their own.
-    `special_pattern` finds the special tokens that a text spells out.
+    `fill_in`: the fill-in-the-middle tokens, if the vocabulary has them.
+    `joins_bytes`: decoding only joins the tokens' bytes, so tokens can be decoded one by one.
+    `special_pattern` matches the special tokens that a text spells out.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -126,7 +126,7 @@ class Tokenizer:
         state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
         decoders = [part["type"] for part in state.get("decoders", [state])]
         self._piece_bytes = byte_level_bytes if "ByteLevel" in decoders else text_piece_bytes
-        self._bytes: dict[int, bytes] = {}  # as far as asked for
+        self._bytes: dict[int, bytes] = {}  # filled on demand
         self.vocab_size: int = len(tokenizer)
         self.has_chat_template: bool = bool(tokenizer.chat_template)
         ids = {text: i for i, text in self._added.items()}
@@ -142,30 +142,30 @@ class Tokenizer:
         self.joins_bytes: bool = self._only_joins_bytes(decoders)
 
     def _only_joins_bytes(self, decoders: list[str]) -> bool:
-        """A byte-level decoder joins bytes, but it may read an added token in its own alphabet."""
+        """Whether decoding only joins bytes; a byte-level decoder may map added tokens as well."""
         if decoders != ["ByteLevel"]:
             return False
         decode = self._backend.decode
         return all(decode([i], skip_special_tokens=False) == t for i, t in self._added.items())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Special tokens that the text spells out become themselves."""
-        # In a batch of one: `encode` holds the interpreter for as long as it takes, batches do not.
+        """Return token ids. Special tokens that the text spells out become those tokens."""
+        # As a batch of one, because `encode` holds the GIL, while batches release it.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is special, whatever it spells out."""
+        """Return the ids of a text, with special tokens that it spells out as plain text."""
         ids = self._encode_plain(text)
         if self._special.isdisjoint(ids):
             return ids
-        # Some vocabularies hold their special tokens as words, too: each is broken after a letter.
+        # Some vocabularies have special tokens as words, too: split each after its first letter.
         cuts = [0, *(m.start() + 1 for m in self.special_pattern.finditer(text)), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
         return [i for piece in pieces for i in self._encode_plain(piece) if i not in self._special]
 
     def split_special(self, text: str) -> list[str | int]:
-        """The special tokens that a text spells out, as ids, and the text between them."""
+        """Return the special tokens that a text spells out, as ids, and the text between them."""
         pieces: list[str | int] = []
         start = 0
         for found in self.special_pattern.finditer(text):
@@ -179,7 +179,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> Any:
-        """A second backend, for which nothing is special: the switch is no argument but state."""
+        """A second backend that treats no text as special: this is a setting, not an argument."""
         plain = type(self._backend).from_str(self._backend.to_str())
         plain.encode_special_tokens = True
         return plain
@@ -195,7 +195,7 @@ class Tokenizer:
         return str(self._backend.decode(known, skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes this token stands for wherever it occurs; not always valid UTF-8 alone."""
+        """Return the bytes of this token in any context; alone they may be invalid UTF-8."""
         found = self._bytes.get(token)
         if found is None:
             if token in self._added:
@@ -210,9 +210,9 @@ class Tokenizer:
         return token in self._special
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
-        """The conversation as text, to be encoded without adding special tokens. `options`: those
-        of transformers' `apply_chat_template`, `add_generation_prompt` being the default, and what
-        else the template may read. Raises ChatTemplateError."""
+        """Return the conversation as text, to be encoded without adding special tokens. `options`:
+        those of transformers' `apply_chat_template` (`add_generation_prompt` defaults to true) and
+        further template variables. Raises ChatTemplateError."""
         from jinja2 import TemplateError
 
         if not self.has_chat_template:
@@ -224,19 +224,19 @@ class Tokenizer:
                 list(messages), **{"add_generation_prompt": True, **options}, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            if options.get("continue_final_message"):  # whose error quotes the conversation
+            if options.get("continue_final_message"):  # its error quotes the conversation
                 raise ChatTemplateError(
                     "the model's chat template refused the messages, or does not write the final"
                     " one as it is, so that it cannot be continued"
                 ) from error
-            # Templates are programs of the model's author: any of these means "not these messages".
+            # A template is a program: any of these errors means that it rejects the messages.
             raise ChatTemplateError(
                 f"the model's chat template refused the messages: {one_line(error)}"
             ) from error
         return str(text)
 
     def template_fault(self) -> str | None:
-        """Why no conversation can be rendered, if that is so; a template is a program."""
+        """Return why the template, which is a program, renders no conversation; None if it does."""
         if not self.has_chat_template:
             return None
         try:
@@ -250,12 +250,12 @@ class Tokenizer:
         return re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
 
     def template_has(self, text: str) -> bool:
-        """Whether this stands in the chat template."""
+        """Whether the chat template contains this text."""
         return text in self._template
 
     @cached_property
     def _template(self) -> str:
-        """All of them, where there are several."""
+        """The chat template; all of them if there are several."""
         template = self._tokenizer.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, dict) else template
 
@@ -263,7 +263,7 @@ class Tokenizer:
 def load_tokenizer(
     path: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Tokenizer:
-    """The tokenizer in a model folder or of a hub name. Raises ModelError, one sentence."""
+    """Return the tokenizer of a model folder or hub name. Raises ModelError with one sentence."""
     files = (os.path.join(path, name) for name in TOKENIZER_FILES)
     if os.path.isdir(path) and not any(map(os.path.isfile, files)):
         known = ", ".join(TOKENIZER_FILES)
@@ -272,7 +272,7 @@ def load_tokenizer(
         refuse_unreachable(path, revision)
     from transformers import AutoTokenizer
 
-    # Its threads are of no use to a batch of one, and it warns of them whenever a child is started.
+    # Threads are useless for a batch of one, and cause a warning when a child process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = AutoTokenizer.from_pretrained(

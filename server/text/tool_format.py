@@ -1,9 +1,9 @@
-"""ToolFormat: the form in which a model writes its calls, found in its chat template, and the
+"""ToolFormat: the form in which a model writes its calls, detected from its chat template, and the
 grammar of replies in that form.
 
-The template is asked by rendering a conversation with a call in it: what it writes is what the
-model was trained to write. So one probe gives the parser and the text that a grammar forces. A
-further form is a row of `FORMS`, and a parser where no other reads it (`reply_parser`).
+To detect it, a conversation with a probe call is rendered: the template writes what the model was
+trained to write. So one probe yields the parser and the text that a grammar forces. To add a form,
+add a row to `FORMS`, and a parser to `reply_parser` if none reads it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FormatName = Literal[
 ANY_OBJECT: Schema = {"type": "object"}
 NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _DEFINITIONS = ("$defs", "definitions")
-# What tags can be held to, of an object and of a string.
+# Schema keywords that can be enforced in tags, for objects, strings and optional values.
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema"}
 _OF_OBJECT = {
     "type", "properties", "required", "additionalProperties", *_DEFINITIONS, *_ANNOTATIONS,
@@ -66,17 +66,17 @@ TOOL: Mapping[str, Any] = {
         },
     },
 }
-ID = "call00000"  # of the length that Mistral's templates want
+ID = "call00000"  # has the length that Mistral's templates require
 
 
 def json_rules(rule: str, schema: Schema) -> list[str]:
-    """Arguments as a JSON object."""
+    """Return the rules for arguments as a JSON object."""
     return [f"{rule}: %json {json.dumps(schema)}"]
 
 
 def tag_rules(rule: str, schema: Schema) -> list[str]:
-    """Arguments each in a tag of its own, in the order of the schema's properties: a string as it
-    is, anything else as JSON. Raises GrammarRefused for what tags cannot be held to."""
+    """Return the rules for arguments in tags, in the order of the schema's properties: strings
+    verbatim, other values as JSON. Raises GrammarRefused for what tags cannot enforce."""
     _refuse_beyond(_OF_OBJECT, schema, "the parameters")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -96,7 +96,7 @@ def tag_rules(rule: str, schema: Schema) -> list[str]:
 
 
 def _value_rules(rule: str, name: str, schema: Any, root: Schema) -> tuple[str, list[str]]:
-    """What stands for a value and its closing tag, and the rules that this needs."""
+    """Return the expression for a value and its closing tag, and the rules that it needs."""
     end, inner = json.dumps(f"\n{_END}\n"), resolved(schema, root)
     types = types_of(inner)
     if types and "string" not in types:
@@ -109,7 +109,7 @@ def _value_rules(rule: str, name: str, schema: Any, root: Schema) -> tuple[str, 
             raise _refused(f"a value of `{name}` is no string, or has {_END} in it")
         if values:
             return f"({' | '.join(map(json.dumps, values))}) {end}", []
-    elif types:  # told by its value alone, so only what every value satisfies
+    elif types:  # any text is a value, so only keywords that all values satisfy
         _refuse_beyond(_OF_OPTIONAL, inner, f"`{name}`")
         for branch in (inner, *inner.get("anyOf", ())):
             _refuse_beyond(_OF_OPTIONAL, branch, f"`{name}`")
@@ -131,23 +131,23 @@ def _refuse_beyond(known: Collection[str], schema: Schema, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a family of models writes calls. `written`: the probe's call in a template; its groups
-    are fields of ToolFormat. `sample`: a call that the pattern finds, for a model whose template
-    writes none. `told_by`: what of a template tells the form, where it is not such a call.
+    """How a family of models writes calls. `written`: a pattern for the rendered probe call; its
+    groups are fields of ToolFormat. `sample`: a call that it matches, for models whose template
+    writes none. `told_by`: the pattern that detects the form, if it is not `written`.
 
-    `between` stands between calls; None: a reply can have one only. The markers stand around each
-    call, or around all of them `together`. `before_content`: what content needs before it."""
+    `between`: the text between calls; None: a reply has at most one. The markers enclose each call,
+    or with `together` all calls. `before_content`: the text that content must begin with."""
 
     name: FormatName
     reader: type[ReplyParser]
     written: str
     sample: str
     between: str | None
-    marks: tuple[str, ...] = ()  # what the parser looks for besides its opening and closing ones
-    rules: Callable[[str, Schema], list[str]] = json_rules  # of arguments
+    marks: tuple[str, ...] = ()  # further markers that the parser looks for
+    rules: Callable[[str, Schema], list[str]] = json_rules  # makes the rules of arguments
     together: bool = False
     before_content: str = ""
-    short_ids: bool = False  # the template wants ids of nine letters and digits
+    short_ids: bool = False  # the template requires ids of nine letters and digits
     told_by: str | None = None
 
     def in_template(self, called: str) -> bool:
@@ -165,17 +165,17 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A form as one model's template writes it. A call is: the opening marker if there is one,
-    `head`, the name, `middle`, the arguments, `tail`, the closing marker if there is one. Of
-    markers around all calls, the first call is behind `first`, and `last` behind the last one."""
+    `head`, the name, `middle`, the arguments, `tail`, the closing marker if there is one. If the
+    markers enclose all calls, `first` precedes the first call, and `last` follows the last one."""
 
     form: Form
-    markers: tuple[Marker, ...]  # all that the parser looks for
+    markers: tuple[Marker, ...]  # all markers that the parser looks for
     head: str
     middle: str
     tail: str
     first: str = ""
     last: str = ""
-    text_arguments: bool = False  # the template wants arguments as text
+    text_arguments: bool = False  # the template requires arguments as text
 
     @property
     def opening(self) -> Marker | None:
@@ -186,7 +186,7 @@ class ToolFormat:
         return None if self.form.reader.CLOSE is None else self.markers[1]
 
     def told(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Messages as the template wants their calls."""
+        """Return the messages with their calls in the form that the template requires."""
         if not (self.text_arguments or self.form.short_ids):
             return turns
         return [self._told(turn) for turn in turns]
@@ -217,7 +217,7 @@ _ARGS = r'\{\s*"probe_argument":\s*"probe"\s*\}'
 _SAMPLE = json.dumps(ARGUMENTS)
 _D = DeepSeekParser
 
-# In the order in which they are looked for.
+# Tried in this order.
 FORMS = (
     Form(
         "openai", HarmonyParser,
@@ -282,8 +282,8 @@ FORMS = (
 
 @lru_cache(maxsize=4)
 def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
-    """The format of the model's calls, or the reason, a clause, why it cannot be offered tools.
-    `wanted`: a FormatName, "auto" or "none"."""
+    """Return the format of the model's calls, or the reason, a clause, why it cannot be offered
+    tools. `wanted`: a FormatName, "auto" or "none"."""
     if wanted == "none":
         return "tools are switched off (`server.tool_parser`)"
     if not tokenizer.has_chat_template:
@@ -291,7 +291,7 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
     if NAME not in _rendered(tokenizer, [HELLO]):
         return "the chat template of this model does not know tools"
     forms = [form for form in FORMS if wanted in ("auto", form.name)]
-    # Some templates write arguments as an object, some what they are given, which must be text.
+    # Some templates serialize arguments themselves, others insert them unchanged and need text.
     for arguments in (ARGUMENTS, _SAMPLE):
         called = _rendered(tokenizer, [HELLO, _call(arguments)])
         for form in forms:
@@ -313,7 +313,7 @@ def _call(arguments: dict[str, str] | str) -> dict[str, Any]:
 
 
 def _rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
-    """Empty where the template refuses them."""
+    """Return the rendered messages; empty if the template refuses them."""
     try:
         return tokenizer.render(messages, tools=[TOOL], add_generation_prompt=False)
     except ChatTemplateError:
@@ -328,17 +328,17 @@ def call_grammar(
     many: bool,
     content: Schema | None = None,
 ) -> Grammar:
-    """The grammar of a reply that may or must call tools, in llguidance's dialect of Lark. Raises
-    GrammarRefused for a schema that this form of calls cannot be held to.
+    """Return the grammar of a reply that may or must call tools, in llguidance's dialect of Lark.
+    Raises GrammarRefused for a schema that cannot be enforced in this form of calls.
 
-    `functions`: names that may be called, with the schema of their arguments. `required`: the reply
-    is calls and nothing else. `many`: several calls are allowed. `content`: the schema of a reply
-    without calls; None: any text.
+    `functions`: names that may be called, with the schemas of their arguments. `required`: the
+    reply consists of calls only. `many`: several calls are allowed. `content`: the schema of a
+    reply without calls; None: any text.
 
-    The text around names and arguments is the template's own, so that a forced call is one as the
-    model was trained to write it, and what is forced is guessed for free. Where calls are free to
-    be made or not, the grammar binds from the opening marker on: before it any text is allowed that
-    the parser would not take for a call."""
+    The text around names and arguments is the template's own, so a forced call looks as it did in
+    training, and the forced tokens are drafted at no cost. If calls are optional, the grammar
+    constrains the reply from the opening marker on; before it, any text is allowed that the parser
+    would not take for a call."""
     opening = "" if format.opening is None else f"{format.opening.symbol} "
     form = format.form
     between = json.dumps(form.between) if form.between else ""
@@ -366,7 +366,7 @@ def call_grammar(
 
 
 def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
-    """`behind`: what stands behind an opening marker, one call or all of them."""
+    """Return the rule `behind`: what follows an opening marker, one call or all of them."""
     more = f" ({between} call)*" if many and format.form.together else ""
     first, last = (_lexemes(text, format.markers) for text in (format.first, format.last))
     closing = "" if format.closing is None else format.closing.symbol
@@ -374,7 +374,7 @@ def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
 
 
 def _call_rules(format: ToolFormat, functions: Sequence[tuple[str, Schema]]) -> list[str]:
-    """`call`: one, without the markers around it."""
+    """Return the rules for `call`: one call, without the markers around it."""
     rules = [f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
     after = _lexemes(format.tail, format.markers)
     for i, (name, schema) in enumerate(functions):
@@ -385,8 +385,8 @@ def _call_rules(format: ToolFormat, functions: Sequence[tuple[str, Schema]]) -> 
 
 
 def _lexemes(text: str, markers: Sequence[Marker]) -> str:
-    """The text as its markers and as the pieces in which a schema's grammar reads JSON: a longer
-    one would win over those, and a reply that begins like a call could be nothing else any more."""
+    """Split the text into its markers and the lexemes in which a schema's grammar reads JSON. A
+    longer lexeme would win over those and force a reply that begins like a call to be one."""
     symbols = {m.text: m.symbol for m in markers if m.token is not None}
     pattern = "|".join(map(re.escape, symbols)) or "(?!)"
     parts = re.split(f"({pattern})", text)
