@@ -26,5 +26,5 @@ def refuse_unreachable(name: str, revision: str | None) -> None:
     except Exception as error:  # whatever the library's client raises
         what = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(
-            f"{name!r} is no folder, and {constants.ENDPOINT} cannot be reached ({what})"
+            f"{name!r} is not a folder, and {constants.ENDPOINT} cannot be reached ({what})"
         ) from error

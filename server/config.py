@@ -47,7 +47,7 @@ _TAKEN = re.compile(
 
 def _variable(name: str) -> str:
     if not name.isidentifier() or _TAKEN.fullmatch(name):
-        raise ValueError("each must be a variable of the chat template that the server does not set itself")
+        raise ValueError("each must be a template variable that the server does not set itself")
     return name
 
 
@@ -61,9 +61,7 @@ def _sendable(value: str) -> str:
     """Return the key without surrounding whitespace, such as the newline of a secrets file."""
     value = value.strip()
     if not value or not value.isascii() or not value.isprintable():
-        raise ValueError(
-            "a key must consist of printable ASCII characters, at least one"
-        )
+        raise ValueError("a key must consist of printable ASCII characters, at least one")
     return value
 
 

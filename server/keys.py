@@ -92,7 +92,10 @@ class Tenant:
         """Return (reason, seconds to wait) if it may not send a request now, else None."""
         most = self.row.concurrency
         if most is not None and self.running >= most:
-            return f"the key `{self.name}` allows {most} requests at a time, and as many are running", 1.0
+            return (
+                f"the key `{self.name}` allows {most} requests at a time, and as many are running",
+                1.0,
+            )
         for what, allowance in self._allowances.items():
             if allowance.left < 1:
                 limit, seconds = allowance.per_minute, allowance.seconds_until(1)

@@ -44,7 +44,11 @@ def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
     if len(begun) > room:
         return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
     outside = _outside(begun, facts.vocab_size)
-    return None if outside is None else f"the resumed reply has the token id {outside}, which is not in the vocabulary"
+    return (
+        None
+        if outside is None
+        else f"the resumed reply has the token id {outside}, which no token has"
+    )
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:

@@ -154,7 +154,7 @@ def as_api_error(error: Exception) -> ApiError:
         case GenerationFailed():
             return ApiError(500, str(error), code="engine_error")
         case _:
-            return ApiError(500, "an internal error; the server's log has it", code="internal")
+            return ApiError(500, "an internal error; see the server's log", code="internal")
 
 
 def respond(error: ApiError, path: str) -> JSONResponse:
@@ -211,7 +211,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
 def _no_route(path: str, routes: set[str]) -> ApiError:
     bare = path.rstrip("/").removeprefix("/v1")
     if bare.removeprefix("/v2").strip("/").partition("/")[0] in NOT_SERVED:
-        said = f"this server generates text, and does nothing else: there is no {path}"
+        said = f"this server only generates text: there is no {path}"
         return ApiError(404, said, code="unsupported_endpoint")
     near = [f"; there is {other}" for other in ("/v1" + bare, bare) if other in routes]
     return ApiError(404, f"there is no route {path}{''.join(near[:1])}", code="unknown_route")

@@ -126,7 +126,7 @@ no_effort = _unless(
 )
 no_priority = _unless(
     lambda services: services.keyring.may_prioritise,
-    "the operator lets no request say it (`server.allow_priority`, or `priority` of a key)",
+    "no API key may set a priority (`server.allow_priority`, or `priority` of a key)",
 )
 
 

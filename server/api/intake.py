@@ -121,7 +121,7 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     ready = services.client.require_open()
     request.check_settings(services)
     if request.priority and not tenant.may_prioritise:
-        raise unsupported("priority", "is not among what this key may ask for; it must be 0")
+        raise unsupported("priority", "may not be set by this API key; it must be 0")
     check_ids(request.biases, ready=ready, param="logit_bias")
     check_ids(request.stop_token_ids, ready=ready, param="stop_token_ids")
     _speculation(request.speculation, ready)
@@ -129,7 +129,7 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
         check_ids(resume.token_ids, ready=ready, param="resume.token_ids")
         here = services.fingerprint(ready)
         if resume.system_fingerprint not in (None, here):
-            said = f"is of a reply that this server would not make to the byte; it is {here}"
+            said = f"is not this server's {here}: the reply could not be continued exactly"
             raise invalid("resume.system_fingerprint", said)
     count, allowed = request.num_sequences, services.admission.max_inflight
     if count > allowed:
@@ -220,8 +220,8 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
         raise wrong("speculation.max_draft", allowed, bound)
     for i, name in enumerate(asked.proposers or ()):
         if name not in ready.proposers:
-            here = ", ".join(ready.proposers) or "nobody: speculation is off"
-            said = f": {name} does not guess on this server; {here}"
+            here = ", ".join(ready.proposers) or "none: speculation is off"
+            said = f": {name} is not available on this server, which has {here}"
             raise invalid(f"speculation.proposers[{i}]", said)
     proposers = None if asked.proposers is None else tuple(asked.proposers)
     return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)

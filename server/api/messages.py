@@ -95,7 +95,7 @@ class Message(Part):
             if getattr(self, member) and self.role != "assistant":
                 raise fault(member, "is only allowed in messages of the role assistant")
         if self.reasoning and self.reasoning_content not in (None, self.reasoning):
-            raise fault("reasoning", "and `reasoning_content` are one thing, but differ")
+            raise fault("reasoning", "and `reasoning_content` are aliases, but differ")
         if self.tool_call_id and self.role != "tool":
             raise fault("tool_call_id", "is only allowed in messages of the role tool")
         if self.refusal and self.content:

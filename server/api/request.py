@@ -202,7 +202,7 @@ def explain(
         case "fault":
             return invalid(path, about["said"], about["code"])
         case "missing" if len(steps) > 1 and steps[-1] == "type":
-            return invalid(path, "must be given: it says what kind of object this is")
+            return invalid(path, "is required: it selects the kind of object")
         case "missing":
             return missing(path, row.allowed if row is not None else None)
         case "extra_forbidden":

@@ -199,7 +199,7 @@ class Generating(RequestBody):
         "Default 1; 0 takes the most likely token, and so does anything below 0.0001.", ge=0, le=2)
     top_p: float = described(1.0, "Default 1.", gt=0, le=1)
     seed: int | None = described(None,
-        "One is drawn when there is none; every reply names the seed it was made with.",
+        "Random by default; every reply reports its seed.",
         "an integer of 64 bits (-9223372036854775808 to 18446744073709551615)",
         ge=-(2**63), lt=2**64)
     presence_penalty: float = described(0.0, "Default 0.", ge=-2, le=2)
@@ -226,8 +226,8 @@ class Generating(RequestBody):
         "Extension. Only requests of the same salt share cached prompt prefixes, and replies that"
         " `suffix` remembers.")
     priority: int = described(0,
-        "Extension. Default 0; lower is served earlier, and gives way later when the KV cache is"
-        " full. For keys that may say it.", neutral=(0,), unless=no_priority,
+        "Extension. Default 0; lower is served earlier, and preempted later when the KV cache is"
+        " full. Only for API keys that may set it.", neutral=(0,), unless=no_priority,
         ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)
     timeout: float | None = described(None,
         "Extension. Seconds that the request may take, waiting included; then it ends with an"
@@ -240,20 +240,20 @@ class Generating(RequestBody):
         "Extension. `token_ids` of each choice; `prompt_token_ids` in each choice (completions) or"
         " beside the choices (chat), in streams on the first chunk.")
     prediction: Prediction | None = described(None,
-        "What the reply is expected to be, such as the file to be edited: guesses follow it, which"
-        " changes nothing but the time. An extension on completions.",
+        "What the reply is expected to be, such as the file to be edited: draft tokens are taken"
+        " from it, which affects only latency. An extension on completions.",
         'an object {"type": "content", "content": a string or a list of text parts, not empty}')
     speculation: SpeculationOptions | None = described(None,
-        "Extension. Guesses for this request: how many at most in a step, and by whom, in that"
-        " order; the text is the same.",
+        "Extension. Speculation for this request: the maximum draft tokens per step, and the"
+        " proposers in order of preference. The text does not change.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
         f' "proposers": a list of 1 to {len(PROPOSERS)} of {_named(PROPOSERS)}, none twice}}, or'
         ' {"max_draft": 0} or {"enabled": false} without the others')
     provenance: bool = described(False,
-        "Extension. Each choice lists its tokens' texts with who guessed them: a proposer, or"
-        " `target` for those that nobody had guessed.")
+        "Extension. Each choice lists its tokens' texts with the source of each: a proposer, or"
+        " `target` for tokens that no proposer drafted.")
     structured_outputs: StructuredOutputs | None = described(None,
-        "Extension. The text is what that describes, and ends when nothing more can follow.",
+        "Extension. The text matches this, and ends when it allows no further token.",
         'an object with exactly one of "json" (a schema), "regex", "choice" (a list of strings),'
         ' "grammar" (Lark, or EBNF as llama.cpp writes it) and "json_object" (true)')
 
@@ -294,12 +294,12 @@ class CommonRequest(Labelled, ABC):
         " each choice (completions) or beside the choices (chat).",
         ", and only without `stream`", ge=0, le=MAX_LOGPROBS)
     resume: Resume | None = described(None,
-        "Extension. Go on with a reply that broke off, of this replica or another one: the same"
-        " request with the ids that its chunks had (`return_token_ids`) and its seed. The reply is"
-        " the rest, and `usage` counts the whole, since what broke off told none.",
+        "Extension. Continue an interrupted reply of this replica or another one: send the same"
+        " request with the token ids received (`return_token_ids`) and the seed. The reply is the"
+        " rest; `usage` counts the whole reply.",
         'an object {"token_ids": a list of ids, "seed": an integer, needed unless `temperature` is'
-        ' 0 or `seed` says it, "system_fingerprint": that of the reply, to be refused where it'
-        " cannot go on to the byte}, and only for one choice of one prompt, without `echo`,"
+        ' 0 or `seed` is given, "system_fingerprint": that of the reply, to be refused where it'
+        " cannot be continued exactly}, and only for one choice of one prompt, without `echo`,"
         " `prompt_logprobs` and `provenance`, without `stop` beside log-probabilities, and with"
         " `stream` beside `tools`")
     response_format: ResponseFormat | None = described(None,
@@ -314,14 +314,14 @@ class CommonRequest(Labelled, ABC):
         OLD_SPELLING.format("choice"), f"a list of 1 to {limits.MAX_CHOICES} strings")
     guided_grammar: Source | None = described(None, OLD_SPELLING.format("grammar"))
     truncate_prompt_tokens: Keep | None = described(None,
-        "Extension. Of each prompt, template and all, its last so many tokens are used; -1: as many"
-        " as the context holds beside the tokens that the request asks for by name, or beside one.",
+        "Extension. Keep only the last so many tokens of each prompt, chat template included; -1:"
+        " as many as fit the context beside the requested number of tokens, or beside one.",
         f"-1 or an integer from 1 to {limits.MAX_LENGTH_FIELD}, and only without `echo` and"
         " `suffix`")
     store: bool | None = described(None, "Nothing is ever stored.", no_op=True)
     guided_decoding_backend: Label | None = described(None, "There is one.", no_op=True)
     spaces_between_special_tokens: bool = described(True,
-        "The tokenizer alone says where blanks are.", no_op=True)
+        "The tokenizer decides where spaces are.", no_op=True)
     functions: Refused = refused("The old form of `tools`; use `tools`.", [])
     function_call: Refused = refused("The old form of `tool_choice`; use `tool_choice`.", "none")
     audio: Refused = refused("Audio output.")
@@ -590,7 +590,7 @@ class CompletionRequest(CommonRequest):
         "Default 16. Prompt plus `max_tokens` must fit the context. 0 scores the prompt, with"
         " `echo` and `logprobs`.", ge=0, le=limits.MAX_LENGTH_FIELD)
     best_of: int | None = described(None,
-        "So many are generated per prompt; the `n` with the highest log-probability per token are"
+        "Candidates generated per prompt; the `n` with the highest log-probability per token are"
         " returned, best first. All of them count as completion tokens.",
         f"an integer from `n` to {limits.MAX_N}, and equal to `n` with `stream`",
         ge=1, le=limits.MAX_N)

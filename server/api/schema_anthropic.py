@@ -192,11 +192,11 @@ class MessagesRequest(Rewritten):
         'an object with the field "user_id", a string of at most 512 characters', no_op=True)
     service_tier: Literal["auto", "standard_only"] | None = described(None, "There is one tier.",
         no_op=True)
-    cache_control: AnyObject | None = described(None, "Prompts are cached by themselves.",
+    cache_control: AnyObject | None = described(None, "Prompts are always cached.",
         "an object", no_op=True)
     stop: Refused = refused("Here it is `stop_sequences`.", [])  # type: ignore[assignment]
-    resume: Refused = refused("A message says nothing of its tokens. Chat completions can be gone"
-        " on with.")
+    resume: Refused = refused("Messages do not report their token ids. Resume chat completions"
+        " instead.")
     container: Refused = refused("There are none.")
     context_management: Refused = refused("Nothing is compacted.", {}, {"edits": []}, KEEP_ALL)
     diagnostics: Refused = refused("There are none.", {"previous_message_id": None})

@@ -168,8 +168,8 @@ class ResponsesRequest(Rewritten, Labelled):
         ' "verbosity"')
     reasoning: Reasoning = described(Reasoning(),
         "`effort` does what `reasoning_effort` does for chat. Each of `summary`,"
-        " `generate_summary`, `context`, `mode` must be left out or null: reasoning is told as it"
-        " is.",
+        " `generate_summary`, `context`, `mode` must be left out or null: reasoning is returned"
+        " unchanged.",
         'an object with "effort"', neutral=({},), unless=no_effort)
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = described([],
         "As for chat. There are no hosted tools.",
@@ -191,14 +191,14 @@ class ResponsesRequest(Rewritten, Labelled):
     store: Refused = refused("Nothing is ever stored.", False)
     previous_response_id: Refused = refused(NOT_STORED)
     conversation: Refused = refused(NOT_STORED)
-    background: Refused = refused("Responses are made while you wait.", False)
+    background: Refused = refused("There is no background mode.", False)
     prompt: Refused = refused("There are no stored prompt templates.")
     max_tool_calls: Refused = refused("There are no hosted tools.")
     context_management: Refused = refused("Nothing is compacted.", [])
     access_programs: Refused = refused("There are none.")
     image: Refused = refused("Text only.")
-    resume: Refused = refused("A response's events are numbered, and the last one holds all of it:"
-        " a rest would tell neither. Chat completions can be gone on with.")
+    resume: Refused = refused("A resumed response could not repeat its event numbers and its full"
+        " output. Resume chat completions instead.")
     # fmt: on
 
     @cached_property

@@ -55,17 +55,17 @@ class SpeculationRequest(RequestBody):
     model_config = ConfigDict(json_schema_extra={"anyOf": [_A_MODE, _A_DRAFT]})
 
     mode: Mode | None = described(
-        None, "Who chooses K: the configured controller, or the operator."
+        None, "What chooses K: the configured controller, or the operator."
     )
     k: DraftLength | None = described(
         None,
         "The K of every step.",
-        'an integer from 1 to the server\'s K, and only with `mode` "fixed" (for no guesses ask for'
-        ' `mode` "off")',
+        'an integer from 1 to the server\'s K, and only with `mode` "fixed" (to disable'
+        ' speculation use `mode` "off")',
     )
     draft: DraftPath | None = described(
         None,
-        "Another draft model, to be loaded beside the running one and to take its place.",
+        "Another draft model, to be loaded beside the running one and to replace it.",
         "a model's folder or hub name, without `mode` and `k`",
     )
 
@@ -75,7 +75,7 @@ class SpeculationRequest(RequestBody):
             raise missing("mode", f"{self.rows()['mode'].allowed} (or give a `draft`)")
         if self.mode != "fixed" and self.k is not None:
             raise invalid("k", f'is only allowed with `mode` "fixed", not with "{self.mode}"')
-        allowed = f'an integer from 1 to {k_max} (for no guesses ask for `mode` "off")'
+        allowed = f'an integer from 1 to {k_max} (to disable speculation use `mode` "off")'
         if self.mode == "fixed" and k_max > 0:
             if self.k is None:
                 raise missing("k", f'{allowed}, with `mode` "fixed"')
@@ -141,10 +141,10 @@ async def _swap(services: Services, path: str, *, alone: bool) -> None:
 
 REASONS: dict[Reason, str] = {
     "pays": "K = {k} promises the most tokens per second.",
-    "off": "No guesses promise the most tokens per second.",
-    "probe": "K is 0, and a probe of {k} looks whether guesses would pay by now.",
-    "trial": "K is 0, and a trial of {k} looks what guesses would cost and save by now.",
-    "baseline": "K is above 0, and this step plays K = 0 to compare.",
+    "off": "K = 0 promises the most tokens per second.",
+    "probe": "K is 0; some sequences draft {k} tokens to test whether speculation pays now.",
+    "trial": "K is 0; all sequences draft {k} tokens to measure what speculation costs and saves.",
+    "baseline": "K is above 0; this step uses K = 0 as a baseline.",
     "fixed": "The configuration fixes K at {k}.",
 }
 SWITCHED: dict[Mode, str] = {
@@ -202,7 +202,7 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
 def _swapped(client: EngineClient) -> replies.Swapped | None:
     """Return the draft that was requested last and the outcome of its swap."""
     if client.loading:
-        said = "it is read, proven and compiled; the running one guesses meanwhile"
+        said = "it is loaded, checked and compiled; the running draft stays in use meanwhile"
         return {"draft": client.loading, "outcome": "loading", "message": said}
     if (last := client.swap) is None:
         return None

@@ -172,7 +172,9 @@ def as_logged_error(call: Call, error: Exception) -> ApiError:
     if isinstance(error, EngineError):
         # The message of an error that the request caused may quote it, so it is not logged.
         own = isinstance(error, GenerationFailed) and error.bad_request
-        logger.warning("%s ended with an error: %s", call.id, "of its own" if own else error)
+        logger.warning(
+            "%s ended with an error: %s", call.id, "caused by the request" if own else error
+        )
     else:
         logger.exception("%s ended with an internal error", call.id)
     return as_api_error(error)

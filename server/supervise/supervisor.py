@@ -121,7 +121,7 @@ class EngineSupervisor:
         """Wait for the draining engine to exit; after `grace` seconds fail what still runs."""
         await _within(grace, self._finished, self._hurry)
         if not self._finished.is_set():
-            self._client.fail_all("the server is shutting down; the grace period for running requests is over")
+            self._client.fail_all("the server is shutting down; the grace period is over")
             self._client.send(Stop())
             await _within(STOP_SECONDS, self._finished)
 

@@ -171,7 +171,7 @@ def test_another_server_beside_one_that_is_not_ours(
         (["--against", "a b=http://x"], "but is 'a b=http://x'"),
         (["--against", "a=http://x", "--against", "a=http://y"], "names 'a' twice"),
         (["--against", "a=ftp://x"], "--against must be like http://"),
-        (["--against", "a=http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9"),
+        (["--against", "a=http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
     ],
 )
 def test_mistakes_about_other_servers_are_sentences(
@@ -189,7 +189,7 @@ def test_tokens_are_never_counted_by_events(other: str, capsys: pytest.CaptureFi
 
 def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: nobody there, or no URL."""
-    assert "nobody answers at http://127.0.0.1:9" in sentence(
+    assert "no server answers at http://127.0.0.1:9" in sentence(
         ["--url", "http://127.0.0.1:9"], capsys
     )
     for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://h:port", "http://[::1"):

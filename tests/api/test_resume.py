@@ -165,7 +165,7 @@ def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
         ({}, {"token_ids": [97, 258]}, "from 0 to 257"),
         ({}, {"token_ids": "ab"}, "`resume"),
         ({}, {"token_ids": None}, "`resume"),
-        ({}, {"system_fingerprint": "fp_other"}, "would not make to the byte"),
+        ({}, {"system_fingerprint": "fp_other"}, "could not be continued exactly"),
         ({}, {"text": "ab"}, "`resume"),
     ],
 )

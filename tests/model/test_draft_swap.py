@@ -165,7 +165,7 @@ def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
     assert told(engine).running == random
     end = told(engine, ("kept", "taken_back"))
     assert (end.outcome, end.draft, end.running) == ("taken_back", random, "demo")
-    assert "tokens it would have guessed" in end.message
+    assert "tokens it would have proposed" in end.message
     texts = dict[str, list[int]]()
     while engine.has_work:
         add(texts, engine.step().items)

@@ -296,7 +296,7 @@ def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
 def test_only_a_hub_name_may_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: org/name goes to the hub; offline, the sentence says so. Anything else never does."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "was not fetched before, and HF_HUB_OFFLINE is set" in refusal("no-such-org/model")
+    assert "is not in the hub cache, and HF_HUB_OFFLINE is set" in refusal("no-such-org/model")
 
 
 def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
-    assert "is no folder, and http://127.0.0.1:9 cannot be reached" in refusal("no-such-org/model")
+    assert "is not a folder, and http://127.0.0.1:9 cannot be reached" in refusal("no-such-org/model")
     with pytest.raises(ModelError, match="cannot be reached"):
         hub_file("no-such-org/heads", "config.json", None)
     assert time.monotonic() - began < 5.0

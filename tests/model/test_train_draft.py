@@ -268,7 +268,7 @@ def test_rows_count_what_the_target_says() -> None:
         (["--text", "TEXT", "--output", "/no/where"], "cannot write /no/where: No such file"),
         (["--text", "TEXT", "--resume"], "nothing to resume"),
         (["--text", "TEXT", "--draft", "OTHER"], "does not fit the target model"),
-        (["--text", "TEXT", "--ids", "TEXT"], "is no log of ids"),
+        (["--text", "TEXT", "--ids", "TEXT"], "was not written by speculation.record_ids"),
         (["--text", "TEXT", "--minutes", "0"], "--minutes: '0' is not a number above 0"),
     ],
 )

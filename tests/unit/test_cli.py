@@ -202,9 +202,9 @@ def test_welcome_can_be_pasted() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ([], "draft model demo, K as it pays, from 0 to 8"),
+        ([], "draft model demo, adaptive K from 0 to 8"),
         (["speculation.controller.k=4"], "draft model demo, K = 4"),
-        (["target.path=/m", "speculation.proposer.kind=ngram"], "ngram, K as it pays, from 0 to 8"),
+        (["target.path=/m", "speculation.proposer.kind=ngram"], "ngram, adaptive K from 0 to 8"),
         (["speculation.proposer.kind=none"], "none"),
         (["speculation.controller.k=0"], "none"),
     ],

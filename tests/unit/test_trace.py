@@ -259,16 +259,16 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
 
 WRONG = [
     ("", "is empty"),
-    ("\n", "is no trace"),
-    ("hello\nworld\n", "is no trace"),
-    ("[]\n", "is no trace"),
-    ('{"format":"something else","version":1}\n', "is no trace"),
-    ('{"format":"foredraft trace"}\n', "is no trace"),
-    ('{"format":"foredraft trace","version":2}\n', "is no header"),
+    ("\n", "is not a trace"),
+    ("hello\nworld\n", "is not a trace"),
+    ("[]\n", "is not a trace"),
+    ('{"format":"something else","version":1}\n', "is not a trace"),
+    ('{"format":"foredraft trace"}\n', "is not a trace"),
+    ('{"format":"foredraft trace","version":2}\n', "is not a header"),
     ('{"format":"foredraft trace","version":1}\n', "is of version 1"),
     ('{"format":"foredraft trace","version":"x"}\n', "is of version 'x'"),
-    ("\x00\x01\n", "is no trace"),
-    ("[" * 100_000 + "\n", "is no trace"),
+    ("\x00\x01\n", "is not a trace"),
+    ("[" * 100_000 + "\n", "is not a trace"),
 ]
 
 
@@ -296,7 +296,7 @@ def test_a_trace_that_is_cut_off_says_where(
     assert not (tmp_path / "f").exists()
     path.write_text(whole + '[1,"pays"]\n')
     assert replay.main([str(path)]) == 2
-    assert "is no step" in capsys.readouterr().err
+    assert "is not a step" in capsys.readouterr().err
 
 
 PART = Part(0, 0, 0, 9, k=3, drafted=3, proposed=3, accepted=1, tokens=2, tried=2, right=1)
@@ -311,12 +311,12 @@ def step(**fields: Any) -> StepRecord:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (replace(STEP, draft_seconds=-1.0), "is no step"),
+        (replace(STEP, draft_seconds=-1.0), "is not a step"),
         (replace(STEP, host_seconds=1e7), "contradicts itself"),
         (step(confidences=[0.5]), "contradicts itself"),
-        (step(position=-1), "is no step"),
+        (step(position=-1), "is not a step"),
         (step(tried=7), "contradicts itself"),
-        (replace(STEP, hindsight=[Agreement(0, -1, [(0.5, True)])]), "is no step"),
+        (replace(STEP, hindsight=[Agreement(0, -1, [(0.5, True)])]), "is not a step"),
     ],
 )
 def test_a_step_that_contradicts_itself_is_one_sentence(
@@ -401,11 +401,11 @@ def test_a_header_that_nobody_wrote_is_one_sentence(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (replace(STEP, target_seconds=1e308), "is no step"),
-        (step(confidences=[9e300, 1.0]), "is no step"),
+        (replace(STEP, target_seconds=1e308), "is not a step"),
+        (step(confidences=[9e300, 1.0]), "is not a step"),
         (step(rows=10**6), "contradicts itself"),
-        (step(drafted=10**9, proposed=10**9, accepted=10**9, tokens=10**9), "is no step"),
-        (replace(STEP, hindsight=[Agreement(0, 0, [(9e300, True)])]), "is no step"),
+        (step(drafted=10**9, proposed=10**9, accepted=10**9, tokens=10**9), "is not a step"),
+        (replace(STEP, hindsight=[Agreement(0, 0, [(9e300, True)])]), "is not a step"),
     ],
 )
 def test_a_step_of_an_impossible_size_is_one_sentence(

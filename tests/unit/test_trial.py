@@ -51,7 +51,7 @@ def test_too_little_is_no_evidence() -> None:
     verdict = trial.verdict(ALONE)
     assert verdict is not None
     assert not verdict.stays
-    assert "of 64 tokens it would have guessed 0.00, the one before 1.00" in verdict.words
+    assert "of 64 tokens it would have proposed 0.00, the one before 1.00" in verdict.words
 
 
 def learnt(world: World) -> AdaptiveK:

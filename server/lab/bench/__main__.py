@@ -32,12 +32,16 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--url", required=True, help="of the server, like http://127.0.0.1:8000")
     add("--model", help="its name there; default: the first of /v1/models")
-    add("--api-key", default=os.environ.get(API_KEY), help=f"prefer the environment variable {API_KEY}")
+    add(
+        "--api-key",
+        default=os.environ.get(API_KEY),
+        help=f"better in the environment as {API_KEY}",
+    )
     add("--against", metavar="NAME=URL", action="append", default=[],
         help="another OpenAI-compatible server, measured in turn with the others under this name;"
         " may be repeated. Its API key: $NAME_API_KEY")  # fmt: skip
     add("--admin-key", default=os.environ.get(ADMIN_KEY),
-        help=f"for POST /speculation; prefer the environment variable {ADMIN_KEY}")  # fmt: skip
+        help=f"for POST /speculation; better in the environment as {ADMIN_KEY}")  # fmt: skip
     return parser
 
 
