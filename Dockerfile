@@ -3,7 +3,7 @@
 #   docker run --rm -p 8000:8000 -v foredraft:/home/foredraft/.cache foredraft:cpu
 FROM python:3.12-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# A volume keeps what the first start compiles, and downloaded models; a new one takes this owner.
+# A volume here keeps compiled code and downloaded models; a new volume gets this owner.
 RUN useradd --create-home --uid 10001 foredraft \
   && install --directory --owner=foredraft --group=foredraft /home/foredraft/.cache
 WORKDIR /app
@@ -12,13 +12,13 @@ COPY engine engine
 COPY server server
 COPY configs configs
 EXPOSE 8000
-# As long as server.start_timeout_seconds: the first start compiles, others may load for minutes.
+# As long as server.start_timeout_seconds: the first start compiles, later ones may load for minutes.
 HEALTHCHECK --start-period=600s --interval=10s CMD ["python", "-c", \
   "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=3)"]
 ENTRYPOINT ["foredraft", "serve", "--host", "0.0.0.0"]
 
 FROM base AS cpu
-# Give torch's index of CPU wheels to leave CUDA out: --build-arg PIP_EXTRA_INDEX_URL=...
+# Pass torch's CPU wheel index to leave out CUDA: --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL=
 RUN pip install -c requirements.lock .
 USER foredraft

@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.secret.existing | default (include "foredraft.name" .) }}
 {{- end }}
 
-{{/* The entries of the Secret that are used, with commas about each. */}}
+{{/* The used entries of the Secret, with a comma before and after each. */}}
 {{- define "foredraft.entries" -}}
 {{- $entries := ternary .Values.secret.entries (keys .Values.secret.create | sortAlpha) (ne .Values.secret.existing "") -}}
 ,{{ join "," $entries }},
