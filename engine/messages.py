@@ -330,6 +330,6 @@ def mode_refusal(command: SetSpeculation, k_max: int) -> tuple[str, str] | None:
     if k_max == 0:
         return "mode", "`mode` cannot be `fixed`: speculation is off in the configuration (K is 0)"
     if not 1 <= command.k <= k_max:
-        sentence = f"`k` is {command.k}; it must be from 1 to {k_max}; for no speculation use the mode `off`"
-        return "k", sentence
+        sentence = f"`k` is {command.k}; it must be from 1 to {k_max}"
+        return "k", f"{sentence}; for no speculation use the mode `off`"
     return None

@@ -243,8 +243,8 @@ class ServerConfig(Part):
     otlp_endpoint: str | None = Field(
         None,
         min_length=1,
-        description="collector for traces, `http://host:4318`, over OTLP/HTTP; without it that of"
-        " `OTEL_EXPORTER_OTLP_ENDPOINT`, without both none. `pip install 'foredraft[otel]'`",
+        description="collector for traces, `http://host:4318`, over OTLP/HTTP; default:"
+        " `OTEL_EXPORTER_OTLP_ENDPOINT`; neither: no traces. `pip install 'foredraft[otel]'`",
     )
 
     @model_validator(mode="after")

@@ -303,8 +303,8 @@ class CommonRequest(Labelled, ABC):
         " `prompt_logprobs` and `provenance`, without `stop` beside log-probabilities, and with"
         " `stream` beside `tools`")
     response_format: ResponseFormat | None = described(None,
-        "The reply is such JSON, on one line. A schema is enforced with `strict` or without; one"
-        " that cannot be enforced whole is a 400.",
+        "The reply is JSON of this form, on one line. A schema is enforced with `strict` or without;"
+        " one that cannot be enforced whole is a 400.",
         'an object with the field "type": "text", "json_object" or "json_schema", the last with'
         ' "json_schema": {"name", "schema", "description", "strict"}')
     guided_json: SchemaOrText | None = described(None,
@@ -329,7 +329,7 @@ class CommonRequest(Labelled, ABC):
     verbosity: Refused = refused("Verbosity control.", "medium")
     web_search_options: Refused = refused("Web search.")
     use_beam_search: Refused = refused("Beam search.", False)
-    length_penalty: Refused = refused("Of beam search.", 1.0, 1)
+    length_penalty: Refused = refused("Only for beam search.", 1.0, 1)
     bad_words: Refused = refused("Use `logit_bias`.", [])
     allowed_token_ids: Refused = refused("Use `structured_outputs`.")
     return_tokens_as_token_ids: Refused = refused("Use `return_token_ids`.", False)
@@ -460,7 +460,7 @@ class ChatPrompt(RequestBody):
         " of name, description, parameters (a JSON schema) and strict; no name twice",
         neutral=([],), unless=no_tools)
     tool_choice: ToolChoiceBody | None = described(None,
-        'Default "auto", or "none" without `tools`. "none": the model is not told of the tools.'
+        'Default "auto", or "none" without `tools`. "none": the tools are not shown to the model.'
         ' "required": calls and nothing else, by a grammar. A named function is called once.',
         '"none", "auto", "required", an object of the type "function" that names one, or one of the'
         ' type "allowed_tools"; all but "none" and "auto" only with `tools`',

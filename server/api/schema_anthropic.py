@@ -159,7 +159,7 @@ class MessagesRequest(Rewritten):
         "Roles user, assistant and system; content a string or a list of blocks: text, of the"
         " assistant thinking and tool_use, of the user tool_result (text) before the text. Turns"
         " of one role in a row are one. The reply goes on with a last turn of the assistant."
-        " `cache_control` changes nothing, and `is_error` is not told to the model.",
+        " `cache_control` changes nothing, and `is_error` is not passed to the model.",
         f"a list of 1 to {MAX_MESSAGES} messages", unless=no_chat_template)
     system: Texts = described("",
         "A system message before the others. Blocks are joined by line breaks.",
@@ -183,8 +183,8 @@ class MessagesRequest(Rewritten):
         'an object with "format" ({"type": "json_schema", "schema": ...}) and "effort"',
         neutral=({},))
     thinking: Thinking | None = described(None,
-        "Thinking stands in blocks of its own, whole, and has no budget. \"disabled\" leaves them"
-        " out and is `reasoning_effort`: \"none\" for the template, unless `effort` is given.",
+        "Thinking is returned in separate, complete blocks and has no budget. \"disabled\" omits it"
+        " and is `reasoning_effort`: \"none\" for the template, unless `effort` is given.",
         'an object of the type "disabled" or "adaptive", the latter with "display": "summarized" or'
         ' "omitted"')
     chat_template_kwargs: TemplateVariables = {}

@@ -149,7 +149,7 @@ class ResponsesRequest(Rewritten, Labelled):
     ) = described(...,
         "Items: messages (roles user, system, developer, assistant; content a string or a list"
         " of input_text and output_text parts), function_call, function_call_output and reasoning,"
-        " which is not told to the model again. Ids and statuses of items are not stored.",
+        " which is not passed to the model again. Ids and statuses of items are not stored.",
         f"a string or a list of 1 to {MAX_MESSAGES} items", unless=no_chat_template)
     instructions: str | None = described(None, "A system message before the input.")
     max_output_tokens: int | None = described(None,

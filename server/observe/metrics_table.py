@@ -104,7 +104,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "grammar_checks_total",
-        "grammars of requests that were compiled ahead of the engine, by what came of it: honoured"
+        "grammars of requests that were compiled ahead of the engine, by outcome: honoured"
         " or `refused`, or more CPU time than is allowed (`too_slow`), or no time for it (`busy`)."
         " One that was compiled before is remembered and not counted",
         {"outcome": get_args(CheckOutcome)},

@@ -238,7 +238,7 @@ class EngineSupervisor:
                 silent = 0 if incarnation.seen else silent + 1
             incarnation.seen = False
             if silent >= WATCH_TICKS:
-                return Loss(f"the engine gave no sign of life for {settings.watchdog_seconds:g} s")
+                return Loss(f"the engine did not respond for {settings.watchdog_seconds:g} s")
         return None
 
     async def _watch_start(self, incarnation: Incarnation) -> Loss | None:

@@ -304,7 +304,9 @@ def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.Monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
-    assert "is not a folder, and http://127.0.0.1:9 cannot be reached" in refusal("no-such-org/model")
+    assert "is not a folder, and http://127.0.0.1:9 cannot be reached" in refusal(
+        "no-such-org/model"
+    )
     with pytest.raises(ModelError, match="cannot be reached"):
         hub_file("no-such-org/heads", "config.json", None)
     assert time.monotonic() - began < 5.0

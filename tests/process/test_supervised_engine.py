@@ -156,7 +156,7 @@ def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> Non
             if hang_after is None:
                 os.kill(first, signal.SIGSTOP)
             await home.reach("lost")
-            assert "no sign of life for 3 s" in await ends_as_lost(stream)
+            assert "did not respond for 3 s" in await ends_as_lost(stream)
             await home.reach("ready", times=2)
             assert is_gone(first)
             await serves(home)

@@ -78,7 +78,9 @@ def test_empty_variable_is_unset() -> None:
 @pytest.mark.parametrize("name", ["API_KEY", "ADMIN_KEY"])
 def test_an_empty_key_is_no_open_door(name: str) -> None:
     """Bug: a secret that was mounted empty started a server for everybody, in silence."""
-    with pytest.raises(ConfigError, match=f"server.{name.lower()} is not allowed: a key must have"):
+    with pytest.raises(
+        ConfigError, match=f"server.{name.lower()} is not allowed: a key must consist"
+    ):
         load_config(None, [], {f"FOREDRAFT__SERVER__{name}": ""})
 
 

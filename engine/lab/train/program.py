@@ -67,7 +67,7 @@ def add_data(parser: Parser, made: str) -> None:
     add("--ids", nargs="+", default=[], metavar="FILE", help="written by speculation.record_ids")
     add("--output", required=True, type=Path, metavar="DIR", help=f"a new folder, for {made}")
     add("--minutes", type=number(0, 1e6, above=True), default=10, help="of learning (10)")
-    add("--steps", type=whole(1, 10**9), metavar="N", help="instead: so many, whatever they take")
+    add("--steps", type=whole(1, 10**9), metavar="N", help="train for N steps instead of --minutes")
     add("--held-out", type=number(0.001, 0.9), default=0.1, metavar="SHARE", help="(0.1)")
     add("--length", type=whole(16, 1 << 16), default=256, metavar="N", help="tokens of a row (256)")
     add("--reply", type=whole(1, 1 << 16), default=128, metavar="N",
