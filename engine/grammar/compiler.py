@@ -40,8 +40,8 @@ NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
 
 
 class Compiling:
-    """Sequences whose grammar is still being compiled. They wait outside the scheduler, and block
-    no other sequence. Equal grammars are compiled once, all in one thread; a grammar that cannot be
+    """Sequences whose grammar is still being compiled. They wait outside the scheduler and block no
+    other sequence. Equal grammars are compiled once, all in one thread; a grammar that cannot be
     compiled ends its own sequences.
 
     `load` reads the vocabulary, once, for the first grammar. `can_end`: whether the target has an
@@ -147,8 +147,8 @@ class GrammarState:
         self._text = fresh.deep_copy()
         self._length = 0  # tokens of the text
         self._walker: LLMatcher | None = None
-        self._behind: list[int] = []  # tokens of the text that the walker has not consumed as such
-        self._path: list[int] = []  # tokens it consumed after the text before `_behind`
+        self._behind: list[int] = []  # tokens committed after the text that the walker started from
+        self._path: list[int] = []  # tokens that the walker has consumed after that text
         self._eos = eos
         self._may_end = may_end
         self._clock = clock

@@ -1,8 +1,8 @@
 """The choice of the attention backend, made only here.
 
-`auto` selects on CUDA FlashInfer if it is installed and supports the model's heads, else our Triton
-kernel; on a CPU compiled code if the model has layers without a window and torch has few threads;
-otherwise SDPA. Heavy imports happen when a backend is built.
+On CUDA, `auto` selects FlashInfer if it is installed and supports the model's heads, else our
+Triton kernel; on a CPU, compiled code if the model has layers without a window and torch has few
+threads; otherwise SDPA. Heavy imports happen when a backend is built.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
 def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
-    """Read a folder's or a hub name's; `hub`: arguments of `from_pretrained`. Raises ModelError."""
+    """Read the configuration; `hub`: arguments of `from_pretrained`. Raises ModelError."""
     from transformers import AutoConfig
 
     try:

@@ -147,7 +147,7 @@ class EagleHead:
         return Part("weights of the head", own), waiting
 
     def mix(self, features: Tensor) -> Tensor:
-        """The target's hidden states `[rows, layers * target width]` -> `[rows, width]`."""
+        """Project the target's hidden states `[rows, layers * target width]` to `[rows, width]`."""
         if self._config.norm_before_fc:
             features = self._norm(features, "input_norm")
         return linear(features, self.weights["fc.weight"])

@@ -1,5 +1,5 @@
-"""Checks of a target and its draft that need only their small files. They run before any weights
-are read, so that a pair that cannot work fails at once."""
+"""Whether a draft fits a target, and other checks of both. Most need only small files and run
+before any weights are read, so that a pair that cannot work fails at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.scheduling.memory import parameters_in
 
 logger = logging.getLogger(__name__)
 
-SWAPPED = 1.5  # a draft with more than so many times the target's parameters is refused
+SWAPPED = 1.5  # a draft with more than this multiple of the target's parameters is refused
 
 LEAST_SHARED = 0.1  # of the smaller vocabulary; a draft that shares less proposes hardly anything
 

@@ -5,8 +5,8 @@ Owns the memory of keys and values; `scheduling.memory` decides how many blocks 
 one allocator, one prefix cache and one preemption. The block pool assigns blocks to sequences; the
 attention backend writes and reads them during a forward.
 
-On a CPU the cache is in huge pages: a forward reads more pages of 4 KiB than the TLB holds, and a
-TLB miss is expensive, on a virtual machine twice so.
+On a CPU the cache is in huge pages: a forward reads more pages of 4 KiB than the TLB holds, and on
+a virtual machine each TLB miss takes two lookups.
 """
 
 from __future__ import annotations

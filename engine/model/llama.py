@@ -188,14 +188,14 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """All but the output embedding."""
+    """The model without its output embedding."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         layers = [LlamaDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
         vocab, width = config.vocab_size, config.hidden_size
-        empty = torch.empty(vocab, width, device="meta")  # without `_weight`, nn.Embedding draws
-        self.embed_tokens = nn.Embedding(vocab, width, _weight=empty)  # it, after slow imports
+        empty = torch.empty(vocab, width, device="meta")  # `_weight` avoids a random initialization
+        self.embed_tokens = nn.Embedding(vocab, width, _weight=empty)  # with slow imports
         self.layers = nn.ModuleList(layers)
         self.norm = LlamaRMSNorm(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)

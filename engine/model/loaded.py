@@ -66,7 +66,7 @@ class LoadedModel:
 
     @property
     def exact(self) -> bool:
-        """Whether a token's logits are the same in any batch: nearly, in float32, or to the bit."""
+        """Whether a token's logits are the same in any batch, to the bit or to float32 accuracy."""
         return self.dtype == torch.float32 or self.has_steady_rows
 
     @property

@@ -22,7 +22,7 @@ SPLITS = 8  # equal to attention.triton_kernels.Splitting.splits, whose import n
 
 
 def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
-    """Return the bytes that may be used, as of before loading, and the device's name."""
+    """Return the bytes that may be used if nothing is loaded yet, and the device's name."""
     where = pick_device(device)
     if where.type == "cuda":
         free, total = torch.cuda.mem_get_info(where)
@@ -105,7 +105,7 @@ def reserve_of(
 
 
 def _scratch(model: LoadedModel, rows: int) -> int:
-    """Return the bytes between the two launches of our Triton attention, for `rows` rows."""
+    """Return the bytes of the buffers between the two launches of our Triton attention."""
     heads = int(getattr(model.config, "num_attention_heads", 0))
     widest = max(layer.value_dim for layer in model.layers)
     return rows * heads * SPLITS * (widest + 2) * 4

@@ -4,8 +4,8 @@ Order, as in vLLM and transformers: logit_bias, min_tokens, repetition penalty, 
 presence penalties, grammar; then, when tokens are drawn (`device_draws`), temperature, top_k,
 top_p, min_p. Removed ids get -inf.
 
-Promises: a row of the result depends on that row's logits and context only, bit for bit on the CPU;
-the given logits are never written to.
+A row of the result depends only on that row's logits and context, bit for bit on the CPU. The given
+logits are never written to.
 """
 
 from __future__ import annotations
