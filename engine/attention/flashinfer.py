@@ -2,7 +2,7 @@
 
 Uses `BatchPrefillWithPagedKVCacheWrapper` as documented in 0.7: query lengths vary, a chain is
 causal from the end, a tree has a custom mask. The plane's `[kv_heads, slots, dim]` is viewed as
-"HND" pages without a copy. The wrapper's class is passed in, so that tests can check this adapter
+"HND" pages without a copy. The wrapper's class is an argument, so that tests can check this adapter
 against the documented behaviour without a GPU.
 """
 
@@ -38,7 +38,7 @@ MakeWrapper = Callable[..., Wrapper]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a plan depends on besides the spans. Layers with equal values share one."""
+    """What a plan depends on besides the spans. Layers with equal values share a plan."""
 
     heads: int
     kv_heads: int
@@ -50,9 +50,9 @@ class Variant:
 
 
 class FlashInferBackend:
-    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs. The
-    library sends its own numbers. All chains of one model and row count share tensors, since only
-    one runs between two waits for the device; a forward, which may run beside it, has its own."""
+    """Prepares forwards on one device, and stages forwards of a fixed number of rows for graphs.
+    The library copies its own tables. All chains of one model and row count share tensors, since
+    the host waits for the device between them; a forward, which may overlap, has its own."""
 
     name = "flashinfer"
 
@@ -64,7 +64,7 @@ class FlashInferBackend:
         self._staged: dict[tuple[KVPlane, int, int], FlashInferGraph] = {}
 
     def wrapper(self, variant: Variant) -> Wrapper:
-        """Cached: each has some megabytes of its own."""
+        """Return a variant's wrapper; cached, since each has several megabytes of buffers."""
         wrapper = self._wrappers.get(variant)
         if wrapper is None:
             wrapper = self._wrappers[variant] = self.make_wrapper(self.workspace, "HND")
@@ -130,8 +130,8 @@ class FlashInferForward(PagedAttention):
 
 
 class FlashInferGraph(FlashInferForward):
-    """Wrappers in graph mode, whose buffers have fixed addresses; chains only. Its variants are
-    those used by the forward before the capture."""
+    """Wrappers in graph mode, with buffers at fixed addresses; no trees. Its variants are those of
+    the warm-up forward before the capture."""
 
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, rows: int) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
@@ -170,7 +170,7 @@ class FlashInferGraph(FlashInferForward):
 
 
 class FlashInferStaged(StagedAttention):
-    """Each step has tensors of its own."""
+    """Staged steps, each with its own tensors."""
 
     def __init__(self, steps: Sequence[FlashInferGraph]) -> None:
         self._steps = steps
@@ -188,8 +188,8 @@ class FlashInferStaged(StagedAttention):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The library's view of some spans, on the host, pinned if a GPU copies it: int32 `query_ends`
-    and `page_ends` `[spans + 1]`, `pages`, and `last`, the tokens in each last page."""
+    """Spans in the library's form, on the host, pinned for a GPU: int32 `query_ends` and
+    `page_ends` `[spans + 1]`, `pages`, and `last`, the tokens in each span's last page."""
 
     spans: Sequence[Span]
     slots: Tensor
@@ -202,7 +202,7 @@ class Table:
     def of(
         cls, spans: Sequence[Span], size: int, device: torch.device, more: int = 0, scrap: int = 0
     ) -> Table:
-        """In pages of `size`; then `more` sequences without rows, each with the page `scrap`."""
+        """For pages of `size` slots; pads with `more` sequences without rows, in page `scrap`."""
         counts = [-(-span.end // size) for span in spans]
         rows = [span.length for span in spans] + [0] * more
         last = [(span.end - 1) % size + 1 for span in spans] + [1] * more
@@ -217,10 +217,10 @@ class Table:
         return cls(spans, slots, *parts)
 
     def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
-        """Host tensors where the library plans on the host, so that nothing waits for the
-        device."""
+        """Plan a wrapper. Tables that the library reads on the host are host tensors, so nothing
+        waits for the device."""
         mask, window = None, variant.window
-        if any(span.ancestors for span in self.spans):  # then the window is in the mask
+        if any(span.ancestors for span in self.spans):  # the mask then includes the window
             seen = [visible(span, window).reshape(-1) for span in self.spans]
             mask, window = torch.from_numpy(np.concatenate(seen)), None
             mask = (mask.pin_memory() if device.type == "cuda" else mask).to(

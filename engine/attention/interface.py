@@ -1,12 +1,12 @@
 """The protocol of attention backends, and the one function that transformers calls.
 
-Every attention layer of a served model calls `attention_forward`, which calls what the backend
-prepared for this forward. That object is passed as a keyword argument of the model's own call, so
-two models, or two forwards, share nothing. No mask function is registered under our name, so
-transformers builds no mask (`masking_utils` returns early) and the backend's is the only one.
+Every attention layer of a served model calls `attention_forward`, which calls the object that the
+backend prepared for this forward. That object is a keyword argument of the model's own call, so two
+models, or two forwards, share nothing. No mask function is registered under our name, so
+transformers builds no mask (`masking_utils` returns early), and only the backend's applies.
 
-Knows tensors only, neither sequences nor proposals. Which layers exist and what they need is found
-by running one token through the model (`LayerProbe`), not by reading its configuration.
+Knows tensors only, neither sequences nor proposals. The layers and their needs are found by running
+one token through the model (`LayerProbe`), not by reading its configuration.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from engine.attention.torchao_warnings import silence
 from engine.errors import ModelError
 
 NAME = "foredraft"
-FP8 = torch.float8_e4m3fn  # a precision of planes, not of computation
+FP8 = torch.float8_e4m3fn  # dtype of planes, not of computation
 
-# Arguments of an attention call that have no effect here: the position is in the rotated query,
-# there is no dropout in inference, and transformers caches nothing.
+# Arguments of an attention call that may be ignored: queries are already rotated, inference has no
+# dropout, and transformers' own cache is not used.
 HARMLESS = frozenset({
     "attention_mask", "cache_position", "dropout", "foredraft", "num_items_in_batch",
     "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
@@ -37,8 +37,8 @@ HARMLESS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """One attention layer as observed: `window` is the number of visible keys, its own included
-    (None: all)."""
+    """One attention layer as observed. `window`: the number of keys that a row sees, its own
+    included (None: all)."""
 
     layer: int
     kv_heads: int
@@ -65,12 +65,12 @@ class Span(NamedTuple):
 
 
 def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
-    """Rows that pad a graph: a sequence of their own, all in the scrap block."""
+    """Return the span of rows that pad a graph: a sequence of their own in the scrap block."""
     return Span(row, length, 0, [scrap] * -(-length // block_size))
 
 
 class KVPlane(Protocol):
-    """One model's keys and values, in its precision or in FP8. `stacks[s]`: a pair of `[layers,
+    """One model's keys and values, in its dtype or in FP8. `stacks[s]`: a pair of `[layers,
     kv_heads, slots, dim]` for the layers of one shape; `where[layer]`: (s, index in the stack)."""
 
     @property
@@ -84,9 +84,9 @@ class KVPlane(Protocol):
 
 
 class Variation(NamedTuple):
-    """How one layer's scores differ from plain ones: factor (None: 1 / sqrt(dim)), number of
-    visible keys, its own included (None: all), soft cap (Gemma 2, arXiv:2408.00118), and learned
-    sinks per head (gpt-oss: one more column of the softmax, which adds nothing)."""
+    """How one layer's attention differs from the plain one: factor of scores (None: 1 / sqrt(dim)),
+    number of visible keys, the row's own included (None: all), soft cap (Gemma 2,
+    arXiv:2408.00118), and a learned sink per head (gpt-oss: a softmax column without a value)."""
 
     scaling: float | None = None
     window: int | None = None
@@ -95,26 +95,26 @@ class Variation(NamedTuple):
 
 
 class PreparedAttention(ABC):
-    """Valid for one forward of one model."""
+    """The attention of one forward of one model."""
 
     @abstractmethod
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         """Write `key` and `value` `[1, kv_heads, rows, dim]` to their slots, then attend with
-        `query` `[1, heads, rows, dim]`. Returns `[1, rows, heads, value_dim]` in the query's
-        precision, which may be float32 whatever the plane's."""
+        `query` `[1, heads, rows, dim]`. Returns `[1, rows, heads, value_dim]` in the query's dtype,
+        which may be float32 for a plane of any dtype."""
 
 
 class PagedAttention(PreparedAttention):
-    """Over the plane; the keys of row i are written to slot `slots[i]`."""
+    """Attention over a plane; keys and values of row i are written to slot `slots[i]`."""
 
     def __init__(self, plane: KVPlane, slots: Tensor) -> None:
         self._plane, self._slots = plane, slots
         self._placed: set[int] = set()
 
     def places(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The layer's keys and values `[kv_heads, slots, dim]` and the rows' slots, for a caller
-        that writes them before each `run` of this layer, which then does not. None if the plane has
-        another precision."""
+        """Return the layer's keys and values `[kv_heads, slots, dim]` and the rows' slots. The
+        caller must then write before each `run` of this layer, and `run` does not. None if the
+        plane has another dtype."""
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if keys.dtype != dtype:
@@ -123,7 +123,7 @@ class PagedAttention(PreparedAttention):
         return keys, values, self._slots
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values `[kv_heads, slots, dim]`, with this forward's written."""
+        """Write this forward's keys and values; return the layer's, `[kv_heads, slots, dim]`."""
         stack, index = self._plane.where[layer]
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if layer not in self._placed:
@@ -133,8 +133,8 @@ class PagedAttention(PreparedAttention):
 
 
 def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
-    """In the plane's precision. Above the largest FP8 number it is that, where torch may return
-    NaN."""
+    """Convert to the plane's dtype. Clamps to the largest FP8 number, since torch may return NaN
+    above it."""
     if kind == FP8:
         most = torch.finfo(FP8).max
         rows = rows.clamp(-most, most)
@@ -142,7 +142,7 @@ def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def movable(kept: Tensor) -> Tensor:
-    """As a type for which torch has index_copy_ on every device."""
+    """View as a dtype for which torch has index_copy_ on every device."""
     return kept.view(torch.uint8) if kept.dtype == FP8 else kept
 
 
@@ -155,17 +155,17 @@ class AttentionBackend(Protocol):
 
 
 class StagedAttention(ABC):
-    """Attention of a fixed number of rows, with tensors at fixed addresses: of one forward, or of
-    several steps in each of which every row is one position further than in the one before."""
+    """Attention of a fixed number of rows, with tensors at fixed addresses: for one forward, or for
+    several steps, each of which advances every row by one position."""
 
     @abstractmethod
     def suits(self, spans: Sequence[Span]) -> bool:
-        """`spans`: those of the first step, with blocks for all steps."""
+        """Whether these spans can be filled in: those of the first step, with blocks for all."""
 
     @abstractmethod
     def fill(self, spans: Sequence[Span]) -> None:
-        """As many rows in all as were staged; call before every replay. The owner of a PackedCopy
-        whose parts this writes must send it."""
+        """Set the spans, with as many rows in all as were staged; call before every replay. Writes
+        to parts of a PackedCopy, which its owner must then send."""
 
     @abstractmethod
     def step(self, number: int) -> PreparedAttention: ...
@@ -173,19 +173,19 @@ class StagedAttention(ABC):
 
 @runtime_checkable
 class StagingBackend(Protocol):
-    """A backend whose attention can be part of a graph."""
+    """A backend whose attention can run in a graph."""
 
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
     ) -> StagedAttention:
-        """Of a forward, or of `steps` steps of a chain. Its numbers are the last parts of `sent`,
-        which must not be built yet."""
+        """Stage a forward, or `steps` steps of a chain. Adds the last parts of `sent`, which must
+        not be built yet."""
         ...
 
 
 class LayerProbe(PreparedAttention):
-    """Replaces prepared attention in one token's forward at load: records what each layer needs and
-    refuses what no backend supports."""
+    """Stands in for attention in a forward of one token at load: records what each layer needs, and
+    raises ModelError for anything that no backend supports."""
 
     def __init__(self) -> None:
         self.layers: dict[int, LayerShape] = {}
@@ -195,7 +195,7 @@ class LayerProbe(PreparedAttention):
             raise ModelError(f"attention layer {layer} is called twice in one forward")
         shape = LayerShape(layer, key.shape[1], key.shape[3], value.shape[3], how.window)
         self.layers[layer] = shape
-        groups = query.shape[1] // value.shape[1]  # one token attends to itself alone
+        groups = query.shape[1] // value.shape[1]  # a single token attends only to itself
         return value.repeat_interleave(groups, dim=1).transpose(1, 2).contiguous()
 
     def check(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -225,7 +225,7 @@ def attention_forward(
     """The function transformers calls in every attention layer.
 
     Raises ModelError if the model did not pass our keyword argument on, or (at load, under a
-    `LayerProbe`) passes something that a backend would have to ignore.
+    `LayerProbe`) if it passes an argument that a backend would have to ignore.
     """
     if foredraft is None:
         raise ModelError("its layers do not hand keyword arguments down to attention")

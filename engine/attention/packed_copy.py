@@ -1,11 +1,11 @@
 """PackedCopy: the numbers that a step sends to the device, in one copy.
 
-They lie side by side in a host buffer and in an equal device buffer. A user reserves a part before
+Parts are adjacent in a host buffer and in an equal device buffer. A user reserves a part before
 `build`, writes to its host side, and computes with its device side, whose address is fixed, as CUDA
-graphs need. `send` copies all parts at once; of the last one, which is for data of varying size,
-only what is used. For CUDA the numbers go through pinned buffers, each reused once the device has
-read it, so several forwards of a step, and steps that draw nothing, are sent without a wait in
-between.
+graphs need. `send` copies all parts at once, and of the last one, which is for data of varying
+size, only the rows in use. For CUDA, the copy goes through pinned buffers, each reused once the
+device has read it, so the host can send several forwards, and steps that draw nothing, without
+waiting in between.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PLACES = 16  # copies in progress at once, at most
 
 
 class Part:
-    """Numbers of one shape: `host`, an array, and `there`, a tensor on the device with the same
-    numbers after `send`. Initially zeros. Of the last part, `used` rows are sent."""
+    """Numbers of one shape: `host`, an array, and `there`, a device tensor that equals it after
+    `send`. Initially zeros. Of the last part, `used` rows are sent."""
 
     host: npt.NDArray[Any]
     there: Tensor
@@ -50,7 +50,7 @@ class PackedCopy:
         self._parts: list[Part] = []
 
     def part(self, *shape: int, dtype: torch.dtype = torch.int32) -> Part:
-        """Of int32, int64 or float32."""
+        """Reserve a part of int32, int64 or float32."""
         self._parts.append(Part(shape, dtype))
         return self._parts[-1]
 
@@ -68,8 +68,8 @@ class PackedCopy:
             part.there = self._there[first:last].view(part.dtype).view(part.shape)
 
     def send(self, along: npt.NDArray[np.int64] | None = None) -> Tensor | None:
-        """The host does not wait, and may write again at once. `along`: more numbers to send; the
-        tensor returned has them on the device until the next `send`."""
+        """Copy all parts; the host does not wait and may write again at once. `along`: more numbers
+        to send. Returns a tensor that holds them on the device until the next `send`, or None."""
         last = self._parts[-1]
         size, there = self._firsts[-1] + last.used * last.words, None
         if along is not None:
@@ -85,7 +85,7 @@ class PackedCopy:
 
 
 def sent_alone(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """These numbers on the device, in a copy of their own that the host does not wait for."""
+    """Return these numbers on the device, in a separate copy that the host does not wait for."""
     there = torch.empty(len(numbers), dtype=torch.int64, device=device)
     _copy_to(there.device)(numbers.view(np.int32), there.view(torch.int32))
     return there
@@ -99,8 +99,8 @@ def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
 
 
 class _Places:
-    """Pinned buffers, used in turn; each has an event for when the device has read it. Thread-safe,
-    since a new draft is checked in a thread while steps run."""
+    """Pinned buffers, used in turn, each with an event that tells when the device has read it.
+    Thread-safe, since a new draft is checked in a thread while steps run."""
 
     def __init__(self, device: torch.device) -> None:
         # Stored: looking it up takes the host longer than recording an event.

@@ -1,15 +1,15 @@
-"""SDPA: the reference backend and the one for CPUs, with `torch.scaled_dot_product_attention` over
-the paged KV.
+"""SDPA: the reference backend, also for CPUs, with torch's `scaled_dot_product_attention` over the
+paged KV cache.
 
 For every span (one sequence's rows), chosen once per forward:
 
-- its slots are consecutive (the block pool prefers that): keys and values are *views* of the plane,
-  nothing is copied;
+- if its slots are consecutive (the block pool prefers that), keys and values are *views* of the
+  plane, and nothing is copied;
 - otherwise its keys are gathered slot by slot.
 
 FP8 planes are converted, which is a copy.
 
-Each span is a separate call, so on a GPU, where launches are costly, batches need another backend.
+Each span is a separate call, so batches on a GPU, where launches are costly, need another backend.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.attention.interface import FP8, KVPlane, PagedAttention, Span, Variation
 from engine.attention.spans import bias_of, first_slot, lowest, slots_of, written_slots
 
-# Rows up to which grouped heads are folded. One thread, 16 heads on 4 KV heads, 260 keys, in us:
-# torch's own grouping takes 57 for one row in float32 and 415 in bfloat16, folded 30 and 42; for 8
-# rows 163 and 219, folded 143 and 158.
+# Rows up to which grouped heads are folded. Times on one thread with 16 heads on 4 KV heads and 260
+# keys: for one row torch's own grouping takes 57 us in float32 and 415 us in bfloat16, folded heads
+# 30 and 42; for 8 rows 163 and 219, folded 143 and 158.
 FOLDED_ROWS = 16
 
 
@@ -43,7 +43,7 @@ class SdpaBackend:
 
 
 class SdpaForward(PagedAttention):
-    """One forward: the slots of its keys, and its calls per sliding window."""
+    """One forward: the slots of its keys, and its calls for each sliding window."""
 
     def __init__(self, backend: SdpaBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         super().__init__(plane, written_slots(spans, plane.block_size).to(backend.device))
@@ -100,8 +100,8 @@ class _Call:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, how: Variation
 ) -> Tensor:
-    """softmax(scaling q k' + bias) v of dense `[batch, heads, rows, dim]` on `[batch, kv_heads,
-    keys, dim]`; returns `[batch, rows, heads, value_dim]`."""
+    """Return softmax(scaling q k' + bias) v `[batch, rows, heads, value_dim]` of dense queries
+    `[batch, heads, rows, dim]` on keys and values `[batch, kv_heads, keys, dim]`."""
     if how.softcap is not None or how.sinks is not None:
         return _explicit(query, key, value, bias, causal, how).transpose(1, 2)
     batch, heads, rows, dim = query.shape
@@ -127,7 +127,7 @@ def attention(
 def _explicit(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, how: Variation
 ) -> Tensor:
-    """With soft cap and sinks; see Variation."""
+    """`attention` with soft cap and sinks (see Variation), in plain torch operations."""
     batch, heads, rows, _ = query.shape
     groups = heads // key.shape[1]
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))

@@ -1,6 +1,6 @@
-"""Where a span's keys lie and which of them its rows may see: slots, positions, masks.
+"""Where a span's keys are and which of them its rows see: slots, positions, masks.
 
-Arithmetic on one `Span` at a time, on the host; what an SDPA-like backend prepares per forward.
+Computed on the host for one `Span` at a time, once per forward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Bias = tuple[Tensor | None, bool]  # additive mask or None, and the value of `is
 
 
 def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
-    """Slots of a span's KV indices `low .. end`, int64."""
+    """Return the slots of a span's KV indices `low .. end`, int64."""
     first = low // block_size
     table = np.asarray(span.blocks[first : -(-span.end // block_size)], dtype=np.int64)
     slots = (table[:, None] * block_size + np.arange(block_size)).reshape(-1)
@@ -26,14 +26,14 @@ def slots_of(span: Span, block_size: int, low: int) -> np.ndarray:
 
 
 def written_slots(spans: Sequence[Span], size: int) -> Tensor:
-    """Int64 `[rows]`: the slots for the keys of the spans' own rows, with blocks of `size`."""
+    """Return the slots of the spans' own rows, int64 `[rows]`, with blocks of `size`."""
     return torch.tensor(
         [s.blocks[i // size] * size + i % size for s in spans for i in range(s.start, s.end)]
     )
 
 
 def first_slot(span: Span, block_size: int) -> int | None:
-    """The slot of KV index 0 if a span's blocks are consecutive and ascending, else None."""
+    """Return the slot of KV index 0 if a span's blocks are consecutive, ascending; else None."""
     count = -(-span.end // block_size)
     base = span.blocks[0]
     if count == 1 or list(span.blocks[:count]) == list(range(base, base + count)):
@@ -42,8 +42,8 @@ def first_slot(span: Span, block_size: int) -> int | None:
 
 
 def positions_of(span: Span) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of a span's rows `[length]` and of its keys `[end]`. A tree node's position is its
-    depth; its KV index is its place in the span."""
+    """Return the positions of a span's rows `[length]` and of its keys `[end]`. A tree node's
+    position follows from its depth, its KV index from its place in the span."""
     keys = np.arange(span.end)
     if span.ancestors:
         tail = len(span.ancestors)
@@ -53,7 +53,7 @@ def positions_of(span: Span) -> tuple[np.ndarray, np.ndarray]:
 
 
 def visible(span: Span, window: int | None) -> np.ndarray:
-    """Which keys a span's rows may see: bool `[length, end]`."""
+    """Return which keys a span's rows see, bool `[length, end]`."""
     rows, keys = positions_of(span)
     seen = np.arange(span.start, span.end)[:, None] >= np.arange(span.end)[None, :]
     if span.ancestors:
@@ -68,14 +68,14 @@ def visible(span: Span, window: int | None) -> np.ndarray:
 
 
 def lowest(span: Span, window: int | None) -> int:
-    """The first KV index that any row of the span may see."""
+    """Return the first KV index that any row of the span may see."""
     return 0 if window is None else max(0, int(positions_of(span)[0].min()) - window + 1)
 
 
 def bias_of(
     span: Span, low: int, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Bias:
-    """The mask of a span's rows over its keys from `low` on, `[length, end-low]`."""
+    """Return the mask of a span's rows over its keys from `low` on, `[length, end-low]`."""
     windowed = window is not None and span.end - low > window
     if not windowed and not span.ancestors:
         if span.length == 1:

@@ -1,5 +1,5 @@
-"""transformers imports torchao where it is installed, used or not, and both torchao and torch then
-warn about its internals: extensions for other devices, and how it registers its types."""
+"""Silences warnings about torchao. transformers imports it wherever it is installed, and torchao
+and torch then warn about extensions for other devices and about how it registers its types."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import logging
 
 
 def silence() -> None:
-    """Call before transformers is imported: only errors of these two loggers remain."""
+    """Call before transformers is imported; leaves only errors of these two loggers."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

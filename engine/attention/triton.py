@@ -1,9 +1,9 @@
 """Our own kernel (`engine.attention.triton_kernels`), on GPUs that FlashInfer does not support.
 
-Slots, masks and page tables of a forward are parts of one copy. Pages of a span are listed once, so
-a graph's tensors have the size of the pool and not of the pool times the rows. Prompts and trees
-are data like chains, so one graph serves them all. For the steps of a chain only the slots are
-sent: the kernel counts positions from the first step.
+Slots, masks and page tables of a forward are parts of one copy. A span's pages are listed once, so
+a graph's tensors have the size of the pool, not of the pool times the rows. Prompts, trees and
+chains differ only in this data, so one graph serves them all. A chain's later steps need only their
+slots: the kernel counts positions from the first step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from engine.attention.triton_kernels import PIECE, PIECE_ROWS, ROW, Splitting, T
 
 _Piece = tuple[int, int, int, int, int, int]
 
-MOST_NODES = 64  # of a tree: the bits of a mask
+MOST_NODES = 64  # of a tree: one bit of a mask each
 
 
 class TritonBackend:
-    """Prepares forwards on one device, and stages ones of a fixed number of rows for graphs."""
+    """Prepares forwards on one device, and stages those of a fixed number of rows for graphs."""
 
     name = "triton"
 
@@ -58,7 +58,7 @@ class TritonBackend:
 
 
 class TritonStep(PagedAttention):
-    """The rows described in `tables`, all `step` positions further."""
+    """Attention of the rows in `packed`, all advanced by `step` positions."""
 
     def __init__(
         self, backend: TritonBackend, plane: KVPlane, packed: Packed, step: int = 0
@@ -77,7 +77,7 @@ class TritonStep(PagedAttention):
 
 
 class TritonStaged(StagedAttention):
-    """For graphs of `rows` rows."""
+    """Staged attention of `rows` rows, for graphs."""
 
     def __init__(
         self, backend: TritonBackend, plane: KVPlane, rows: int, sent: PackedCopy, steps: int
@@ -91,7 +91,7 @@ class TritonStaged(StagedAttention):
         return sum([len(span.blocks) for span in spans]) <= self._most_pages
 
     def fill(self, spans: Sequence[Span]) -> None:
-        """These spans, `rows` rows in all."""
+        """Set the spans, `rows` rows in all."""
         listed = Listed(spans, self._plane.block_size, self._packed.steps)
         assert len(listed.rows) == self._rows
         self._packed.fill(listed)
@@ -101,9 +101,8 @@ class TritonStaged(StagedAttention):
 
 
 class Listed:
-    """Spans, concatenated, as the kernel reads them, on the host: int64 `slots` `[steps, rows]`,
-    and int32 `rows`, `pieces` and `pages`, as in its tables. No tree has more nodes than a mask has
-    bits."""
+    """Spans, concatenated in the kernel's form on the host: int64 `slots` `[steps, rows]`, and
+    int32 `rows`, `pieces` and `pages`, see `triton_kernels`. Trees have at most 64 nodes."""
 
     def __init__(self, spans: Sequence[Span], size: int, steps: int = 1) -> None:
         pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
@@ -126,7 +125,7 @@ class Listed:
             self._place_nodes(tree.row + tree.length, tree.end, tree.ancestors or ())
 
     def _list_rows(self, size: int, steps: int) -> None:
-        """Rows and slots as if all spans were chains."""
+        """Set rows and slots as if all spans were chains."""
         of = self.pieces.repeat(self.pieces[:, 1], axis=0).T
         numbers = np.arange(of.shape[1], dtype=np.int32)
         after = numbers - of[4]
@@ -137,7 +136,7 @@ class Listed:
         self.rows[:, 0], self.rows[:, 1] = indices, (2 << after) - 1
 
     def _place_nodes(self, row: int, end: int, nodes: Sequence[Sequence[int]]) -> None:
-        """Correct the rows of a tree whose last row and index are just before these."""
+        """Correct the rows of a tree that ends just before this row and this KV index."""
         assert len(nodes) <= MOST_NODES
         bits = [1 << i | sum(1 << node for node in above) for i, above in enumerate(nodes)]
         mine = self.rows[row - len(nodes) : row]
@@ -146,7 +145,8 @@ class Listed:
 
 
 def _pieces(span: Span, page: int) -> list[_Piece]:
-    """A piece of a chain is a chain that starts later; pieces of a tree share a root."""
+    """Pieces of a span: each of a chain is a chain that starts later; those of a tree share a
+    root."""
     row, length, start, _, nodes = span
     chain = length - len(nodes or ())
     pieces = []
@@ -160,7 +160,7 @@ def _pieces(span: Span, page: int) -> list[_Piece]:
 
 
 class Packed:
-    """Slots, rows, pieces and pages as the last parts of a copy."""
+    """Slots, rows, pieces and pages as the last parts of a PackedCopy."""
 
     def __init__(
         self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1

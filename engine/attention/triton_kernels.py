@@ -1,18 +1,18 @@
 """Attention in Triton: flash-decoding (Dao et al., 2023) over page tables, with the mask of the
-last keys given as bits. A prompt is many pieces of a few rows.
+last keys given as bits. A prompt is split into pieces of a few rows.
 
-Rows of a span and heads of one KV head are lines of one tile, so each key is read once for all of
-them. Keys are divided into chunks: chunk c of a sequence belongs to split c modulo `SPLITS`.
-`attend_splits` computes sums of weighted values per split, `combine_splits` adds them up.
+The rows of a piece and the query heads of one KV head are lines of one tile, so each key is read
+once for all of them. Keys are divided into chunks: chunk c of a sequence belongs to split c modulo
+`SPLITS`. `attend_splits` sums weighted values per split, `combine_splits` adds the splits.
 
-The tile, the chunks and their order depend on the model and the keys only, and a chunk that a row
-does not see leaves its sums unchanged. So a row's result depends, bit for bit, on its query and on
-the keys that it sees, neither on the other spans of a call nor on how many rows its own span has.
+The tile, the chunks and their order depend only on the model and the keys, and a chunk that a row
+does not see leaves its sums unchanged. So a row's result depends, bit for bit, only on its query
+and the keys that it sees, not on the other spans of a call or the number of rows of its own span.
 
 Tables are int32. A row is `[position, bits, bits]`: bit i of the 64 says whether it sees key `root
 + i`; it sees every key before the root. A piece is rows of one span: `[first row, rows, end, root,
-row of the root, first entry of its pages]`, with `end` and `root` as KV indices. One without rows
-is padding.
+row of the root, first entry of its pages]`, with `end` and `root` as KV indices. A piece without
+rows is padding.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from torch import Tensor
 from engine.attention.interface import Variation
 
 ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
-PIECE_ROWS = 8  # rows of a piece, at most
-SMALLEST = 16  # side of a matrix product, at least
-WIDE = 128  # head dimension
-# (Heads in a tile, keys read at once), few enough that registers do not spill to memory on sm_80
-# and sm_90: for head dimensions up to `WIDE`, for wider ones, and for all in float32.
+PIECE_ROWS = 8  # most rows of a piece
+SMALLEST = 16  # least side of a matrix product
+WIDE = 128  # largest head dimension of NARROW_TILE
+# (Heads per tile, keys per iteration), few enough that registers do not spill on sm_80 and sm_90:
+# for head dimensions up to `WIDE`, for wider ones, and for all in float32.
 NARROW_TILE, WIDE_TILE, FLOAT32_TILE = (8, 64), (4, 32), (2, 16)
 WARPS, STAGES = 4, 2
 
@@ -39,8 +39,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Tables(NamedTuple):
-    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`. `steps`: all rows, one per
-    sequence if above 0, are so many positions further than these tables say."""
+    """Int32 `rows` `[rows, 3]`, `pieces` `[pieces, 6]` and `pages`. `steps`: every row is that many
+    positions further than the tables say; above 0, each sequence must have one row."""
 
     rows: Tensor
     pieces: Tensor
@@ -49,7 +49,7 @@ class Tables(NamedTuple):
 
 
 class Splitting(NamedTuple):
-    """Of keys: a fixed number of splits, a power of two, and the keys per chunk."""
+    """How keys are split: the number of splits, a power of two, and the keys per chunk."""
 
     splits: int = 8
     chunk: int = 128
@@ -57,7 +57,7 @@ class Splitting(NamedTuple):
 
 @triton.jit
 def _lines(piece, GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr):
-    """Their head of keys, and of each line the row, the head, and whether it is of use."""
+    """Return the tile's KV head, and each line's row, head, and whether it is in use."""
     PARTS: tl.constexpr = (GROUP + SHARED - 1) // SHARED
     line = tl.arange(0, TILE)
     member = tl.program_id(1) % PARTS * SHARED + line % SHARED
@@ -68,7 +68,7 @@ def _lines(piece, GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr)
 
 @triton.jit
 def _chunks(root, end, CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr):
-    """The first chunk of this split that any row may see, and how many it has from there on."""
+    """Return this split's first chunk that any row may see, and its number of chunks from there."""
     low = 0
     if WINDOW > 0:
         low = tl.maximum(root - WINDOW + 1, 0) // CHUNK
@@ -78,7 +78,7 @@ def _chunks(root, end, CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.con
 
 @triton.jit
 def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """`[rows, WIDTH]`: zeros beyond `DIM`, and where nothing is `there`."""
+    """Load `[rows, WIDTH]`; zeros beyond `DIM` and in rows that are not `there`."""
     inside = tl.arange(0, WIDTH) < DIM
     at = start + step[:, None] + tl.arange(0, WIDTH)[None, :]
     return tl.load(at, there[:, None] & inside[None, :], 0.0)
@@ -86,7 +86,7 @@ def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
-    """Of each line: both halves of its mask, and its position if there is a window."""
+    """Return each line's mask in two halves, and its position if there is a window."""
     position = mine
     if WINDOW > 0:
         position = tl.load(rows + mine * ROW, live, 0) + steps
@@ -96,8 +96,8 @@ def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
 
 @triton.jit
 def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.constexpr):
-    """Whether lines see keys, `[lines, keys]`. Key `node` from the root on, which is of row
-    `origin`, stands where its row does."""
+    """Return which keys each line sees, `[lines, keys]`. `node`: key index relative to the root,
+    whose row is `origin`; from there on, a key has the position of its row."""
     bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
     seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
@@ -109,7 +109,7 @@ def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.
 
 @triton.jit
 def _scores(q, k, scale, SOFTCAP: tl.constexpr):
-    """To the base 2, float32 `[lines, keys]`."""
+    """Return scores in base 2, float32 `[lines, keys]`."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
         scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores * (2 * LOG2E / SOFTCAP)) + 1)
@@ -125,7 +125,7 @@ def attend_splits(
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, PAGE: tl.constexpr,
     CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One piece, `SHARED` heads with one of keys, one split: `sums` `[rows, heads, SPLITS,
+    """Compute one piece, `SHARED` heads of one KV head, one split: `sums` `[rows, heads, SPLITS,
     VALUE_DIM]`, and `tops` `[rows, heads, SPLITS, 2]`, the best score and the sum of weights."""
     piece = pieces + tl.program_id(0) * PIECE
     if tl.load(piece + 1) == 0:
@@ -142,7 +142,7 @@ def attend_splits(
     for i in range(0, chunks * (CHUNK // BLOCK)):
         chunk = first + i // (CHUNK // BLOCK) * SPLITS
         index = chunk * CHUNK + i % (CHUNK // BLOCK) * BLOCK + tl.arange(0, BLOCK)
-        there = index < end  # what lies behind may be anything, and 0 x NaN is NaN
+        there = index < end  # later slots may hold anything, and 0 x NaN is NaN
         page = tl.load(table + index // PAGE, there, 0).to(tl.int64)
         slot = page * PAGE + index % PAGE
         k = _rows(keys + kv_head * key_head, slot * key_slot, there, KEY_DIM, KEY_WIDTH)
@@ -150,13 +150,13 @@ def attend_splits(
         seen = _seen(rows, origin, index - root, there, index, early, late, own, steps, WINDOW)
         scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of lines that saw no key yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # 0 for lines that saw no key yet
         weights, shrunk = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
         v = _rows(values + kv_head * value_head, slot * value_slot, there, VALUE_DIM, VALUE_WIDTH)
         v = v.to(q.dtype)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher
-    at = mine * heads + head  # in 64 bits, as the head is
+    at = mine * heads + head  # 64 bits, since `head` has 64
     _store(sums, tops, at * SPLITS + tl.program_id(2), top, total, parts, live, VALUE_DIM)
 
 
@@ -174,7 +174,7 @@ def combine_splits(
     output, sums, tops, sinks,
     VALUE_DIM: tl.constexpr, VALUE_WIDTH: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """One row and head of `output` `[rows, heads, VALUE_DIM]`."""
+    """Compute one row and head of `output` `[rows, heads, VALUE_DIM]`."""
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
     wide = tl.arange(0, VALUE_WIDTH)
@@ -183,7 +183,7 @@ def combine_splits(
     most = tl.max(top, 0)
     share = tl.exp2(top - most)
     whole = tl.sum(share * total, 0)
-    if SINKS:  # one more column of the softmax, which adds nothing
+    if SINKS:  # a softmax column without a value
         whole += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2E - most)
     written = (top > float("-inf"))[:, None] & (wide < VALUE_DIM)[None, :]
     parts = tl.load(sums + at[:, None] * VALUE_DIM + wide[None, :], written, 0.0)
@@ -201,9 +201,9 @@ def attend(
     how: Variation,
     splitting: Splitting,
 ) -> None:
-    """`output` `[rows, heads, value_dim]` of `query` `[heads, rows, dim]` on `keys` and `values`
-    `[kv_heads, slots, dim]` in pages of `page` slots. All but the output in one precision, or keys
-    and values in FP8. Launches depend on shapes only."""
+    """Write `output` `[rows, heads, value_dim]` of `query` `[heads, rows, dim]` on `keys` and
+    `values` `[kv_heads, slots, dim]` in pages of `page` slots. All but the output have one dtype,
+    or keys and values are FP8. Launches depend only on shapes."""
     heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
@@ -217,7 +217,7 @@ def attend(
         for last in (value_dim, 2)
     )
     scale = query.shape[2] ** -0.5 if how.scaling is None else how.scaling
-    with torch.cuda.device_of(query):  # where it is, or Triton launches on the current one
+    with torch.cuda.device_of(query):  # Triton launches on the current device
         attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
             sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,
             *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
@@ -234,8 +234,8 @@ def attend(
 def constants(
     key_dim: int, value_dim: int, group: int, itemsize: int, how: Variation
 ) -> dict[str, Any]:
-    """Compile-time constants of `attend_splits` for a layer with `group` heads per KV head. The
-    size of the tile does not depend on the call's rows."""
+    """Return the compile-time constants of `attend_splits` for a layer with `group` heads per KV
+    head. The size of the tile does not depend on the call's rows."""
     shared, block = NARROW_TILE if max(key_dim, value_dim) <= WIDE else WIDE_TILE
     if itemsize == 4:
         shared, block = FLOAT32_TILE

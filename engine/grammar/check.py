@@ -1,15 +1,14 @@
-"""`python -m engine.grammar.check PATH`: a child of the front end that says whether grammars can be
-honoured. It reads the tokenizer once and forks for each grammar: a fork of a warm process takes
-milliseconds, and what compiles a stranger's grammar may hang, swell or crash.
+"""`python -m engine.grammar.check PATH`: a child process of the front end that checks whether
+grammars can be enforced. It reads the tokenizer once and forks for each grammar: a fork of a warm
+process takes milliseconds, and compiling a user's grammar may hang, use too much memory or crash.
 
-stdin: [id, Grammar]; stdout: [id, sentence, outcome], "" for a grammar that can be honoured, in any
-order; the first one, with id 0, is about the tokenizer. Every message is msgpack behind four bytes
-of length. It ends with its stdin or its parent.
+stdin: [id, Grammar]; stdout, in any order: [id, sentence, outcome], with an empty sentence for an
+accepted grammar. The first answer, with id 0, is about the tokenizer. Every message is msgpack
+after its length in four bytes. The process ends with its stdin or its parent.
 
-Promises: every grammar gets an answer, which its fork writes itself if it can. A grammar's own
-faults are final: computing for too long (counted in CPU time, so a busy machine does not matter),
-too much memory, a crash. That there was no time for it is not. The young go first: who has run for
-a while yields the processor and, when all places are taken, its place.
+Every grammar gets an answer, from its fork if possible. A grammar's own faults are final: too much
+CPU time (so a busy machine does not matter), too much memory, or a crash. "busy" is not final.
+Young forks come first: an older one gets a lower priority, and is killed if its place is needed.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from engine.grammar.source import GrammarRefused, compile_grammar, require_no_er
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import CheckOutcome, Grammar
 
-STACK_BYTES = 2 * 2**20  # less than the engine's, so that what is deep fails here
-MEMORY_BYTES = 2**28  # address space beyond what the vocabulary took
-PLACES = 8
-YOUNG_SECONDS = 0.1  # on the clock; most grammars are compiled by then
-PATIENCE = 4.0  # on the clock, times the CPU time that is allowed
-LOOK_SECONDS = 0.02  # between two looks at the clock
-NICENESS = 5  # of one that is not young any more
-WALKS = 2  # through a compiled grammar, of so many ...
+STACK_BYTES = 2 * 2**20  # less than the engine's, so that a deep grammar fails here
+MEMORY_BYTES = 2**28  # address space beyond that of the vocabulary
+PLACES = 8  # most forks at a time
+YOUNG_SECONDS = 0.1  # wall-clock time; most grammars compile in less
+PATIENCE = 4.0  # wall-clock time per grammar, in multiples of the allowed CPU time
+LOOK_SECONDS = 0.02  # interval between calls of `look`
+NICENESS = 5  # of a fork that is no longer young
+WALKS = 2  # through a compiled grammar, of STEPS tokens each
 STEPS = 24
 MAX_FORCED_BYTES = 4096
 BUSY = "too many grammars are being compiled; try again"
@@ -61,11 +60,11 @@ def main() -> int:
         "--seconds", type=number(0, above=True), required=True, help="CPU time of a grammar"
     )
     args = parser.parse_args()
-    for each in (signal.SIGINT, signal.SIGTERM):  # the parent's to handle, which may need this
+    for each in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and may still need this
         signal.signal(each, signal.SIG_IGN)
     die_with_parent()
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
+    os.dup2(2, 1)  # keep a library's prints out of the answers
     try:
         vocabulary = load_vocabulary(
             args.path, revision=args.revision, trust_remote_code=args.trust_remote_code
@@ -91,11 +90,11 @@ class _Fork:
     id: int
     asked: float
     started: float
-    is_over: bool = False  # killed, and about to end
+    is_over: bool = False  # killed, but not reaped yet
 
 
 class Checks:
-    """`seconds`: CPU time of each."""
+    """The running and waiting checks. `seconds`: CPU time of each."""
 
     def __init__(self, vocabulary: LLTokenizer, answers: int, seconds: float) -> None:
         self._vocabulary, self._answers, self._seconds = vocabulary, answers, seconds
@@ -106,7 +105,7 @@ class Checks:
         self._waiting.append((time.monotonic(), id, grammar))
 
     def look(self) -> float | None:
-        """Do what is due; seconds until the next look, None while there is nothing to look for."""
+        """Reap, end and start forks; return the seconds until the next call, None if idle."""
         self._reap()
         now = time.monotonic()
         late = now - PATIENCE * self._seconds
@@ -114,7 +113,7 @@ class Checks:
             if fork.asked <= late:
                 self._end(pid)
             elif now - fork.started > YOUNG_SECONDS:
-                with contextlib.suppress(OSError):  # where this process is nicer
+                with contextlib.suppress(OSError):  # this process may be nicer already
                     os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
         while self._waiting and self._waiting[0][0] <= late:
             _write(self._answers, self._waiting.popleft()[1], BUSY, "busy")
@@ -123,7 +122,7 @@ class Checks:
         return LOOK_SECONDS if self._forks or self._waiting else None
 
     def _reap(self) -> None:
-        """Tell what became of those that could not say it themselves."""
+        """Collect ended forks, and answer for those that could not."""
         while self._forks:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -148,7 +147,7 @@ class Checks:
         return True
 
     def _end(self, pid: int) -> None:
-        """What is large and nice takes a while to die, and is reaped then."""
+        """Kill a fork and answer "busy". A large, nice process takes a while to end."""
         fork = self._forks[pid]
         fork.is_over = True
         os.kill(pid, signal.SIGKILL)
@@ -176,8 +175,8 @@ class Checks:
 
 
 def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
-    """Empty when the grammar can be honoured, else one sentence. Deep recursion in the library
-    overflows the stack and ends the process; so do its panics."""
+    """Return why the grammar cannot be enforced, in one sentence, or "". Deep recursion in the
+    library overflows the stack and ends the process, and so do its panics."""
     try:
         probe(compile_grammar(grammar, vocabulary), vocabulary)
     except GrammarRefused as error:
@@ -186,9 +185,9 @@ def verdict(grammar: Grammar, vocabulary: LLTokenizer) -> str:
 
 
 def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
-    """A grammar may compile in a moment and explode when it is used, so take some steps along
-    pseudo-random sentences, always the same ones. Raises GrammarRefused for what turns out too
-    complex, allows nothing, or forces more text at once than is reasonable."""
+    """Follow some pseudo-random texts, always the same ones: a grammar may compile fast and still
+    be too expensive to use. Raises GrammarRefused if it is too complex, allows nothing, or forces
+    too much text at once."""
     rng = random.Random(0)
     ends = set(vocabulary.eos_tokens)
     for _ in range(WALKS):
@@ -213,7 +212,7 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
 
 
 def set_limits() -> None:
-    """Memory: what this process has by now, and MEMORY_BYTES; the stack: STACK_BYTES."""
+    """Limit address space to its present size plus MEMORY_BYTES, and the stack to STACK_BYTES."""
     if sys.platform != "linux":
         return
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
@@ -224,7 +223,7 @@ def set_limits() -> None:
 
 
 def _read(count: int) -> bytes:
-    """So many bytes of stdin; fewer at its end."""
+    """Read `count` bytes of stdin; fewer at its end."""
     data = b""
     while len(data) < count and (more := os.read(0, count - len(data))):
         data += more
@@ -232,7 +231,8 @@ def _read(count: int) -> bytes:
 
 
 def _write(answers: int, id: int, sentence: str, outcome: CheckOutcome) -> None:
-    """At once, so that what forks write does not mix: a pipe takes 4,096 bytes whole."""
+    """Write an answer in one call: a pipe takes up to 4,096 bytes atomically, so answers of several
+    forks do not mix."""
     data = msgspec.msgpack.encode((id, sentence[:1000], outcome))
     os.write(answers, struct.pack("<I", len(data)) + data)
 

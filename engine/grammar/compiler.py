@@ -1,13 +1,12 @@
-"""Grammars at work: compiled off the step loop, a matcher per sequence, masks along a proposal.
+"""Grammars in the engine: compiled off the step loop, one matcher per sequence, masks for drafts.
 
-Promises: what is allowed after some tokens depends on the grammar and those tokens alone, whether
-they are committed or only proposed. A sequence whose grammar turns out too complex is ended, and no
-other notices; where that happens depends on the same two alone, never on guesses, clocks or what
-else is served, since it is counted by the library along the text. Guesses are limited by time,
-which shortens proposals and changes no text.
+The tokens allowed after a text depend only on the grammar and the text, whether its tokens are
+committed or draft tokens. If a grammar turns out too complex, only its own sequence ends. Where it
+ends depends on the same two, never on draft tokens, clocks or other requests, since the library
+counts its work along the text. A time limit on draft tokens only shortens proposals.
 
-An id that the tokenizer lacks is never allowed. EOS is allowed where the grammar accepts; when
-nothing else may follow, the sequence is complete and ends (see acceptance) without sampling it.
+An id that the tokenizer lacks is never allowed. EOS is allowed where the grammar accepts; if only
+EOS may follow, the sequence is complete and ends (see acceptance) without sampling it.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
 
 MAX_COMPILED = 16  # grammars kept for the next request
-WAIT_SECONDS = 0.005  # before an otherwise idle loop looks again
-STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check had much less
-GUESSES_GRACE_SECONDS = 0.02  # CPU time that guesses about a text may take, and ...
-GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each of its tokens
-SLOW_SECONDS = 0.004  # of the text's last token and mask: one at a time, from then on
+WAIT_SECONDS = 0.005  # most time in `wait`, when the step loop is otherwise idle
+STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check has much less
+GUESSES_GRACE_SECONDS = 0.02  # CPU time allowed for draft tokens of a text, and ...
+GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each token of the text
+SLOW_SECONDS = 0.004  # CPU time of the text's last token and mask; no speculation above it
 
 NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
 
 
 class Compiling:
-    """Sequences that may not run yet, since their grammar is still being compiled. They wait
-    outside of the scheduler, and nobody waits for them. The same grammar is compiled once, by one
-    thread; one that cannot be ends its own sequence.
+    """Sequences whose grammar is still being compiled. They wait outside the scheduler and block no
+    other sequence. Equal grammars are compiled once, all in one thread; a grammar that cannot be
+    compiled ends its own sequences.
 
-    `load` reads the vocabulary, once, when the first grammar comes. `can_end`: whether the target
-    has an EOS."""
+    `load` reads the vocabulary, once, for the first grammar. `can_end`: whether the target has an
+    EOS."""
 
     def __init__(self, load: Callable[[], LLTokenizer], *, can_end: bool) -> None:
         self._load = load
         self._can_end = can_end
-        self._vocabulary: LLTokenizer | None = None  # the thread's own
-        self._eos: Bits  # of the vocabulary; read once a grammar is compiled
+        self._vocabulary: LLTokenizer | None = None  # used by the thread only
+        self._eos: Bits  # of the vocabulary; set before the first grammar is compiled
         self._thread: ThreadPoolExecutor | None = None
-        # Matchers at the start of the text, which never move.
+        # Matchers at the start of the text, only ever copied.
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._held: dict[str, tuple[Sequence, Future[LLMatcher]]] = {}
 
@@ -72,7 +71,8 @@ class Compiling:
         self._held[seq.id] = seq, future
 
     def take(self) -> tuple[list[Sequence], list[Output]]:
-        """Those that may run, their `constraint` set; and the ends of those that never will."""
+        """Return the sequences that may run now, with `constraint` set, and the error outputs of
+        those whose grammar failed."""
         ready: list[Sequence] = []
         ends: list[Output] = []
         for seq, compiled in [held for held in self._held.values() if held[1].done()]:
@@ -88,8 +88,8 @@ class Compiling:
         return ready, ends
 
     def abort(self, ids: Iterable[str]) -> list[Sequence]:
-        """Let go of these, and of what was to be compiled for nobody else. What has begun goes on,
-        for the next request."""
+        """Drop and return these sequences; cancel compilations that no other one needs. Those that
+        have begun continue, for later requests."""
         gone = [self._held.pop(id) for id in ids if id in self._held]
         wanted = {id(compiled) for _, compiled in self._held.values()}
         for seq, compiled in gone:
@@ -98,7 +98,7 @@ class Compiling:
         return [seq for seq, _ in gone]
 
     def wait(self) -> None:
-        """Until something may have changed, but not for long."""
+        """Wait until a compilation ends, at most WAIT_SECONDS."""
         futures = [compiled for _, compiled in self._held.values()]
         concurrent.futures.wait(futures, WAIT_SECONDS, concurrent.futures.FIRST_COMPLETED)
 
@@ -117,23 +117,23 @@ class Compiling:
                 self._vocabulary = self._load()
                 self._eos = eos_bits(self._vocabulary)
             matcher = compile_grammar(grammar, self._vocabulary)
-            matcher.compute_bitmask()  # the first one is the slowest; copies have what it found
+            matcher.compute_bitmask()  # the first one is the slowest; copies keep its results
         except (GrammarRefused, ModelError):
             raise
-        except BaseException as error:  # a panic of the library derives from nothing better
+        except BaseException as error:  # a panic of the library is no Exception
             raise GrammarRefused(f"the compiler failed on it: {sentence(str(error))}") from None
         return matcher
 
 
 class GrammarState:
-    """A Constraint: what one sequence's text must satisfy. `eos` are the bits of the ids that end a
-    text; without `may_end` they are never allowed, and only what is complete ends.
+    """A Constraint: the grammar state of one sequence. `eos`: bits of the ids that end a text;
+    without `may_end` they are never allowed, and a text ends only when it is complete.
 
-    Two matchers, both copies of `fresh`. One walks the text and never leaves it: a mask, a token, a
-    mask. It alone says what the text may be and whether it breaks at the library's limits, some of
-    which count work that a matcher remembers (states of its lexer), so that one which had followed
-    guesses would break elsewhere. The other one follows guesses, and is rolled back to where two of
-    them part."""
+    Two matchers, both copies of `fresh`. `_text` follows only the committed text: mask, token,
+    mask. It alone decides which tokens are allowed and whether the text exceeds the library's
+    limits. Some of these count work that a matcher remembers (lexer states), so a matcher that had
+    followed draft tokens would reach them elsewhere. `_walker` follows draft tokens, and is rolled
+    back to where two paths diverge."""
 
     def __init__(
         self,
@@ -147,14 +147,14 @@ class GrammarState:
         self._text = fresh.deep_copy()
         self._length = 0  # tokens of the text
         self._walker: LLMatcher | None = None
-        self._behind: list[int] = []  # tokens of the text that the walker has not seen
-        self._path: list[int] = []  # what it consumed after the text that it has seen
+        self._behind: list[int] = []  # tokens committed after the text that the walker started from
+        self._path: list[int] = []  # tokens that the walker has consumed after that text
         self._eos = eos
         self._may_end = may_end
         self._clock = clock
-        self._seconds = 0.0  # that guesses took
-        self._last = 0.0  # that the text's last token and mask took
-        # By guesses behind the text: allowed, complete.
+        self._seconds = 0.0  # spent on draft tokens
+        self._last = 0.0  # spent on the text's last token and mask
+        # (allowed, complete) by draft tokens after the text.
         self._rows: dict[tuple[int, ...], tuple[Bits, bool] | None] = {}
 
     @property
@@ -171,7 +171,7 @@ class GrammarState:
         return row is not None and row[1]
 
     def extend(self, token: int) -> None:
-        self._row(())  # as plain decoding does, whether or not anybody asked
+        self._row(())  # always, as in plain decoding, so that `_text` counts the same work
         if self.error:
             return
         started = self._clock()
@@ -194,7 +194,7 @@ class GrammarState:
         return tokens
 
     def _row(self, path: Seq[int]) -> tuple[Bits, bool] | None:
-        """What may follow, and whether nothing may but the end."""
+        """Return (allowed, complete) after `path`, or None if `path` is not allowed."""
         if self.error:
             return None
         key = tuple(path)
@@ -209,7 +209,7 @@ class GrammarState:
         return self._rows[key]
 
     def _look(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:
-        # Where the vocabulary's size is a multiple of 32 the library's mask has a word too many.
+        # The library's mask has an extra word if the vocabulary size is a multiple of 32.
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
         if not matcher.is_error():
             going_on = bits & ~self._eos
@@ -222,20 +222,20 @@ class GrammarState:
         return None
 
     def _guess(self, path: Seq[int]) -> tuple[Bits, bool] | None:
-        """Where guessing is over nothing may follow: nobody goes beyond that guess, and whoever
-        commits it asks again."""
+        """`_row` for draft tokens. At the time limit or after an error, nothing is allowed: the
+        proposal ends here, and a commit computes the mask anew."""
         nothing = np.zeros_like(self._eos), False
         if self.is_slow:
             return nothing
         walker, arrived = self._walk(path)
         row = self._look(walker) if arrived else None
-        if walker.is_error():  # for good: a limit, or a dead end
+        if walker.is_error():  # a limit or a dead end; the walker cannot recover
             self._walker = None
             return nothing
         return row if row or not arrived else nothing
 
     def _walk(self, path: Seq[int]) -> tuple[LLMatcher, bool]:
-        """The walker, and whether it could get to behind `path`."""
+        """Move the walker to the end of `path`; return it, and whether it got there."""
         if self._walker is None:
             self._walker, self._path, self._behind = self._text.deep_copy(), [], []
         whole, behind = [*self._behind, *path], len(self._behind)
@@ -252,7 +252,7 @@ class GrammarState:
 
 
 def eos_bits(vocabulary: LLTokenizer) -> Bits:
-    """Those of the ids that end a text."""
+    """Return the bits of the ids that end a text."""
     size = vocabulary.vocab_size
     flags = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
     flags[[i for i in vocabulary.eos_tokens if i < size]] = 1

@@ -1,11 +1,11 @@
-"""Right recursion in Lark, written as repetition: `list: item "," list | item` is the same language
+"""Rewrites right recursion in Lark as repetition: `list: item "," list | item` is the same language
 as `list: (item ",")* item`.
 
-An Earley row after n elements of the former has n items (its completions go back through all of
-them), of the latter a constant number, so counted work ends the one after some hundred characters
-and the other never. What holds for r = A r | B is r = A* B (Arden), whatever A and B are. But an A
-that may be empty, or has r in it, is ambiguous, and may cost more when it is repeated: rules with
-such an A, and rules with more in them than the tokens below, stay as they were. No torch.
+With right recursion, an Earley row after n elements has n items (its completions go back through
+all of them), with repetition a constant number. So limits on counted work end the former after some
+hundred characters, and the latter never. By Arden's lemma, r = A r | B is r = A* B for any A and B.
+But if A may be empty or contains r, the repetition is ambiguous and may cost more: rules with such
+an A, and rules with other tokens than those below, stay unchanged. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-_STATEMENT = re.compile(r"^(?=[^\s|#/])", re.MULTILINE)  # a rule may go on in lines that begin so
+_STATEMENT = re.compile(r"^(?=[^\s|#/])", re.MULTILINE)  # all other lines continue a rule
 _RULE = re.compile(r"([A-Za-z_][\w-]*)\s*:(.*)", re.DOTALL)
 _TOKEN = re.compile(
     r"""\s+(?=\||\Z) | [^\S\n]+ | (?:\#|//)[^\n]*
@@ -21,22 +21,22 @@ _TOKEN = re.compile(
       | [()|?*+] | \{[\d,\s]+\} )""",
     re.VERBOSE,
 )
-# What matches no empty text: a string, a special token, a regular expression of no alternatives
-# that begins with one character.
+# Tokens that never match empty text: a string, a special token, a regular expression without
+# alternatives that begins with a character.
 _SPEAKS = re.compile(
     r"""(?!"") ["<] | /(?:\[\^?(?:\\.|[^]\\^])(?:\\.|[^]\\])*\]|\\[^bBAzZ]|[^\\\[(|*+?{^$])
     (?![*?{]) [^|]* \Z""",
     re.VERBOSE,
 )
-_PASSES = 8  # over the rules, to find those that cannot be empty
+_PASSES = 8  # over the rules, to find those that never match empty text
 
 
 def without_right_recursion(lark: str) -> str:
-    """The same language."""
+    """Return a grammar of the same language with less right recursion."""
     statements = _STATEMENT.split(lark)
     rules = [_RULE.fullmatch(each) for each in statements]
     parsed = [(rule[1], _alternatives(rule[2])) if rule else ("", []) for rule in rules]
-    sure: set[str] = set()  # names of what surely matches no empty text
+    sure: set[str] = set()  # names of rules that surely never match empty text
     for _ in range(_PASSES):
         sure |= {name for name, parts in parsed if parts and all(_speaks(p, sure) for p in parts)}
     return "".join(
@@ -46,7 +46,7 @@ def without_right_recursion(lark: str) -> str:
 
 
 def _alternatives(body: str) -> list[list[str]]:
-    """The tokens of each; none at all where one is not understood."""
+    """Return the tokens of each alternative; [] if the rule cannot be parsed."""
     found: list[list[str]] = [[]]
     depth = 0
     for token in filter(None, _TOKEN.findall(body)):
@@ -61,7 +61,7 @@ def _alternatives(body: str) -> list[list[str]]:
 
 
 def _speaks(tokens: Sequence[str], sure: Collection[str]) -> bool:
-    """Whether a sequence surely matches no empty text; of groups nothing is sure."""
+    """Whether a sequence surely never matches empty text; groups are not considered."""
     depth = 0
     for token, after in zip(tokens, [*tokens[1:], "."], strict=False):
         depth += (token == "(") - (token == ")")
@@ -71,8 +71,8 @@ def _speaks(tokens: Sequence[str], sure: Collection[str]) -> bool:
 
 
 def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) -> str | None:
-    """The rule without right recursion; None if it has none, or must stay as it is. `x name` is a
-    step x; `x name?` and `x (y name)?` are steps, x and x y, and the end x."""
+    """Return the rule without right recursion; None if it has none or must stay unchanged. `x name`
+    is a step x; `x name?` is a step x and an end x; `x (y name)?` is a step x y and an end x."""
     steps: list[list[str]] = []
     ends: list[list[str]] = []
     for tokens in alternatives:
@@ -89,7 +89,7 @@ def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) 
         else:
             ends.append(tokens)
     clear = all(_speaks(step, sure) and name not in step for step in steps)
-    # Where an end has the rule in it, something must come before.
+    # In an end that contains the rule, nonempty text must come before it.
     clear &= all(_speaks(end[: end.index(name)], sure) for end in ends if name in end)
     if not (steps and ends and clear and name.islower()):
         return None
@@ -99,7 +99,7 @@ def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) 
 
 
 def _last_group(tokens: list[str]) -> list[str]:
-    """From the last opening parenthesis on."""
+    """Return the tokens from the last opening parenthesis on."""
     return tokens[len(tokens) - 1 - tokens[::-1].index("(") :] if "(" in tokens else []
 
 

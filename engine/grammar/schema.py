@@ -1,8 +1,8 @@
-"""Which JSON schemas are honoured: every keyword that is enforced, and those that only annotate.
+"""Which JSON schemas are accepted: the keywords that are enforced, and those that only annotate.
 
-llguidance passes over keywords that it does not know; here they are refused by name, so that no
-schema is half-applied. What each enforced keyword means is llguidance's to say, and it refuses
-those combinations that it cannot honour. No torch, no llguidance.
+llguidance ignores keywords that it does not know; here they are refused by name, so that no schema
+is half-applied. llguidance defines the meaning of the enforced keywords, and refuses combinations
+that it cannot enforce. No torch, no llguidance.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ANNOTATIONS = frozenset({
     "$comment", "$schema", "$id", "contentEncoding", "contentMediaType", "discriminator",
 })  # fmt: skip
 MAX_DEPTH = 64
-MAX_DIGITS = 15  # of a decimal fraction, which every double holds
+MAX_DIGITS = 15  # of a decimal fraction, so that a double preserves it
 
 
 class SchemaRefused(ValueError):
-    """A schema that is malformed or asks for more than is enforced; one sentence."""
+    """The schema is malformed or cannot be enforced completely; the message is one sentence."""
 
 
 def check_schema(schema: Any) -> None:
-    """Raises SchemaRefused."""
+    """Raises SchemaRefused unless the whole schema can be enforced."""
     if not isinstance(schema, dict):
         raise SchemaRefused("a schema must be a JSON object")
     found: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _check(schema: Any, path: str, depth: int, found: list[dict[str, Any]]) -> None:
-    """`found` gets every schema in this one."""
+    """Check a schema and all schemas in it, and append them to `found`."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -55,7 +55,7 @@ def _check(schema: Any, path: str, depth: int, found: list[dict[str, Any]]) -> N
 
 
 def _parts(name: str, value: Any, where: str) -> list[tuple[str, Any]]:
-    """The schemas inside one keyword, with their paths."""
+    """Return the schemas inside one keyword, with their paths."""
     if name in MAPS:
         if not isinstance(value, dict):
             raise SchemaRefused(f"`{where}` must be an object of schemas")
@@ -73,7 +73,7 @@ def _parts(name: str, value: Any, where: str) -> list[tuple[str, Any]]:
 
 
 def _check_values(schema: dict[str, Any], path: str) -> None:
-    """What llguidance reads differently from the standard."""
+    """Raises SchemaRefused for values that llguidance reads differently from the standard."""
     where = f" at `{path[:200]}`" if path else ""
     step = schema.get("multipleOf", 1)
     if isinstance(step, int | float) and step <= 0:
@@ -82,7 +82,7 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
         _check_numbers(schema.get(name), f"`{name}`{where}")
     least, required = schema.get("minProperties", 0), schema.get("required", [])
     named = len(required) if isinstance(required, list) else 0
-    # Further names may repeat each other, and would be counted as often.
+    # Further properties may repeat a name, and llguidance would count each repetition.
     if isinstance(least, int) and least > named + 1:
         raise SchemaRefused(
             f"`minProperties`{where} is {least}, but only {named} are required; more than one"
@@ -91,7 +91,7 @@ def _check_values(schema: dict[str, Any], path: str) -> None:
 
 
 def _check_numbers(value: Any, what: str) -> None:
-    """llguidance computes with doubles and 64-bit integers, and rounds what is neither exactly."""
+    """Raises SchemaRefused for numbers that llguidance would round: it has doubles and int64."""
     many = isinstance(value, dict | list)
     for part in value.values() if isinstance(value, dict) else value if many else ():
         _check_numbers(part, what)
@@ -110,8 +110,8 @@ def _digits(value: float) -> str:
 
 
 def _check_bounds(schemas: list[dict[str, Any]]) -> None:
-    """llguidance lets an excluded whole number through when the other bound is a fraction less than
-    1 away from it: refused, also where the two may meet by way of references or unions."""
+    """Raises SchemaRefused for an excluded integer with a fractional other bound less than 1 away,
+    since llguidance lets that integer through; also if references or unions may combine them."""
     bounds = [
         {
             (name, float(schema[name]))

@@ -1,8 +1,8 @@
-"""From a Grammar to llguidance's form of it, and to a matcher; the same code in the process that
-checks grammars and in the engine, so that what was proven there holds here.
+"""From a Grammar to llguidance's form of it, and to a matcher. The process that checks grammars and
+the engine share this code, so what passes the check also compiles in the engine.
 
-Limits are explicit. What compiles may still turn out too complex while it is used: the matcher then
-has an error, and its sequence ends. No torch.
+Limits are explicit. A compiled grammar may still turn out too complex in use: its matcher then has
+an error, and its sequence ends. No torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.messages import Grammar
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# One line, a space after colons and commas, as json.dumps writes: what is not left open is forced,
-# and forced text is guessed for free. It also ends models' endless white space. One spelling for
-# each character, or `"\\u000a"` would be a second name for a property called "\\n".
+# One line with a space after colons and commas, as json.dumps writes: fixed text is forced, and
+# forced text is proposed for free. It also prevents endless white space. Each character has one
+# spelling, since otherwise `"\\u000a"` would be a second name for a property called "\\n".
 JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -32,32 +32,32 @@ JSON_STYLE: JsonCompileOptions = {
     "coerce_one_of": False,
     "lenient": False,
 }
-# Characters that have no other spelling than `\u0000`, as json.dumps writes them, and a name of a
-# property with one that has another.
+# In the output of json.dumps: characters whose only escape is `\u0000`, and property names with a
+# character that has a short escape.
 _UNSPELLED = re.compile(r"\\u00([01][0-9a-f]|7f)")
 _SHORT_NAME = re.compile(r'\\[bfnrt](?:[^"\\]|\\.)*": ')
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-# What is read of Lark, by llguidance's own lexical rules: a word inside of a string, a comment or a
-# regular expression says nothing.
+# The parts of Lark that are checked, by llguidance's lexical rules; strings, comments and regular
+# expressions are skipped.
 _LARK = re.compile(
     r"""(?P<skipped> "(?:\\.|[^"\\])*" | (?:\#|//)[^\n]* | /(?:\\.|[^/\\])+/ )
     | (?P<special> <[^<>\s]+> ) | (?P<json> %(?:json|regex)\b\s* )
     | \b(?P<attribute> max_tokens|temperature|stop)\s*=""",
     re.VERBOSE | re.DOTALL,
 )
-_SENTENCE = 240  # characters of a library's message that are worth repeating
+_SENTENCE = 240  # most characters of a library's message
 
 
 class GrammarRefused(ValueError):
-    """The grammar is malformed, too complex, or not one that is enforced; one sentence."""
+    """The grammar is malformed, too complex or not supported; the message is one sentence."""
 
 
 def limits() -> LLParserLimits:
-    """Counted work, so that where a text breaks at them is a function of grammar and text. Items
-    of a row and of a mask bound the time of a step, since an Earley row costs the square of its
-    items: JSON with 120 optional properties has 480 in a row, what is ambiguous without end has
-    ever more. States and sizes bound the memory; a grammar's size is also what a single row may
-    grow to before it is counted."""
+    """Return the parser limits. They count work, so where a text exceeds them depends only on
+    grammar and text. Items per row and per mask bound the time of a step, since an Earley row costs
+    the square of its items: JSON with 120 optional properties has 480 in a row, an endlessly
+    ambiguous grammar ever more. States and sizes bound the memory; a single row may also grow to
+    the grammar's size before it is counted."""
     return LLParserLimits(
         max_items_in_row=500,
         initial_lexer_fuel=1_000_000,
@@ -71,8 +71,8 @@ def limits() -> LLParserLimits:
 
 
 def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
-    """A matcher at the start of the text. Bounded by the limits, but not by a deadline: that is
-    for the process that runs this. Raises GrammarRefused."""
+    """Return a matcher at the start of the text. The limits apply, but no deadline: the calling
+    process must set one. Raises GrammarRefused."""
     try:
         source = _source(grammar, vocabulary)
     except GrammarRefused:
@@ -87,13 +87,13 @@ def compile_grammar(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def require_no_error(matcher: LLMatcher) -> None:
-    """Raises GrammarRefused when the matcher is in its error state, which it never leaves."""
+    """Raises GrammarRefused if the matcher is in its error state, which it never leaves."""
     if matcher.is_error():
         raise GrammarRefused(sentence(matcher.get_error()))
 
 
 def sentence(message: str) -> str:
-    """One line of bounded length."""
+    """Return a library's message as one line of bounded length."""
     text = " ".join(message.replace("<non-verbose/>", "").split())
     text = text.replace("NoExtensionBias", "no text satisfies it")
     return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3] + "..."
@@ -135,8 +135,8 @@ def _schema_source(schema: dict[str, Any]) -> str:
 
 
 def _style_of(schema: Any) -> JsonCompileOptions:
-    """JSON_STYLE, with `\\u0000` where a constant needs it: llguidance would leave the character
-    out."""
+    """Return JSON_STYLE, with `\\u0000` escapes if a constant needs one: llguidance would leave the
+    character out."""
     text = json.dumps(schema)
     if not _UNSPELLED.search(text):
         return JSON_STYLE
@@ -147,18 +147,18 @@ def _style_of(schema: Any) -> JsonCompileOptions:
 
 
 def _as_lark(source: str) -> str:
-    """The grammar as Lark, if it was in llama.cpp's form of EBNF."""
+    """Return the grammar as Lark; converts llama.cpp's EBNF (GBNF)."""
     if not _EBNF_RULE.search(source):
         return source
     try:
         return gbnf_to_lark(source)
-    except Exception as error:  # the converter raises all sorts, Exception itself among them
+    except Exception as error:  # the converter raises any class, also plain Exception
         raise GrammarRefused(sentence(str(error))) from None
 
 
 def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
-    """The grammar with every `%json {...}` in it checked and in our style. What would change how
-    tokens are drawn, hide a part of the text, or end it in its middle, is refused."""
+    """Return the grammar with every `%json {...}` checked and in our style. Raises GrammarRefused
+    for parts that change how tokens are drawn, hide some of the text or end it early."""
     parts, start = [], 0
     while found := _LARK.search(lark, start):
         parts.append(lark[start : found.end()])
@@ -177,8 +177,8 @@ def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
 
 
 def _may_end(special: str, vocabulary: LLTokenizer) -> bool:
-    """Whether `<|name|>` or `<[ids]>` is, or may be, a token that ends a text. Of sets that are not
-    plain ids and ranges of ids it is taken to be so."""
+    """Whether `<|name|>` or `<[ids]>` is, or may be, a token that ends a text. True for any set
+    other than ids and ranges of ids."""
     ids = re.fullmatch(r"<\[(.*)\]>", special)
     if not ids:
         return special in map(vocabulary.decode_str, ([end] for end in vocabulary.eos_tokens))

@@ -1,8 +1,8 @@
-"""Between the vocabularies of a target and of a draft whose tokenizer is another (token-level
-intersection, arXiv:2502.05202).
+"""Translation between the vocabularies of a target and a draft with different tokenizers
+(token-level intersection, arXiv:2502.05202).
 
-Tokens are compared by their bytes, which leaves no difference between ways to write a space or a
-byte. Special tokens are compared by name, and an end of text is an end of text in both.
+Tokens are compared by their bytes, so it does not matter how a tokenizer writes a space or a byte.
+Special tokens are compared by name, but EOS tokens are always equal.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from functools import cached_property
 
 from llguidance import LLTokenizer
 
-Key = tuple[bool, bytes]  # special?, the bytes or the name
+Key = tuple[bool, bytes]  # (whether the token is special, its bytes or name)
 
 
 class Translation:
-    """`target_ids` and `draft_ids`, parallel and each id once: the tokens that both have.
-    `vocab_size` is that of the target's logits."""
+    """`target_ids` and `draft_ids`: the shared tokens as parallel lists, each id once.
+    `vocab_size`: the width of the target's logits."""
 
     def __init__(
         self, target: LLTokenizer, draft: LLTokenizer, *, vocab_size: int, draft_size: int
@@ -24,7 +24,7 @@ class Translation:
         self.vocab_size = vocab_size
         self._draft = draft
         self._keys, theirs = _keys(target, vocab_size), _keys(draft, draft_size)
-        # Of several ids for the same bytes the last: pieces come after single bytes.
+        # Of several ids with the same bytes, the last one: pieces come after single bytes.
         ours = {key: token for token, key in enumerate(self._keys) if key is not None}
         self._known = {key: token for token, key in enumerate(theirs) if key is not None}
         self.sizes = len(ours), len(self._known)
@@ -39,12 +39,12 @@ class Translation:
 
     @property
     def share(self) -> float:
-        """Of the smaller vocabulary, how much is in both."""
+        """The share of the smaller vocabulary that both have."""
         return len(self.target_ids) / max(min(self.sizes), 1)
 
     def pieces(self, token: int) -> list[int]:
-        """What the draft reads for a token of the target: the same one, or how its own tokenizer
-        writes that text; nothing for what has no text, or for bytes that it lacks."""
+        """Return the draft's tokens for a target token: the same token, or its text in the draft's
+        tokenization; [] if it has no text, or bytes that the draft lacks."""
         found = self._pieces.get(token)
         if found is None:
             found = self._pieces[token] = self._written(token)
@@ -62,7 +62,7 @@ class Translation:
         ids = list(self._draft.tokenize_bytes(text))
         if self._draft.decode_bytes(ids) == text:
             return ids
-        return self._longest_first(text)  # not all of a letter's bytes, or a space put in front
+        return self._longest_first(text)  # part of a character, or the tokenizer adds a space
 
     def _longest_first(self, text: bytes) -> list[int]:
         ids: list[int] = []
@@ -81,7 +81,7 @@ class Translation:
 
 
 def _keys(tokenizer: LLTokenizer, size: int) -> list[Key | None]:
-    """By id; None for what stands for nothing, which llguidance calls by its number."""
+    """Return the key of each id; None for unused ids, which llguidance shows as their number."""
     texts = [tokenizer.decode_bytes([i]) for i in range(min(tokenizer.vocab_size, size))]
     return [
         (tokenizer.is_special_token(i), text) if text not in (b"", b"<[%d]>" % i) else None

@@ -1,8 +1,8 @@
-"""A model's tokens as bytes, for grammars: the one place where the engine reads a tokenizer.
+"""A model's tokens as bytes, for grammars: the only place where the engine reads a tokenizer.
 
-Names neither torch nor, for the common folder with a `tokenizer.json`, transformers: the process
-that checks grammars loads it too, and must start fast. Special tokens are no text here: a grammar
-that spells one out gets its characters, `<|name|>` outside of quotes is the token itself.
+Imports neither torch nor, for a folder with a `tokenizer.json`, transformers: the process that
+checks grammars uses it too, and must start fast. Special tokens are not text: a quoted one in a
+grammar means its characters; `<|name|>` outside quotes is the token itself.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def load_vocabulary(
     vocab_size: int | None = None,
     eos_ids: Collection[int] = (),
 ) -> LLTokenizer:
-    """The vocabulary of a model folder or hub name, at least `vocab_size` ids wide; ids that the
-    tokenizer lacks (padded embedding rows) stand for nothing and are never allowed. `eos_ids` end
-    a text; default: the tokenizer's own. Raises ModelError."""
+    """Load the vocabulary of a model folder or hub name, at least `vocab_size` ids wide; ids that
+    the tokenizer lacks (padded embedding rows) have no bytes and are never allowed. `eos_ids`: ids
+    that end a text, by default the tokenizer's own. Raises ModelError."""
     try:
         backend = _backend(path, revision, trust_remote_code)
         plain = LLTokenizer(backend.to_str())
         words = _Words(backend, plain, width=vocab_size or 0)
         ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(plain.eos_tokens)
         return LLTokenizer(TokenizerWrapper(words), eos_token=ends)
-    except Exception as error:  # Rust and transformers raise whatever the file made them raise
+    except Exception as error:  # the Rust library and transformers raise any class
         reason = one_line(error)
         raise ModelError(f"no grammar can be used with the tokenizer of {path}: {reason}") from None
 
 
 def token_texts(file: Path) -> dict[int, str]:
-    """By id, of a tokenizer.json."""
+    """Return the text of each id in a tokenizer.json."""
     return {token: text for text, token in Tokenizer.from_file(str(file)).get_vocab().items()}
 
 
@@ -65,14 +65,14 @@ def _backend(path: str, revision: str | None, trust_remote_code: bool) -> Tokeni
 
 
 class _Words:
-    """What llguidance asks of a tokenizer: the bytes of each id, which ids are special, and how a
-    text is cut into tokens (without ever making a special token of plain text)."""
+    """The tokenizer interface that llguidance needs: the bytes of each id, the special ids, and
+    tokenization, which never makes a special token of plain text."""
 
     bos_token_id: int | None = None
 
     def __init__(self, backend: Tokenizer, plain: LLTokenizer, *, width: int) -> None:
         self.tokens = [plain.decode_bytes([i]) for i in range(plain.vocab_size)]
-        self.special_token_ids = [  # but for the byte 0xff, which llguidance marks them by
+        self.special_token_ids = [  # except the byte 0xff, which llguidance uses to mark them
             i
             for i, token in enumerate(self.tokens)
             if plain.is_special_token(i) and token not in (b"", _BYTE_FF)
@@ -85,7 +85,7 @@ class _Words:
 
     def __call__(self, text: str) -> Sequence[int]:
         if isinstance(text, bytes):
-            raise TypeError("text, not bytes")  # how llguidance finds out what to pass
+            raise TypeError("text, not bytes")  # llguidance tries bytes first, then str
         cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
         ids: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):

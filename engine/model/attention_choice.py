@@ -1,8 +1,8 @@
-"""Which attention backend serves: the only place that decides.
+"""The choice of the attention backend, made only here.
 
-`auto` is FlashInfer on CUDA where it is installed and knows the model's heads, else our Triton
-kernel there; on a CPU compiled code for plain layers on few threads; else SDPA. Heavy imports
-happen when a backend is made.
+On CUDA, `auto` selects FlashInfer if it is installed and supports the model's heads, else our
+Triton kernel; on a CPU, compiled code if the model has layers without a window and torch has few
+threads; otherwise SDPA. Heavy imports happen when a backend is built.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.config import AttentionName
 from engine.cpu.attention import CompiledBackend, fits, suits
 from engine.errors import ConfigError
 
-FLASHINFER_HEADS = (64, 128, 256)  # dimensions that its kernels are made for
-TRITON_HEAD = 256  # dimensions, at most
-FLOAT8_CAPABILITY = (8, 9)  # of a CUDA device, from which on it knows 8-bit floats
+FLASHINFER_HEADS = (64, 128, 256)  # head dimensions its kernels support
+TRITON_HEAD = 256  # largest head dimension of our kernel
+FLOAT8_CAPABILITY = (8, 9)  # first CUDA compute capability with 8-bit floats
 
 
 def choose_attention(
@@ -32,8 +32,8 @@ def choose_attention(
     in_fp8: bool = False,
     steady: bool = False,
 ) -> AttentionName:
-    """Never `auto`. `in_fp8`: keys and values are kept so; `steady`: no row's bits may depend on
-    others. Raises ConfigError when what was asked for cannot serve this model here."""
+    """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `steady`: a row's bits must
+    not depend on other rows. Raises ConfigError if `wanted` cannot serve this model here."""
 
     def obstacle(name: AttentionName) -> str | None:
         reason = without_fp8(name, device) if in_fp8 else None
@@ -57,7 +57,7 @@ def choose_attention(
 
 
 def attention_backend(name: AttentionName, device: torch.device) -> AttentionBackend:
-    """Of a name that was chosen."""
+    """Build the backend of this name, as returned by `choose_attention`."""
     if name == "compiled":
         return CompiledBackend()
     if name == "flashinfer":
@@ -76,7 +76,7 @@ def attention_backend(name: AttentionName, device: torch.device) -> AttentionBac
 def _obstacle(
     name: AttentionName, device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
 ) -> str | None:
-    """Why this backend cannot serve the model there, or None."""
+    """Why this backend cannot serve the model on this device, or None."""
     if name == "flashinfer":
         return without_flashinfer(device, dtype, layers)
     if name == "triton":
@@ -101,7 +101,7 @@ def _without_compiled(
 def without_flashinfer(
     device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
 ) -> str | None:
-    """Why FlashInfer cannot serve, or None."""
+    """Why FlashInfer cannot serve these layers, or None."""
     if device.type != "cuda":
         return f"the device is {device.type}"
     if find_spec("flashinfer") is None:
@@ -117,7 +117,7 @@ def without_flashinfer(
 
 
 def without_fp8(name: AttentionName, device: torch.device) -> str | None:
-    """Why this backend cannot read a cache in FP8, or None."""
+    """Why this backend cannot read an FP8 KV cache, or None."""
     if name not in ("sdpa", "triton"):
         return "cache.dtype is 'fp8', which only 'triton' and 'sdpa' read"
     on_cuda = name == "triton" and device.type == "cuda"
@@ -127,7 +127,7 @@ def without_fp8(name: AttentionName, device: torch.device) -> str | None:
 
 
 def without_triton(device: torch.device, layers: Sequence[LayerShape]) -> str | None:
-    """Why our kernel cannot serve, or None."""
+    """Why our Triton kernel cannot serve these layers, or None."""
     if device.type != "cuda":
         return f"the device is {device.type}"
     if find_spec("triton") is None:

@@ -1,8 +1,8 @@
 """Batch: the segments of one forward, packed into one flat row of tokens.
 
-Owns positions, the order of rows, and which rows meet the LM head. A chain is causal; a tree's
-nodes carry their ancestors, stand at their depth and keep their KV at their index. Knows nothing
-of proposals: parents come in, masks are the attention backend's.
+Defines positions, the order of rows, and which rows get logits. A chain is causal. A tree node has
+a list of ancestors; its position follows from its depth, its KV slot from its index. Proposals are
+unknown here: segments bring parents, and the attention backend builds masks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.scheduling.segment import Segment, ancestors_of, is_chain
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Tokens that only the device knows, int64 `ids` `[len(rows)]`, for these rows of a forward;
-    its segments hold zeros in their place."""
+    """Tokens known only on the device: int64 `ids` `[len(rows)]` for these rows of a forward. The
+    segments hold zeros in their place."""
 
     rows: list[int]
     ids: Tensor
@@ -29,9 +29,8 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Batch:
-    """`tokens` and `positions` of all rows, and the `rows` that meet the LM head, on the
-    host. Their tensors are made, and sent to the device, when they are asked for: graphs have some
-    of their own."""
+    """`tokens` and `positions` of all rows, and the `rows` that get logits, on the host. Device
+    tensors are made on first access, since graphs use their own instead."""
 
     tokens: list[int]
     positions: list[int]
@@ -44,7 +43,7 @@ class Batch:
     def pack(
         cls, segments: Sequence[Segment], device: torch.device, unseen: Unseen | None = None
     ) -> Batch:
-        """Rows stand in segment order."""
+        """Pack the segments; rows are in segment order."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -67,13 +66,13 @@ class Batch:
 
     @property
     def trailing(self) -> bool:
-        """Whether the rows that meet the LM head are the last ones."""
+        """Whether the rows that get logits are the last ones."""
         return bool(self.rows) and self.rows[0] == len(self.tokens) - len(self.rows)
 
     @cached_property
     def _flat(self) -> Tensor:
-        """Int64 `[2, rows]`. The host does not wait for what it sends, here and in all that
-        prepares a forward."""
+        """Tokens and positions, int64 `[2, rows]`. As in all preparation of a forward, the host
+        does not wait for copies to the device."""
         flat = torch.tensor([self.tokens, self.positions]).to(self.device, non_blocking=True)
         if self.unseen is not None:
             there = torch.tensor(self.unseen.rows).to(self.device, non_blocking=True)
@@ -92,8 +91,8 @@ class Batch:
 
     @cached_property
     def keep(self) -> int | Tensor:
-        """`rows` as transformers takes them: a count of trailing rows (a slice, no gather), or
-        int64 row numbers."""
+        """`rows` as the argument `logits_to_keep` of transformers: the number of trailing rows (a
+        slice, no gather), or int64 row numbers."""
         if self.trailing:
             return len(self.rows)
         rows = torch.tensor(self.rows, dtype=torch.int64)

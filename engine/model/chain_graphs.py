@@ -1,10 +1,9 @@
-"""A draft's whole proposal as one graph: K times draw, embed, forward, with the keyed noise made
-inside from (seed, position).
+"""A draft's whole proposal as one graph: K steps of draw, embed and forward, with the keyed noise
+computed in the graph from (seed, position).
 
-What is known before the first token is drawn lies in fixed tensors: where each step's keys go, what
-it may see, what each row is drawn with. So nothing waits for the host between steps, and the tokens
-and their leads come back in one copy. Filters and what depends on the text have graphs of their
-own, which are recorded when they are needed.
+Everything known before the first draw is in fixed tensors: each step's KV slots, attention tables
+and sampling parameters. So no step waits for the host, and tokens and leads return in one copy.
+Filters, and penalties, bias or min_tokens, have graphs of their own, recorded at first use.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
 MOST_SEQUENCES = 64
-USUAL_SEQUENCES = 8  # of the chains that are recorded at start; of others when they are needed
-PLAIN, FILTERED, ADJUSTED = range(3)  # temperature alone, filters too, what depends on the text too
+USUAL_SEQUENCES = 8  # most sequences of a chain recorded at start; larger ones at first use
+PLAIN, FILTERED, ADJUSTED = range(3)  # only temperature; also filters; also penalties, bias, ...
 KINDS = 3
 _FILTERED = Facts._fields.index("filtered")
 _KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
@@ -43,15 +42,16 @@ Found = tuple[list[list[int]], list[list[float]]]
 
 
 class Guessed(NamedTuple):
-    """A proposal of some sequences, on the device: float64 `drawn` `[2, steps, sequences or more]`,
-    tokens and leads, and the tokens as `ids` int64 `[sequences * steps]`, 0 for none."""
+    """A proposal for some sequences, on the device: tokens and leads in `drawn`, float64 `[2,
+    steps, sequences or more]`, and the tokens as `ids`, int64 `[sequences * steps]`, 0 for none."""
 
     drawn: Tensor
     ids: Tensor
 
 
 class Kind(NamedTuple):
-    """Of a chain: for so many sequences and steps, and what these ask for at most."""
+    """The key of a chain's graph: its numbers of sequences and steps, and the most general sampling
+    that they need."""
 
     rows: int
     steps: int
@@ -59,8 +59,8 @@ class Kind(NamedTuple):
 
 
 class _Chain:
-    """The inputs of one kind, and the loop over them. Each sequence begins with a row of `logits`.
-    `counts` are those of other chains, too: each is filled right before it is replayed."""
+    """The inputs of one kind and the loop over its steps. Each sequence starts from a row of
+    `logits`. All chains share `counts`, which are filled right before each replay."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class _Chain:
         self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
-        self._table.host[:] = 1  # what is read must be a number of ids
-        self._table.host[_SLOT, :, 0] = range(rows)  # and behind no guesses: `run` counts them
-        self._table.host[_SLOT + 1 : _OWN] = 0
+        self._table.host[:] = 1  # a valid value for every column, top_k sizes included
+        self._table.host[_SLOT, :, 0] = range(rows)
+        self._table.host[_SLOT + 1 : _OWN] = 0  # no draft tokens: `run` counts them itself
         self.ids = self._none  # of the last run
 
     def fill(
@@ -94,8 +94,8 @@ class _Chain:
         table: Numbers,
         held: CountSlots | None,
     ) -> None:
-        """`first`: rows of the logits; `table`: of `steps` rows of each sequence. Rows beyond the
-        sequences draw greedily from whatever is there, in the scrap block."""
+        """Set the inputs. `first`: each sequence's row of the logits; `table`: `steps` rows for
+        each sequence. Padding rows draw meaningless tokens, and their KV is in the scrap block."""
         used = len(starts)
         given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
         for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
@@ -118,7 +118,7 @@ class _Chain:
         return self._attention is None or self._attention.suits(self._spans(starts))
 
     def _spans(self, starts: Sequence[Start]) -> list[Span]:
-        """Of the first step."""
+        """The spans of the first step, padding included."""
         rows, steps, _ = self._kind
         spans = [
             Span(row, 1, position - left_out, blocks)
@@ -127,7 +127,7 @@ class _Chain:
         return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
-        """`Guessed.drawn` of all rows; float64 holds every id. Leaves `ids`."""
+        """Return `Guessed.drawn` of all rows, and set `ids`. A float64 holds every id exactly."""
         logits, found = self._logits.index_select(0, self._first.there), []
         draw = draw_guesses if self._kind.asks else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
@@ -154,8 +154,8 @@ class _Chain:
 
 
 class ChainGraphs:
-    """Proposals of one draft over one plane, by number of sequences and of steps, behind rows of
-    `logits`, which are where the draft's forwards leave theirs."""
+    """The graphs of one draft's chains over one plane, by numbers of sequences and steps. Chains
+    start from rows of `logits`, the tensor that the draft's forwards write."""
 
     def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
@@ -168,11 +168,11 @@ class ChainGraphs:
                 counts = self._shared(logits[: self._sizes[-1]], kind.rows)
             return _Chain(call, site, words, kind, logits, counts)
 
-        most = len(self._sizes) * MAX_K * KINDS  # all that there can be
+        most = len(self._sizes) * MAX_K * KINDS  # never evict
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)
 
     def capture(self, most_steps: int) -> Iterator[None]:
-        """Those of up to `USUAL_SEQUENCES` sequences that ask for nothing, the largest first."""
+        """Record the plain chains of up to `USUAL_SEQUENCES` sequences, the largest first."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
         for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
             self._pool.inputs(Kind(rows, steps)).send(())
@@ -180,7 +180,7 @@ class ChainGraphs:
             yield
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
-        """Not too many sequences, nor too long ones."""
+        """Whether there is a graph for so many sequences, and its page table is large enough."""
         if len(starts) > self._sizes[-1]:
             return False
         return self._pool.inputs(Kind(self._rows(starts), steps)).suits(starts)
@@ -194,8 +194,8 @@ class ChainGraphs:
         table: Numbers,
         held: CountSlots | None,
     ) -> Guessed:
-        """`steps` tokens of each; `first`: rows of the logits; see ModelRunner.unseen_chain. `fits`
-        must hold."""
+        """Draw `steps` tokens for each sequence, from its row of the logits in `first`; see
+        ModelRunner.unseen_chain. `fits` must hold."""
         asks = PLAIN
         if held is not None:
             asks = ADJUSTED
@@ -207,7 +207,7 @@ class ChainGraphs:
         return Guessed(self._pool.replay(kind), chain.ids[: len(starts) * steps])
 
     def _shared(self, like: Tensor, rows: int) -> Counts:
-        """Of all chains, as wide as `like` and for as many sequences."""
+        """The first `rows` of the counts that all chains share; `like`: their shape."""
         if self._counts is None:
             self._counts = torch.zeros_like(like, dtype=torch.int32), torch.zeros_like(like)
         seen, biases = self._counts
@@ -218,6 +218,6 @@ class ChainGraphs:
 
 
 def read_chains(drawn: Numbers, sequences: int) -> Found:
-    """Tokens and leads by sequence."""
+    """Return the tokens and the leads of each sequence, from the values of `Guessed.drawn`."""
     tokens, leads = drawn[:, :, :sequences].transpose(0, 2, 1)
     return tokens.astype(np.int64).tolist(), leads.tolist()

@@ -1,7 +1,7 @@
-"""A model of transformers: its configuration, refused where it shows what cannot be served, and its
-weights with our attention in every layer.
+"""Reading a transformers model: its configuration, refused if it shows that the model cannot be
+served, and its weights, with our attention in every layer.
 
-transformers is imported where it is needed: that takes seconds, and plain Llamas do without it.
+transformers is imported inside functions: the import takes seconds, and plain Llamas need none.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ SHORTEST = 2  # tokens of a sequence: one of a prompt, one of a reply
 
 
 def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedConfig:
-    """Of a folder or a hub name; `hub` are arguments of `from_pretrained`. Raises ModelError."""
+    """Read the configuration; `hub`: arguments of `from_pretrained`. Raises ModelError."""
     from transformers import AutoConfig
 
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source, **hub)
-    except Exception as error:  # transformers raises what it likes; the operator gets one line
+    except Exception as error:  # transformers raises any class; the operator gets one line
         raise ModelError(f"{name} has no usable configuration: {failure(error)}") from error
     stored = getattr(config, "quantization_config", None)
     if isinstance(stored, dict) and stored.get("quant_method") == "mxfp4":
         logger.info("%s is stored in MXFP4 and held in 16 bits, four times as large", name)
-        stored["dequantize"] = True  # transformers' own kernels for it are fetched at first use
+        stored["dequantize"] = True  # transformers would download its MXFP4 kernels at first use
     return config
 
 
 def stored_in(config: PretrainedConfig) -> str | None:
-    """How a checkpoint is quantised (`gptq`, `awq`, `fp8`, ...), if it is."""
+    """The quantization method of a checkpoint (`gptq`, `awq`, `fp8`, ...), or None."""
     said = getattr(config, "quantization_config", None)
     return str(said.get("quant_method", "parts")) if isinstance(said, Mapping) else None
 
 
 def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: bool) -> None:
-    """Refuse what the configuration alone shows to be out of reach. Raises ModelError."""
+    """Raises ModelError if the configuration alone shows that the model cannot be served."""
     architecture = (getattr(config, "architectures", None) or [config.model_type])[0]
     name = f"{name} ({architecture})"
     if getattr(config, "is_encoder_decoder", False):
@@ -84,7 +84,7 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
 
 
 def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
-    """The longest sequence, in tokens. Raises ModelError."""
+    """Return the longest sequence in tokens. Raises ModelError if it is unknown or out of range."""
     own = served_positions(
         getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
     )
@@ -99,20 +99,20 @@ def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int
 
 
 def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
-    """`arguments` of `from_pretrained`. Raises ModelError, also for weights that are missing or of
-    another shape than the configuration says."""
+    """Load the model; `arguments` go to `from_pretrained`. Raises ModelError, also if weights are
+    missing or their shapes contradict the configuration."""
     from transformers import AutoModelForCausalLM
 
-    auto: Any = AutoModelForCausalLM  # its stubs know one return value
+    auto: Any = AutoModelForCausalLM  # its stubs do not know `output_loading_info`
     try:
         model, report = auto.from_pretrained(
             source,
             attn_implementation=NAME,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # refused below, by name
             **arguments,
         )
-    except Exception as error:  # transformers raises what it likes
+    except Exception as error:  # transformers raises any class
         raise ModelError(f"{name} could not be loaded: {unread(error)}") from error
     absent = sorted(report.get("missing_keys") or [])
     if absent:
@@ -131,18 +131,18 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def unread(error: Exception) -> str:
-    """Why a file of weights cannot be read. Of a pickle not what torch says, which advises to load
-    it with its code."""
+    """Why a file of weights cannot be read. Replaces torch's message about pickles, which advises
+    the user to load the file with its code."""
     if "weights_only" not in str(error):
         return failure(error)
-    code = re.search(r"GLOBAL (\S+)", str(error))  # as torch names what it does not run
+    code = re.search(r"GLOBAL (\S+)", str(error))  # how torch's message names the rejected code
     return f"it holds code ({code[1]}), which is not run" if code else "it is no pickle of tensors"
 
 
 @contextmanager
 def quietly(stage: str = "loading") -> Iterator[None]:
-    """No progress bars, no advice: the operator reads our lines, and how far weights are is told as
-    ours are, by this name. Restored afterwards."""
+    """Silence transformers' progress bars and warnings in the block. Its progress is reported as
+    our own instead (`engine.progress`), under the name `stage`."""
     from transformers.utils import logging
 
     def bar(make: Any, given: Any, named: Any) -> Any:
@@ -167,8 +167,8 @@ def quietly(stage: str = "loading") -> Iterator[None]:
 
 
 def hub_file(name: str, file: str, revision: str | None) -> Path | None:
-    """Of a repository of the hub, or of what was kept of it; None if it has no such file. Raises
-    ModelError."""
+    """Return the path of a hub repository's file, downloaded or cached; None if the repository has
+    no such file. Raises ModelError."""
     from transformers.utils.hub import cached_file
 
     refuse_unreachable(name, revision)
@@ -177,14 +177,14 @@ def hub_file(name: str, file: str, revision: str | None) -> Path | None:
             found = cached_file(
                 name, file, revision=revision, _raise_exceptions_for_missing_entries=False
             )
-    except Exception as error:  # transformers raises what it likes; the operator gets one line
+    except Exception as error:  # transformers raises any class; the operator gets one line
         raise ModelError(f"{name!r} cannot be had from the hub: {one_line(error)}") from error
     return None if found is None else Path(found)
 
 
 def rotary_of(said: Mapping[str, Any]) -> Any:
-    """The rotation that a Llama's config.json says: `(like, positions [1, rows])` to cosines and
-    sines `[1, rows, dim]`."""
+    """Return the rotary embedding of a Llama's config.json: a function of `(like, positions [1,
+    rows])` that returns cosines and sines `[1, rows, dim]`."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -1,5 +1,5 @@
-"""How tokens are drawn: by compiled code on a CPU, which leaves to tensors what is too close to
-call, and by tensors alone elsewhere."""
+"""The sampler of a device: compiled code on a CPU, which leaves draws that are too close to call to
+torch; torch alone on other devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Draws = QuickDraws | DeviceDraws
 def build_draws(
     processor: LogitsProcessor, vocab_size: int, device: torch.device, sequences: int
 ) -> Draws:
-    """For this device, so many ids and at most so many sequences, ready to be used."""
+    """Return a warmed-up sampler for at most `sequences` sequences per call."""
     if device.type != "cpu":
         there = DeviceDraws(processor, vocab_size, device, sequences)
         if device.type == "cuda":

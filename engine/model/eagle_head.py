@@ -1,16 +1,15 @@
 """EAGLE-3's draft head (Li et al., arXiv:2503.01840): one decoder layer over the target's hidden
 states, with a vocabulary of its own.
 
-Entry i of a text joins what the target's layers left at position i with the embedding of token
-i + 1, stands at position i, and says what token i + 2 may be. Behind the last entry the layer's
-output takes the place of hidden states that the target has not computed yet.
+Entry i of a text combines the target's hidden states at position i with the embedding of token
+i + 1. It has position i and predicts token i + 2. After the last entry, the layer's own output
+replaces the hidden states that the target has not computed yet.
 
-Published checkpoints are read as they are: config.json and model.safetensors or pytorch_model.bin,
-or those names in the wrapping of `speculators`. Which target layers: by default what goes into
-layers 2, n/2 and n - 3, counted from 0, as the paper's code takes it. Of
-`eagle_aux_hidden_state_layer_ids` there are two readings: in plain files i is what comes out of
-layer i (SGLang, ModelOpt), in those of speculators what goes into it (vLLM). What is of another
-shape is refused with a ModelError that names the tensor or the field.
+Published checkpoints are read unchanged: config.json and model.safetensors or pytorch_model.bin,
+in plain form or as written by `speculators`. The default target layers are those of the paper's
+code: the inputs of layers 2, n/2 and n - 3, counted from 0. `eagle_aux_hidden_state_layer_ids` has
+two readings: i means the output of layer i in plain files (SGLang, ModelOpt) and its input in files
+of speculators (vLLM). Unexpected shapes raise a ModelError that names the tensor or the field.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from engine.model.checkpoint import rotary_of
 from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
 from engine.scheduling.memory import Part
 
-WAITING = 32  # positions of a sequence whose hidden states may wait, and those of one step
+WAITING = 32  # positions per sequence whose hidden states may wait; one step's are extra
 FILES = "model.safetensors", "pytorch_model.bin", "model.pt"
 
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _LAYER, EMBEDDING = "midlayer.", "embed_tokens.weight"
-_MAPS = ("d2t", "t2d")  # from the head's vocabulary to the target's, and what of it there is
+_MAPS = ("d2t", "t2d")  # id offsets from draft to target; which target ids the draft has
 
-# Of one sequence or several: queries `[rows, heads, dim]`, keys and values `[rows, kv_heads, dim]`
-# to `[rows, heads * dim]`.
+# Attention over the rows of one or several sequences: queries `[rows, heads, dim]`, keys and values
+# `[rows, kv_heads, dim]` to `[rows, heads * dim]`.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _Size = Annotated[int, Field(gt=0, le=2**20)]
 _Off = Annotated[bool, Field(le=False)]
 
 
 class HeadConfig(BaseModel):
-    """What is needed of a config.json; the rotation is transformers' to read."""
+    """The fields needed from a config.json; transformers reads the rotary embedding."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -82,7 +81,8 @@ class HeadConfig(BaseModel):
         return self.num_key_value_heads or self.num_attention_heads
 
     def shapes(self, features: int, *, embeds: bool) -> dict[str, tuple[int, ...]]:
-        """Of all tensors but the maps. `features`: the width of what goes into `fc`."""
+        """Return the shape of each tensor but the maps. `features`: the input width of `fc`;
+        `embeds`: whether the head has its own embedding."""
         width, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.num_attention_heads * self.dim, self.kv_heads * self.dim
         layer = {
@@ -103,8 +103,8 @@ class HeadConfig(BaseModel):
 
 
 class Target(NamedTuple):
-    """What a head must fit. `words` `[at least vocab_size, width]`: its embedding, whose device and
-    precision the head takes."""
+    """The facts of the target that a head must fit. `words` `[at least vocab_size, width]`: its
+    embedding; the head is loaded to the same device and dtype."""
 
     words: Tensor
     vocab_size: int
@@ -113,8 +113,8 @@ class Target(NamedTuple):
 
 
 class EagleHead:
-    """`weights` by published names; `layers`: the target's, counted from 0, whose outputs it takes;
-    `target_ids` int64 `[draft vocabulary]`; `shared`: weights that are the target's."""
+    """`weights`: by published names; `layers`: the target layers, counted from 0, whose outputs it
+    reads; `target_ids`: int64 `[draft vocabulary]`; `shared`: names of the target's weights."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class EagleHead:
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """Its weights, without the target's."""
+        """Its weights, without those shared with the target."""
         return {key: each for key, each in self.weights.items() if key not in self._shared}
 
     def parts(self, schedule: ScheduleConfig) -> tuple[Part, Part]:
-        """Of the memory plan: weights, and the hidden states that wait."""
+        """Its parts of the memory plan: weights, and waiting hidden states."""
         own = sum(each.nbytes for each in self.own.values())
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
@@ -147,13 +147,13 @@ class EagleHead:
         return Part("weights of the head", own), waiting
 
     def mix(self, features: Tensor) -> Tensor:
-        """The target's hidden states `[rows, layers * target width]` -> `[rows, width]`."""
+        """Project the target's hidden states `[rows, layers * target width]` to `[rows, width]`."""
         if self._config.norm_before_fc:
             features = self._norm(features, "input_norm")
         return linear(features, self.weights["fc.weight"])
 
     def __call__(self, tokens: Tensor, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """`[rows, width]`: what the layer makes of `rows`, each with its next token."""
+        """Return the layer's output `[rows, width]` for `rows`, each with its next token."""
         words = self._norm(embedding(tokens, self.weights[EMBEDDING]), _LAYER + "input_layernorm")
         normed = self._norm(rows, _LAYER + "hidden_norm")
         kept = normed if self._config.norm_before_residual else rows
@@ -169,7 +169,7 @@ class EagleHead:
         return kept + self._linear(silu(gate) * up, "mlp.down_proj")
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Float32 `[rows, draft vocabulary]` behind what the layer made."""
+        """Return float32 logits `[rows, draft vocabulary]` of the layer's output."""
         return linear(self._norm(rows, "norm"), self.weights["lm_head.weight"]).float()
 
     def _linear(self, rows: Tensor, name: str) -> Tensor:
@@ -181,7 +181,7 @@ class EagleHead:
 
 
 def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """`rows` `[rows, heads, dim]`, angles `[1, rows, dim]`."""
+    """Rotate `rows` `[rows, heads, dim]` by angles `[1, rows, dim]`."""
     first, second = rows.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return rows * cosines[0][:, None] + turned * sines[0][:, None]
@@ -190,7 +190,7 @@ def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def load_eagle(
     path: str, folder: Path | None, target: Target, *, revision: str | None = None
 ) -> EagleHead:
-    """From a local `folder`, or where that is None the hub's repository `path`. Raises
+    """Load a head from a local `folder`, or from the hub repository `path` if that is None. Raises
     ModelError."""
     name = f"the EAGLE heads {path!r}"
     said = head_config(path, folder, revision, name)
@@ -215,7 +215,7 @@ def load_eagle(
     weights.setdefault(EMBEDDING, target.words.detach())
     try:
         rotary = rotary_of(said).to(target.words.device)
-    except Exception as error:  # transformers raises what it likes
+    except Exception as error:  # transformers raises any class
         what = f"{name} have a rotation in config.json that cannot be read"
         raise ModelError(f"{what}: {one_line(error)}") from error
     device = target.words.device
@@ -224,7 +224,7 @@ def load_eagle(
 
 
 def save_eagle(head: EagleHead, said: Mapping[str, Any], folder: Path) -> None:
-    """In bfloat16, in the published format; `said`: its config.json."""
+    """Write a head in bfloat16 in the published format; `said`: its config.json."""
     ids = head.target_ids.cpu()
     known = torch.isin(torch.arange(said["vocab_size"]), ids)
     tensors = head.own | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
@@ -232,7 +232,7 @@ def save_eagle(head: EagleHead, said: Mapping[str, Any], folder: Path) -> None:
 
 
 def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
-    """Raises ModelError."""
+    """Parse the config. Raises ModelError if it is invalid or does not fit the target."""
     if "draft_vocab_size" not in said:
         raise ModelError(
             f"{name} need a config.json with draft_vocab_size; this is another model's"
@@ -258,7 +258,7 @@ def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
 
 
 def _layers(said: list[int] | None, wrapped: bool, count: int, name: str) -> tuple[int, ...]:
-    """Raises ModelError."""
+    """Return EagleHead.layers. Raises ModelError if they repeat or the target lacks one."""
     into = said if wrapped else None
     if said is None:
         into = [2, count // 2, count - 3]
@@ -273,7 +273,7 @@ def _layers(said: list[int] | None, wrapped: bool, count: int, name: str) -> tup
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the paper's names, without tables that can be computed."""
+    """Return the tensors under the paper's names, without the rotary table."""
     found = {}
     for key, tensor in tensors.items():
         name = key.removeprefix("model.")
@@ -285,7 +285,7 @@ def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _target_ids(maps: Mapping[str, Tensor], config: HeadConfig, name: str) -> Tensor:
-    """Raises ModelError."""
+    """Return EagleHead.target_ids. Raises ModelError if the maps are missing or inconsistent."""
     own, every = config.draft_vocab_size, config.vocab_size
     d2t, t2d = maps.get("d2t"), maps.get("t2d")
     ids = torch.arange(own)

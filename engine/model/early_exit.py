@@ -1,7 +1,7 @@
-"""A draft of the target's own first layers, under its norm and head (early exit, arXiv:2404.16710).
+"""A draft made of the target's first layers, with its norm and head (early exit, arXiv:2404.16710).
 
-It holds no weight of its own: modules, joined and packed weights are the target's. It computes and
-keeps keys and values of its layers as any draft does.
+It has no weights of its own: modules, merged and packed weights are shared with the target. It has
+its own KV cache plane, like any draft.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from engine.scheduling.segment import Segment
 
 logger = logging.getLogger(__name__)
 
-TEXTS, LENGTH = 4, 32  # that the target writes, and the tokens of each
-MOST_TRIED = 8  # exits, none of more than half of the layers: beyond, guesses cost too much
-REPEATS = 5  # of what is timed
+TEXTS, LENGTH = 4, 32  # texts that the target generates, and tokens of each
+MOST_TRIED = 8  # exits to try, up to half of the layers: later ones cost too much
+REPEATS = 5  # of a timed forward
 _BLOCK = 16
 
 
 def early_exit(target: LoadedModel, count: int) -> LoadedModel:
-    """The draft of the first `count` layers. Raises ModelError."""
+    """Return the draft of the first `count` layers. Raises ModelError if there is none."""
     refused = f"the target model {target.path!r} cannot guess by its own first layers"
     if count >= len(target.layers):
         raise ModelError(
@@ -64,11 +64,11 @@ def _shortened_call(target: LoadedModel, count: int) -> Call:
 
 
 def _shortened(target: LoadedModel, model: Any, count: int) -> Any:
-    """`model`, which is the target's or has layers of ours in it, without the later ones."""
+    """Return `model`, the target's own or its fused form, with only its first `count` layers."""
     body, name = model.base_model, _list_of_layers(target)
     assert name is not None
     layers = list(getattr(body, name)[:count])
-    if hasattr(layers[-1], "following"):  # a kernel of ours that computes the next norm as well
+    if hasattr(layers[-1], "following"):  # a fused layer, which also computes the next norm
         layers[-1] = copy(layers[-1])
         layers[-1].following = body.norm.norm
     body = with_parts(body, **{name: nn.ModuleList(layers)})
@@ -76,7 +76,7 @@ def _shortened(target: LoadedModel, model: Any, count: int) -> Any:
 
 
 def _list_of_layers(target: LoadedModel) -> str | None:
-    """Its name in the body of the model."""
+    """The attribute of the model's body that holds the decoder layers, or None."""
     for name, part in target.model.base_model.named_children():
         if isinstance(part, nn.ModuleList) and len(part) == len(target.layers):
             return str(name)
@@ -84,8 +84,8 @@ def _list_of_layers(target: LoadedModel) -> str | None:
 
 
 class _Exit(NamedTuple):
-    """`seconds` of a draft step; `gain`: expected tokens per second by those of the target alone,
-    with the best K."""
+    """One exit. `seconds`: of a draft step; `gain`: expected tokens per second with the best K,
+    divided by those of the target alone."""
 
     draft: LoadedModel
     agreement: float
@@ -95,9 +95,9 @@ class _Exit(NamedTuple):
 
 @torch.inference_mode()
 def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
-    """The draft that promises most tokens per second: how often its draws are the target's, in
-    texts that the target writes itself, and what its steps and the target's take, are measured
-    here. Not by agreement alone: a later exit agrees more and costs more. Raises ModelError."""
+    """Return the draft with the most expected tokens per second. Measured here: the acceptance
+    rate of its draws on texts that the target generates, and the time of a step of both. A later
+    exit has a higher acceptance rate and costs more. Raises ModelError as `early_exit`."""
     texts, expected = _written_by(target)
     one, more = _seconds(target, 1), _seconds(target, 1 + max(k_max, 1))
     row = max(more - one, 0.0) / max(k_max, 1)
@@ -123,8 +123,8 @@ def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
 
 
 def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
-    """Texts drawn at temperature 1 behind an end of text, and log-probabilities `[texts, LENGTH,
-    vocab]` of what follows each token."""
+    """Return texts sampled at temperature 1 after an EOS token, and log-probabilities `[texts,
+    LENGTH, vocab]` of the token after each token."""
     texts = [[min(target.eos_ids, default=0)] for _ in range(TEXTS)]
     forward, plane = _way(target)
     generator, rows = torch.Generator().manual_seed(0), list[Tensor]()
@@ -138,23 +138,23 @@ def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
 
 
 def _read(draft: LoadedModel, texts: list[list[int]]) -> Tensor:
-    """As `_written_by`, of texts that are there."""
+    """Return the draft's log-probabilities for given texts, in the shape of `_written_by`."""
     forward, plane = _way(draft)
     segments = [Segment(text, 0, _blocks(i), LENGTH) for i, text in enumerate(texts)]
     return forward(segments, plane).log_softmax(-1).view(TEXTS, LENGTH, -1)
 
 
 def _agreement(target: Tensor, draft: Tensor) -> float:
-    """How often draws with the same noise are the same, at least: by the distance of the two
-    distributions, a mean over rows (arXiv:2408.07978)."""
+    """Return a lower bound on how often draws with the same noise agree, averaged over rows: a
+    function of the total variation distance of the two distributions (arXiv:2408.07978)."""
     shared = torch.minimum(target.exp(), draft.exp()).sum(-1).clamp(max=1.0)
     return float((shared / (2 - shared)).mean())
 
 
 def _seconds(model: LoadedModel, rows: int) -> float:
-    """Of a forward of so many rows behind a text."""
+    """Return the median seconds of a forward of so many rows after a text."""
     forward, plane = _way(model)
-    tokens = [row % model.vocab_size for row in range(rows)]  # equal ones have equal experts
+    tokens = [row % model.vocab_size for row in range(rows)]  # equal tokens share experts
     segment, taken = Segment(tokens, LENGTH, _blocks(0), 1), list[float]()
     for _ in range(1 + REPEATS):
         begun = time.perf_counter()
@@ -164,13 +164,13 @@ def _seconds(model: LoadedModel, rows: int) -> float:
 
 
 def _way(model: LoadedModel) -> tuple[Forward, Plane]:
-    """How it is called, and where it keeps keys and values of all texts."""
+    """Return the model's forward, and a KV plane for all texts."""
     cache = KVCache((TEXTS + 1) * _each(), _BLOCK, model.device)
     return model.compiled or forward_of(model), cache.add_plane("exit", model.layers, model.dtype)
 
 
 def _each() -> int:
-    """Blocks of a text, and of the rows behind it."""
+    """KV blocks of a text and of the rows after it."""
     return -(-(LENGTH + 32) // _BLOCK)
 
 

@@ -1,5 +1,5 @@
-"""Whether a draft fits a target, and what else the files of both show before any weights are read:
-who is to wait for weights should hear at once that they are of no use."""
+"""Whether a draft fits a target, and other checks of both. Most need only small files and run
+before any weights are read, so that a pair that cannot work fails at once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from engine.scheduling.memory import parameters_in
 
 logger = logging.getLogger(__name__)
 
-SWAPPED = 1.5  # times the target's parameters
+SWAPPED = 1.5  # a draft with more than this multiple of the target's parameters is refused
 
-LEAST_SHARED = 0.1  # of the smaller vocabulary: a draft with less has hardly a word to guess
+LEAST_SHARED = 0.1  # of the smaller vocabulary; a draft that shares less proposes hardly anything
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A model's tokens: the ids of its logits, those that end a text, its tokenizer.json."""
+    """A model's vocabulary: the width of its logits, its EOS ids, its tokenizer.json."""
 
     name: str
     role: Role
@@ -39,18 +39,18 @@ class Vocabulary:
 
     @classmethod
     def of(cls, model: LoadedModel, before: Vocabulary | None = None) -> Vocabulary:
-        """Of a model that is loaded, and of which that was known `before`."""
+        """The vocabulary of a loaded model; `before`: what its files said, if known."""
         if before is not None:
             return replace(before, size=model.vocab_size, eos_ids=model.eos_ids)
         file = model.folder and _file(model.path, model.folder, None, "tokenizer.json")
         return cls(model.path, model.role, model.vocab_size, model.eos_ids, file)
 
     def texts(self) -> dict[int, str]:
-        """By id. Raises ModelError."""
+        """Return the text of each id. Raises ModelError."""
         assert self.file is not None
         try:
             return token_texts(self.file)
-        except Exception as error:  # Rust's are of no class of their own
+        except Exception as error:  # the Rust library raises plain Exception
             raise ModelError(
                 f"the {self.role} model {self.name!r} has a tokenizer.json that cannot be read: "
                 f"{error}"
@@ -58,8 +58,8 @@ class Vocabulary:
 
 
 def vocabulary_in(said: ModelConfig | DraftModelConfig, role: Role) -> Vocabulary | None:
-    """By the small files of a folder or of the hub; None where these do not say it. Raises
-    ModelError."""
+    """Read a vocabulary from the small files in a folder or on the hub; None if they do not say it.
+    Raises ModelError."""
     path = model_folder(said.path, role)
     folder = folder_of(path, role)
     file = partial(_file, path, folder, said.revision)
@@ -79,7 +79,7 @@ def _file(path: str, folder: Path | None, revision: str | None, name: str) -> Pa
 
 
 def _json(file: Path | None) -> dict[str, Any]:
-    """Nothing where there is none: what is wrong with it is said by who needs it."""
+    """Return the file's object, or {} if it cannot be read: its user reports the error."""
     try:
         found = {} if file is None else json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -88,8 +88,8 @@ def _json(file: Path | None) -> dict[str, Any]:
 
 
 def refuse_swapped(said: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
-    """A draft of many more parameters than its target, by the headers of local files; nothing is
-    known of quantised ones. Raises ModelError."""
+    """Raises ModelError if the draft has many more parameters than its target, by the headers of
+    local files. Quantised models are not checked."""
     paths = {role: model_folder(model.path, role) for role, model in said.items()}
     sizes = {role: parameters_in(Path(path)) for role, path in paths.items()}
     target, draft = sizes.get("target"), sizes.get("draft")
@@ -105,7 +105,7 @@ def warn_of_slow(
     device: str,
     knows: Callable[[str], bool] = multiplies,
 ) -> None:
-    """Of numbers that this CPU has no instructions for."""
+    """Log a warning for each configured dtype that this CPU has no instructions for."""
     for role, model in said.items():
         if device == "cpu" and model.dtype != "auto" and not knows(model.dtype):
             logger.warning(
@@ -117,8 +117,8 @@ def warn_of_slow(
 def compare_files(
     target: ModelConfig, draft: AnyProposer
 ) -> tuple[Vocabulary | None, Vocabulary | None, Translation | None]:
-    """Vocabularies of both, None where files do not say them, and what `compare` says of them; of a
-    `draft` that is no model nothing. Raises ModelError also where the two are swapped."""
+    """Return the vocabularies of both (None if the files do not say them) and the result of
+    `compare`; all None if `draft` is no model. Raises ModelError, also if the two are swapped."""
     if not isinstance(draft, DraftModelConfig):
         return None, None, None
     refuse_swapped({"target": target, "draft": draft})
@@ -127,13 +127,13 @@ def compare_files(
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel) -> Translation | None:
-    """As `compare`. Raises ModelError also where the draft does not reach as far as the target."""
+    """`compare` two loaded models. Raises ModelError, also if the draft has fewer positions."""
     check_lengths(target, draft)
     return compare(Vocabulary.of(target), Vocabulary.of(draft))
 
 
 def check_lengths(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raises ModelError."""
+    """Raises ModelError if the draft has fewer positions than the target serves."""
     if draft.max_model_len < target.max_model_len:
         raise ModelError(
             f"{_pair(target.path, draft.path)}: it has {draft.max_model_len} positions, the target"
@@ -143,9 +143,9 @@ def check_lengths(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def compare(target: Vocabulary, draft: Vocabulary) -> Translation | None:
-    """None if ids below the smaller vocabulary mean the same tokens in both, else how to go between
-    them. Embedding rows padded beyond the tokenizer are no difference. Raises ModelError where one
-    of them brings no tokenizer.json and the two sizes differ, and where they share too little."""
+    """Return None if all ids below the smaller vocabulary size mean the same token in both, else a
+    Translation. Padded embedding rows are ignored. Raises ModelError if a tokenizer.json is missing
+    and the sizes differ, or if the vocabularies share too little."""
     pair = _pair(target.name, draft.name)
     if target.file is None or draft.file is None:
         if target.size != draft.size:

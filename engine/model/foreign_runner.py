@@ -1,4 +1,4 @@
-"""ForeignRunner: a draft model whose tokenizer is not the target's."""
+"""ForeignRunner: the runner of a draft model whose tokenizer differs from the target's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine.scheduling.segment import Segment
 
 
 class ForeignRunner(ModelRunner):
-    """Takes the draft's tokens, and answers logits by the target's ids: -inf for those that the
-    draft lacks. Whole proposals in one call would be by the draft's ids: there are none."""
+    """Takes the draft's token ids and returns logits by the target's ids, -inf for tokens that the
+    draft lacks. Has no chains in one call, since those draw by the draft's ids."""
 
     def __init__(
         self, translation: Translation, model: LoadedModel, cache: KVCache, **more: Any
@@ -27,7 +27,7 @@ class ForeignRunner(ModelRunner):
         super().__init__(model, cache, "draft", **more)
         self.vocab_size, self._chains = translation.vocab_size, None
         self.translation = translation
-        self.blocks, self.block_size = cache.own, cache.block_size  # of its plane
+        self.blocks, self.block_size = cache.own, cache.block_size
         self._to = torch.tensor(translation.target_ids, device=model.device)
         self._from = torch.tensor(translation.draft_ids, device=model.device)
 

@@ -1,12 +1,11 @@
-"""A model of transformers whose decoder layers are a few kernels each. CUDA only.
+"""Fused decoder layers for a transformers model: a few kernels per layer. CUDA only.
 
-Query, key and value are one product, gate and up another, and what stands between products is one
-kernel of `engine.model.triton_layers`: a sum with the norm after it, a rotation that writes to the
-cache as well, a gate. The model's own forward runs, over such layers instead of its own, so what it
-does before and after them, and what it hands to them, stays its own.
+Query, key and value are one matrix product, gate and up another. Between products runs one kernel
+of `engine.model.triton_layers`: a residual add with the next norm, a rotary embedding that also
+writes the KV cache, or a gated activation. The model's own forward runs over these layers, so
+whatever it does before and after the layers, and the arguments it passes to them, are unchanged.
 
-Which families have such layers is listed here. That the logits stay what they were is not assumed:
-the loader compares.
+FAMILIES lists the supported model types. The loader verifies that the logits are still right.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from engine.model.loaded import with_parts
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
 from engine.model.triton_products import Product
 
-# And what they add to the weights of a norm.
+# Supported model types, and the number they add to the weights of a norm.
 FAMILIES = {
     "gemma": 1.0, "gemma2": 1.0, "gemma3_text": 1.0, "granite": 0.0, "llama": 0.0, "mistral": 0.0,
     "mixtral": 0.0, "olmo2": 0.0, "phi3": 0.0, "qwen2": 0.0, "qwen3": 0.0, "qwen3_moe": 0.0,
 }  # fmt: skip
-# Norms before attention and after it, before the MLP and after it; of layers with norms after the
-# MLP, and of others.
+# Names of the norms before and after attention, and before and after the MLP: in layers that have
+# a norm after the MLP, and in all others.
 SANDWICHED = (
     "input_layernorm", "post_attention_layernorm",
     "pre_feedforward_layernorm", "post_feedforward_layernorm",
 )  # fmt: skip
 PLAIN = ("input_layernorm", "", "post_attention_layernorm", "")
-FEW, EVERY = 16, 1 << 62  # rows that a decoding forward has at most, as a rule; all there can be
+FEW, EVERY = 16, 1 << 62  # most rows of a typical decode forward; no limit
 
 
 def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
-    """The model with other layers; the parameters of the one given become views of joined ones.
-    None for what is not known."""
+    """Return the model with fused layers, or None if it is not supported. Parameters of the given
+    model become views of merged ones."""
     body, probe = model.base_model, _Recorder()
     if model.config.model_type not in FAMILIES:
         return None
@@ -59,7 +58,7 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
         if product is None or shape.key_dim != shape.value_dim:
             return None
         layers.append(_Layer(layer, product, shape, probe.asked[shape.layer], relay))
-        torch.cuda.empty_cache()  # what was joined is free, and too small for the next ones
+        torch.cuda.empty_cache()  # the freed parts are too small for the next merged weights
     last = _norm(body, "norm", FAMILIES[model.config.model_type])
     for layer, following in zip(layers, [*(each.first for each in layers[1:]), last], strict=True):
         layer.following = following
@@ -68,8 +67,8 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
 
 
 def make_steady(fused: Any, most: int = EVERY) -> str | None:
-    """Have a row's bits depend on the row alone, in forwards of up to `most` rows, or say what of
-    these layers stands against it."""
+    """Make a row's bits independent of the other rows, in forwards of up to `most` rows. Returns
+    why that is impossible for these layers, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):
         return "which rows share an expert decides how it multiplies"
     for module in fused.modules():
@@ -79,7 +78,7 @@ def make_steady(fused: Any, most: int = EVERY) -> str | None:
 
 
 class _Recorder(LayerProbe):
-    """Also keeps how each layer's scores are to be."""
+    """Also records each layer's Variation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +90,7 @@ class _Recorder(LayerProbe):
 
 
 class _Relay:
-    """From a layer's last kernel to who asks for the norm of the stream next."""
+    """Hands the norm that a layer's last kernel computed to the next layer or the final norm."""
 
     def __init__(self) -> None:
         self._made: tuple[Tensor, Tensor] | None = None
@@ -108,7 +107,7 @@ class _Relay:
 
 
 class _Layer(nn.Module):
-    """`following`: the norm that comes after this layer."""
+    """`following`: the first norm after this layer, computed by its last kernel."""
 
     following: Norm | None = None
 
@@ -125,7 +124,7 @@ class _Layer(nn.Module):
         norms = (_norm(layer, name, offset) for name in names)
         self.first, self._attended, self._second, self._fed = norms
         query_norm, key_norm = (_norm(attention, name, offset) for name in ("q_norm", "k_norm"))
-        self._wide = (query_norm, key_norm)  # of all queries at once, and of all keys
+        self._wide = (query_norm, key_norm)  # norms over all heads together
         if query_norm is None or query_norm.weight.numel() == shape.key_dim:
             self._wide = (None, None)
         else:
@@ -145,7 +144,7 @@ class _Layer(nn.Module):
         **others: Any,
     ) -> Tensor:
         factor = self._factor
-        with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # there Triton launches
+        with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # for Triton's launches
             found = self._attend(
                 self._relay.normed(stream, self.first), position_embeddings, foredraft
             )
@@ -176,7 +175,7 @@ class _Layer(nn.Module):
 
     def _feed(self, normed: Tensor) -> Tensor:
         if self._gate_up is None or self._activation is None:
-            output: Tensor = self._mlp(normed)  # of experts, say
+            output: Tensor = self._mlp(normed)  # a mixture of experts, for example
             return output
         product = self._gate_up.forward
         if isinstance(product, Product) and product.takes(normed):
@@ -204,7 +203,8 @@ def _norm(owner: Any, name: str, offset: float) -> Norm | None:
 
 
 def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
-    """The layer `whole`, or those named, as one. None where they are not plain and alike."""
+    """Return the linear layer `whole`, or else those of `names` merged into one; None if they are
+    not plain or only some have a bias."""
     parts: list[Any] = [
         getattr(owner, name, None) for name in ([whole] if hasattr(owner, whole) else names)
     ]

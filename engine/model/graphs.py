@@ -1,12 +1,12 @@
-"""Captured forwards: what a step launches, recorded once per number of rows and replayed.
+"""Captured forwards: the launches of a step, recorded once per number of rows and replayed.
 
-Buckets count rows (tokens), not sequences and not K: four decodes and one verification of four rows
-are the same graph. Rows that fill a bucket up are a sequence of their own in the scrap block, so
-they neither see nor touch anything. Attention that works on fixed tensors comes from the backend
-(`stage`); trees, and more rows than the largest bucket, are run eagerly.
+Buckets count rows (tokens), not sequences or K: four decodes and one verification of four rows use
+the same graph. Padding rows are a sequence of their own in the scrap block, so they neither see nor
+change other rows. The backend supplies attention over fixed tensors (`stage`); batches that it
+cannot stage, or with more rows than the largest bucket, run eagerly.
 
-The pool knows nothing of CUDA: a `Recorder` makes replayable what a function does to tensors that
-stay where they are. `CudaRecorder` captures; tests use one that calls the function again.
+The pool is independent of CUDA: a `Recorder` makes a function over tensors with fixed addresses
+replayable. `CudaRecorder` captures it; tests use a recorder that calls the function again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from engine.sampling.device_draws import Sampling, draw_rows
 from engine.sampling.row_facts import UNFILTERED, Facts, Numbers
 from engine.scheduling.memory import buckets
 
-MOST_GRAPHS = 64  # of one pool; the one that was used longest ago makes room
-WARM_UPS = 2  # runs before a capture: compiling, planning and allotting happen there
+MOST_GRAPHS = 64  # of one pool; the least recently used one is dropped
+WARM_UPS = 2  # runs before a capture, in which compiling, planning and allocation happen
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where graphs of one model read and write; `scrap` is a block that no sequence holds."""
+    """What the graphs of one model read and write; `scrap`: a block that no sequence holds."""
 
     backend: StagingBackend
     plane: KVPlane
@@ -46,18 +46,18 @@ class Site:
         return self.backend.stage(self.plane, rows, sent, steps)
 
     def scrap_spans(self, row: int, more: int) -> list[Span]:
-        """What fills up a graph from `row` on, if anything must."""
+        """Return the spans of `more` padding rows from `row` on."""
         return [scrap_span(row, more, self.scrap, self.plane.block_size)] if more else []
 
     def scrap_rows(self, row: int, last: int, steps: int) -> list[Span]:
-        """The same where each row is a sequence of its own."""
+        """Return padding spans for rows `row .. last`, each a sequence of its own."""
         blocks = [self.scrap] * -(-steps // self.plane.block_size)
         return [Span(more, 1, 0, blocks) for more in range(row, last)]
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """`replay()` writes the function's result, for what lies in its inputs now, to `output`."""
+    """`replay()` computes the function for the present values of its inputs, into `output`."""
 
     output: Tensor
     replay: Callable[[], None]
@@ -68,8 +68,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """torch.cuda.CUDAGraph; all graphs of one recorder share a memory pool, since the result of
-    one is read before the next is replayed, and a stream: cuBLAS keeps a workspace for each."""
+    """Records with torch.cuda.CUDAGraph. All graphs of a recorder share a memory pool, since each
+    result is read before the next replay, and a stream, since cuBLAS has a workspace per stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -85,7 +85,7 @@ class CudaRecorder:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # A draft may be loading in another thread, which allots memory meanwhile.
+        # Another thread may allocate memory meanwhile, to load a draft.
         with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
             output = run()
         self._pool = graph.pool()
@@ -93,7 +93,7 @@ class CudaRecorder:
 
 
 class Inputs(Protocol):
-    """Tensors that stay where they are, and what is computed of them."""
+    """Tensors with fixed addresses, and the computation over them."""
 
     def run(self) -> Tensor: ...
 
@@ -103,8 +103,8 @@ Kept = TypeVar("Kept", bound=Inputs)
 
 
 class GraphPool(Generic[Key, Kept]):
-    """`make` allots the inputs of a key. The last used `most` of them are kept, with their
-    graphs."""
+    """Graphs by key. `make` allocates the inputs of a key; the `most` recently used ones are kept,
+    with their graphs."""
 
     def __init__(
         self, recorder: Recorder, make: Callable[[Key], Kept], most: int = MOST_GRAPHS
@@ -114,7 +114,7 @@ class GraphPool(Generic[Key, Kept]):
         self._recorded: dict[Key, Recorded] = {}
 
     def inputs(self, key: Key) -> Kept:
-        """To be filled before `replay`."""
+        """Return the inputs of a key, to be filled before `replay`."""
         if key not in self._held:
             if len(self._held) >= self._most:
                 oldest, _ = self._held.popitem(last=False)
@@ -124,8 +124,8 @@ class GraphPool(Generic[Key, Kept]):
         return self._held[key]
 
     def replay(self, key: Key) -> Tensor:
-        """The result for what lies in the inputs now, recorded if it was not yet. Valid until the
-        next replay of any graph."""
+        """Return the result for the present inputs; records the graph at first use. Valid until
+        the next replay of any graph."""
         inputs = self.inputs(key)
         found = self._recorded.get(key)
         if found is None:
@@ -135,9 +135,9 @@ class GraphPool(Generic[Key, Kept]):
 
 
 class Forwarded(NamedTuple):
-    """Float32 `logits` of the rows that a batch keeps. Of their sampling, what went `along`,
-    on the device; and, if it is a plain one, what was `drawn` from these rows and any behind
-    them."""
+    """Float32 `logits` of a batch's kept rows. `along`: the sampling's numbers that were sent with
+    the forward, on the device. `drawn`: if the graph drew the tokens, those of these rows and of
+    any after them."""
 
     logits: Tensor
     along: Tensor | None = None
@@ -145,8 +145,8 @@ class Forwarded(NamedTuple):
 
 
 class _Static:
-    """The inputs of one bucket, and the forward over them, to the first rows of `logits`. With
-    `words`, noise.token_words_of, it draws from them, too."""
+    """The inputs of one bucket, and the forward over them, which writes the first rows of `logits`.
+    With `words` (noise.token_words_of) it also draws from these rows."""
 
     def __init__(
         self, rows: int, call: Call, site: Site, logits: Tensor, words: Tensor | None
@@ -163,7 +163,7 @@ class _Static:
         self.drawn: Tensor | None = None  # by the last run
 
     def fill(self, batch: Batch, spans: Sequence[Span], sampling: Sampling | None) -> Tensor | None:
-        """Where, on the device, the sampling's numbers are that `run` does not know."""
+        """Set and send the inputs. Returns, on the device, the sampling's numbers not in them."""
         used, unseen, along = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
@@ -181,16 +181,16 @@ class _Static:
         return there
 
     def draws_all(self, sampling: Sampling) -> bool:
-        """Whether `drawn` is all that it asks to be drawn."""
+        """Whether `run` draws all tokens of this sampling."""
         return self._words is not None and sampling.is_plain
 
     def send(self, spans: Sequence[Span], along: Numbers | None = None) -> Tensor | None:
-        """For a capture: what is computed means nothing."""
+        """Send the inputs. Called alone before a capture, when their values have no meaning."""
         self.attention.fill(spans)
         return self._sent.send(along)
 
     def run(self) -> Tensor:
-        """Float32 logits of the kept rows, and of any others behind them."""
+        """Return float32 logits of the kept rows, then of padding rows."""
         ids, positions, kept = self._ids.there, self._positions.there, self._kept.there
         logits = self._logits.copy_(
             self._call(ids[None], positions[None], kept, self.attention.step(0))
@@ -202,9 +202,8 @@ class _Static:
 
 
 class ForwardGraphs:
-    """Forwards of one model over one plane, by number of rows. All leave their results in the
-    first rows of `logits`, float32 `[most rows, vocab]`: the next one overwrites them. `words`: as
-    of _Static."""
+    """The graphs of one model's forwards over one plane, by number of rows. Each forward overwrites
+    the first rows of `logits`, float32 `[most rows, vocab]`. `words`: see _Static."""
 
     def __init__(
         self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int,
@@ -217,14 +216,14 @@ class ForwardGraphs:
         )
 
     def capture(self) -> Iterator[None]:
-        """Every bucket, the largest first: later ones fit into the memory of the first."""
+        """Record every bucket, the largest first: the others reuse its memory."""
         for size in reversed(self.sizes):
             self._pool.inputs(size).send(self._site.scrap_spans(0, size))
             self._pool.replay(size)
             yield
 
     def __call__(self, batch: Batch, sampling: Sampling | None) -> Forwarded | None:
-        """None if the batch is not for graphs."""
+        """Run a batch; None if no graph fits it."""
         rows = len(batch.tokens)
         if rows > self.sizes[-1] or not batch.rows:
             return None

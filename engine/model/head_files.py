@@ -1,4 +1,4 @@
-"""Files of draft heads, as they are published: a folder, or a repository of the hub."""
+"""Files of draft heads in their published form: a folder, or a hub repository."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CONFIG = "config.json"
 
 
 def head_config(path: str, folder: Path | None, revision: str | None, name: str) -> dict[str, Any]:
-    """What config.json says. `folder`: None for the hub's repository `path`; `name`: how a refusal
-    begins. Raises ModelError."""
+    """Read config.json. `folder`: None for the hub repository `path`; `name`: first words of an
+    error message. Raises ModelError."""
     file = _file(path, folder, CONFIG, revision)
     if file is None:
         where = "on the hub, or it cannot be reached" if folder is None else "in their folder"
@@ -35,8 +35,8 @@ def head_config(path: str, folder: Path | None, revision: str | None, name: str)
 def head_tensors(
     path: str, folder: Path | None, files: Seq[str], revision: str | None, name: str
 ) -> dict[str, Tensor]:  # fmt: skip
-    """All of the first of `files` that there is, on the CPU; without code, whatever the file is.
-    Raises ModelError."""
+    """Load the tensors of the first of `files` that exists, on the CPU. Never runs code from the
+    file. Raises ModelError."""
     each = (_file(path, folder, file, revision) for file in files)
     file = next((found for found in each if found is not None), None)
     if file is None:
@@ -45,7 +45,7 @@ def head_tensors(
         if file.suffix == ".safetensors":
             return load_file(file)
         tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of safetensors, pickle, zip and torch
+    except Exception as error:  # safetensors, pickle, zip and torch have no common class
         raise ModelError(f"{name}: {file.name} cannot be read: {unread(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
@@ -60,7 +60,7 @@ def head_tensors(
 def save_head(
     folder: Path, file: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """As published: config.json, and in `file` copies of the tensors, floats in bfloat16."""
+    """Write config.json, and to `file` the tensors, floats in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copies = dict[str, Tensor]()
@@ -73,8 +73,8 @@ def save_head(
 def check_tensors(
     tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str, why: str
 ) -> None:
-    """Nothing missing or superfluous, floats of these shapes, which are so because of `why`. Raises
-    ModelError."""
+    """Raises ModelError unless `tensors` are exactly those of `shapes`, all floating-point. `why`:
+    what determines the shapes, for the message."""
     for key in sorted(shapes.keys() | tensors.keys()):
         if key not in tensors:
             raise ModelError(f"{name} lack the tensor {key!r}")

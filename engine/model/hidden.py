@@ -1,4 +1,4 @@
-"""Hidden states that leave a forward beside its logits, for proposers that ask for them."""
+"""Hidden states that a forward returns with its logits, for proposers that need them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.scheduling.segment import HiddenRows
 
 
 class HiddenCall:
-    """A model's call that leaves what is `asked` for: up to `most` rows in a tensor that stays
-    where it is, as graphs need; more, which no graph has, in one of their own."""
+    """A model's call that also stores the hidden states in `asked`: up to `most` rows in a tensor
+    with a fixed address, as graphs need; more rows, which no graph has, in a new tensor."""
 
     def __init__(self, model: LoadedModel, asked: HiddenRows, most: int) -> None:
         self._call, self.asked = model.logits, asked
@@ -45,9 +45,9 @@ class HiddenCall:
         return self._call(input_ids, positions, keep, prepared, take)
 
     def rows(self, count: int) -> Tensor:
-        """What the last call has left, `[count, layers * width]`, a graph's too."""
+        """Return the hidden states of the last call or replay, `[count, layers * width]`."""
         found = self._fixed if count <= len(self._fixed) else self._large
-        self._large = self._fixed  # whoever has them keeps them
+        self._large = self._fixed  # only the caller keeps a large tensor alive
         return found[:count].flatten(1)
 
     def _of(self, rows: int) -> Tensor:

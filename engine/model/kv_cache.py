@@ -1,12 +1,12 @@
 """KVCache: one block numbering, one plane of tensors per model.
 
-Owns the memory of keys and values; how many blocks fit is `scheduling.memory`'s to say. A slot is
-`block * block_size + offset` and means the same position in every plane, so one allocator, one
-prefix cache and one preemption serve target and drafter. Who holds which block is the block
-pool's business; writing and reading during a forward is the attention backend's.
+Owns the memory of keys and values; `scheduling.memory` decides how many blocks fit. A slot is
+`block * block_size + offset` and means the same position in every plane, so target and draft share
+one allocator, one prefix cache and one preemption. The block pool assigns blocks to sequences; the
+attention backend writes and reads them during a forward.
 
-On a CPU it lies in huge pages. A page's place has to be looked up, on a virtual machine twice, and
-what a forward reads is more pages of 4 KiB than processors know the places of.
+On a CPU the cache is in huge pages: a forward reads more pages of 4 KiB than the TLB holds, and on
+a virtual machine each TLB miss takes two lookups.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from engine.errors import MemoryPlanError
 from engine.scheduling.memory import gib
 
 HUGE_PAGE = 1 << 21  # bytes
-_POPULATE = 23  # of Linux's madvise, since 5.14: with what is written there already
-_AT_ONCE = 16 * HUGE_PAGE  # bytes
-_LINE = 64  # of a cache: no vector is to lie across two
+_POPULATE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; keeps the contents
+_AT_ONCE = 16 * HUGE_PAGE  # bytes per call of madvise
+_LINE = 64  # bytes of a CPU cache line, which no vector should cross
 
 
 class Plane:
-    """One model's keys and values; layers of one shape share a pair of tensors
-    `[layers, kv_heads, slots, dim]`, so that one slice serves all of them, and so that a head's
-    keys in consecutive slots are one run of memory."""
+    """One model's keys and values. Layers of one shape share a pair of tensors `[layers, kv_heads,
+    slots, dim]`, so one slice serves all of them, and a head's keys in consecutive slots are
+    contiguous in memory."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Plane:
 
 
 def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, *, later: bool) -> Tensor:
-    """Every page touched at once, unless `later`: memory that is not there is to be missed at
+    """Return zeros. On a CPU, touches every page unless `later`, so that a lack of memory shows at
     start. Raises MemoryPlanError."""
     if device.type != "cpu":
         return torch.zeros(tuple(size), dtype=dtype, device=device)
     needed = prod(size) * dtype.itemsize
     try:
         memory = space(needed)
-    except OSError as error:  # this process may have less than the machine
+    except OSError as error:  # limits of the process may be below the machine's memory
         raise MemoryPlanError(
             f"the system refuses {gib(needed)} for keys or values ({error.strerror}): lower "
             "cache.cpu_memory_gib or raise the limits of this process"
@@ -89,10 +89,10 @@ def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, *, lat
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens; planes are added at start, before any forward.
-    `dtype`: of all planes, instead of each model's own. With `scrap`, planes have one block more,
-    of that number, which no sequence ever holds. `later`: on a CPU, pages are touched when they are
-    written, or by `populate`. `own`: the blocks that whoever has this cache may
-    write; all, but for a `part`."""
+    `dtype`: of all planes, instead of each model's own. With `scrap`, planes have one more block,
+    number `num_blocks`, which no sequence ever holds. `later`: on a CPU, pages are touched when
+    they are first written, or by `populate`. `own`: the blocks that the owner of this cache may
+    write: all, except in a `part`."""
 
     def __init__(
         self,
@@ -115,24 +115,24 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Of the planes there are so far."""
+        """Bytes of the planes added so far."""
         return sum(plane.nbytes for plane in self.planes.values())
 
     def part(self, own: Sequence[int]) -> KVCache:
-        """For one of several engines with the same models: the same planes, those added later too,
-        and of the blocks these."""
+        """Return a cache with the same planes, including any added later, and only the blocks
+        `own`: for one of several engines with the same models."""
         part = copy(self)
         part.own = own
         return part
 
     def beside(self) -> KVCache:
-        """The same blocks, without planes yet: for a model that may take another's place."""
+        """Return a cache of the same blocks without planes, for a model that may take over."""
         twin = copy(self)
         twin.planes = {}
         return twin
 
     def add_plane(self, name: str, layers: Sequence[LayerShape], dtype: torch.dtype) -> Plane:
-        """A plane for one model (`LoadedModel.layers`, `.dtype`)."""
+        """Add and return a plane for one model (`LoadedModel.layers`, `.dtype`)."""
         assert name not in self.planes
         plane = Plane(
             layers,
@@ -146,7 +146,7 @@ class KVCache:
         return plane
 
     def populate(self) -> threading.Thread:
-        """Have the thread touch the pages that nobody has yet. What is written meanwhile stays."""
+        """Start a thread that touches all pages not touched yet; safe during writes. Returns it."""
         pairs = [pair for plane in self.planes.values() for pair in plane.stacks]
         tensors = [tensor for pair in pairs for tensor in pair if tensor.device.type == "cpu"]
         touching = threading.Thread(target=_populate, args=(tensors,), name="cache", daemon=True)
@@ -154,11 +154,11 @@ class KVCache:
         return touching
 
     def move_path(self, blocks: Sequence[int], before: int, path: Sequence[int]) -> int:
-        """Move the KV of the kept nodes of a token tree to where a chain would have written it.
-        `before`: tokens of the sequence in front of the tree, whose node i was written at position
-        `before + i`; `path`: the nodes kept, in order. Up to which position nothing was moved, so
-        that it holds what a drafter ran along its chain."""
-        if not path or path[-1] == len(path) - 1:  # it rises
+        """Move the KV of the accepted nodes of a token tree to where a chain would have written it.
+        `before`: tokens of the sequence before the tree, whose node i was written at position
+        `before + i`; `path`: the accepted nodes, in order. Returns the position before which
+        nothing moved: KV that a draft wrote along its own chain is valid up to there."""
+        if not path or path[-1] == len(path) - 1:  # nodes ascend, so this is 0, 1, 2, ...
             return before + len(path)
         size = self.block_size
 
@@ -171,8 +171,8 @@ class KVCache:
 
     @torch.inference_mode()
     def move(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """Copy the KV of slots to other slots, in every plane and layer. All are read before any
-        is written, so the two lists may overlap."""
+        """Copy the KV of slots to other slots, in every plane and layer. Each tensor is read before
+        it is written, so the two lists may overlap."""
         assert len(source) == len(destination)
         if not source or list(source) == list(destination):
             return
@@ -191,14 +191,13 @@ def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 
 
 def space(size: int) -> npt.NDArray[np.uint8]:
-    """So many bytes of zeros, in huge pages where Linux has some for who asks: from the border of
-    one on, or none would be whole. What is smaller than half of one begins where a line of a cache
-    does."""
+    """Return `size` bytes of zeros, in huge pages where Linux offers them, and aligned so that only
+    whole ones are used. Less than half a huge page is aligned to a cache line."""
     if 2 * size < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return _from_border(np.zeros(size + _LINE, np.uint8), _LINE, size)
     pages = -(-size // HUGE_PAGE)
     whole = mmap.mmap(-1, (pages + 1) * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that has none
+    with suppress(OSError):  # a kernel without huge pages
         whole.madvise(mmap.MADV_HUGEPAGE)
     return _from_border(np.frombuffer(whole, np.uint8), HUGE_PAGE, size)
 
@@ -206,13 +205,13 @@ def space(size: int) -> npt.NDArray[np.uint8]:
 def _populate(tensors: Sequence[Tensor]) -> None:
     if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
         return
-    advise = ctypes.CDLL(None).madvise  # which lets go of the interpreter, unlike mmap's
+    advise = ctypes.CDLL(None).madvise  # releases the GIL, unlike mmap.madvise
     for tensor in tensors:
         for first in range(0, tensor.nbytes, _AT_ONCE):
             start = ctypes.c_void_p(tensor.data_ptr() + first)
             size = min(_AT_ONCE, tensor.nbytes - first)
             if advise(start, ctypes.c_size_t(size), _POPULATE):
-                break  # it is too old, or the tensor too small to begin with a page
+                break  # the kernel is too old, or the tensor is not aligned to a page
 
 
 def _from_border(memory: npt.NDArray[np.uint8], of: int, size: int) -> npt.NDArray[np.uint8]:

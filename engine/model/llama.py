@@ -1,10 +1,10 @@
-"""Plain Llamas of a local folder, read without transformers.
+"""Plain Llamas in a local folder, loaded without transformers.
 
-Importing what transformers' models need takes some three seconds of a processor, more than all else
-that a start of the built-in pair does. The arithmetic and the names of all parts are transformers',
-so that whoever looks into a model finds the same in both, and the logits are the same to the bit
-(tests/model/test_llama.py). What is not plain in every respect, or not in order, is left to
-transformers, which also says what is wrong with it.
+Importing the model classes of transformers takes about three seconds of CPU time, more than the
+rest of a start with the built-in pair. Arithmetic and module names are those of transformers, so
+code that inspects a model works with both, and the logits are identical to the bit
+(tests/model/test_llama.py). Any other model, and any faulty file, is left to transformers, which
+also reports the error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _dtype(name: object) -> torch.dtype | None:
     return _DTYPES.get(name) if isinstance(name, str) else None
 
 
-# Larger than any model's, and so small that no product of three overflows where it is tried.
+# The bound is above any model's size, and a product of three sizes does not overflow.
 _Size = Annotated[int, Field(gt=0, le=2**20)]
 _Off = Annotated[bool, Field(le=False)]  # Literal[False] would take 0, and Literal[1] true
 _One = Annotated[int, Field(ge=1, le=1)]
@@ -47,8 +47,8 @@ class _Rope(BaseModel):
 
 
 class LlamaConfig(BaseModel):
-    """A config.json all of which is understood. Of what changes no logit only the type is looked
-    at: whatever transformers refuses is left to it."""
+    """A config.json with known fields only. Fields that do not affect logits are checked by type
+    alone. transformers handles, or refuses, every other config."""
 
     model_config = _STRICT | ConfigDict(extra="forbid")
 
@@ -81,7 +81,7 @@ class LlamaConfig(BaseModel):
 
 
 class GenerationConfig(BaseModel):
-    """What is needed of a generation_config.json."""
+    """The fields needed from a generation_config.json."""
 
     model_config = _STRICT
 
@@ -93,7 +93,7 @@ class Output(NamedTuple):
 
 
 class LlamaRMSNorm(nn.Module):
-    """arXiv:1910.07467."""
+    """RMSNorm (arXiv:1910.07467)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -108,8 +108,8 @@ class LlamaRMSNorm(nn.Module):
 
 
 class LlamaRotaryEmbedding(nn.Module):
-    """arXiv:2104.09864: cosine and sine `[1, rows, head_dim]` of positions, in the dtype of
-    `like`, angles in float32 whatever the model's."""
+    """RoPE (arXiv:2104.09864): cosine and sine `[1, rows, head_dim]` of positions, in the dtype of
+    `like`; angles are float32 in any case."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class LlamaRotaryEmbedding(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """By whatever is prepared for this forward; with nothing, plain causal attention."""
+    """Attention as prepared for this forward; if nothing is prepared, plain causal attention."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class LlamaAttention(nn.Module):
         return output
 
     def _plainly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`[1, rows, heads, head_dim]` of a sequence's rows, all at once."""
+        """Return causal attention over all rows of one sequence, `[1, rows, heads, head_dim]`."""
         if self.groups > 1:
             key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scaling
@@ -188,14 +188,14 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """All but the output embedding."""
+    """The model without its output embedding."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         layers = [LlamaDecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
         vocab, width = config.vocab_size, config.hidden_size
-        empty = torch.empty(vocab, width, device="meta")  # else it is drawn, by what takes seconds
-        self.embed_tokens = nn.Embedding(vocab, width, _weight=empty)  # to be imported
+        empty = torch.empty(vocab, width, device="meta")  # `_weight` avoids a random initialization
+        self.embed_tokens = nn.Embedding(vocab, width, _weight=empty)  # with slow imports
         self.layers = nn.ModuleList(layers)
         self.norm = LlamaRMSNorm(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
@@ -212,7 +212,7 @@ class LlamaModel(nn.Module):
 
 
 class Llama(nn.Module):
-    """Answers to whatever is asked here of a model of transformers."""
+    """A Llama with the attributes and methods of a transformers model that are used here."""
 
     def __init__(self, config: LlamaConfig, generation_config: GenerationConfig) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Llama(nn.Module):
         return self.lm_head
 
     def set_attn_implementation(self, name: str) -> None:
-        """Nothing to set: who prepares attention chooses it."""
+        """Do nothing: the prepared attention decides."""
 
     def forward(
         self,
@@ -251,7 +251,7 @@ class Llama(nn.Module):
         logits_to_keep: int | Tensor = 0,
         foredraft: PreparedAttention | None = None,
     ) -> Output:
-        """Of one sequence `[1, rows]`; all logits, of so many last rows, or of those rows."""
+        """Run one sequence `[1, rows]`. `logits_to_keep`: how many last rows (0: all), or which."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1])[None]
         rows = self.model(input_ids, position_ids, foredraft)
@@ -260,8 +260,8 @@ class Llama(nn.Module):
 
 
 def read_llama(folder: Path, role: Role = "target") -> Llama | None:
-    """In the precision in which it is stored, on the CPU; None for whatever is not a plain Llama in
-    one file, complete and no more than that."""
+    """Load a plain Llama on the CPU in its stored precision. None for any other model, and unless
+    one file holds exactly its weights."""
     try:
         config = LlamaConfig.model_validate_json((folder / "config.json").read_bytes())
         said = folder / "generation_config.json"
@@ -275,7 +275,7 @@ def read_llama(folder: Path, role: Role = "target") -> Llama | None:
 
 
 def _fill(model: Llama, weights: dict[str, Tensor], stage: str) -> bool:
-    """Whether these are the model's, each of its shape and all of one type, which it says."""
+    """Load the weights; False unless names, shapes and dtype are those of the configuration."""
     tied = model.config.tie_word_embeddings
     shapes = {name: w.shape for name, w in model.named_parameters()}
     if tied:
@@ -296,7 +296,7 @@ def _linear(width: int, out: int) -> nn.Linear:
 
 
 def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """`[1, heads, rows, head_dim]`, halves paired."""
+    """Rotate `[1, heads, rows, head_dim]`; number i is paired with i + head_dim / 2."""
     first, second = heads.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
     return (heads * cosine[:, None]) + (turned * sine[:, None])

@@ -1,5 +1,5 @@
-"""LoadedModel: a model, the facts discovered about it, and how it is called: by its own forward, or
-by quicker code that was proven to do the same (`engine.model.loader`).
+"""LoadedModel: a model, the facts discovered about it, and its call: the model's own forward, or
+faster code that passed the same check (`engine.model.loader`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ See = Callable[[int, Tensor], None]
 
 
 class Call(Protocol):
-    """One forward: logits `[kept, vocab]` of ids and positions `[1, rows]`. `keep` is how many
-    trailing rows to keep (at least 1), or which. `see` is shown the rows `[1, rows, width]` behind
-    each layer, and as LAST those behind the last norm; they stand no longer than the call."""
+    """One forward: logits `[kept, vocab]` for ids and positions `[1, rows]`. `keep`: the number of
+    trailing rows to keep (at least 1), or which. `see` is called with each layer's output `[1,
+    rows, width]`, and with that of the final norm as layer LAST; valid only during the call."""
 
     def __call__(
         self,
@@ -56,9 +56,9 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     logits: Call
     quantization: QuantizationName = "none"
-    compiled: CompiledDecoder | None = None  # the same for a few rows, when it is at hand
-    batch_invariant: bool = False  # by kernels for that, on a GPU
-    borrows: bool = False  # its weights are another model's
+    compiled: CompiledDecoder | None = None  # on a CPU, for few rows or all
+    batch_invariant: bool = False  # by batch-invariant kernels on a GPU
+    borrows: bool = False  # its weights belong to another model
 
     @property
     def dtype_name(self) -> str:
@@ -66,13 +66,13 @@ class LoadedModel:
 
     @property
     def exact(self) -> bool:
-        """Whether a token's logits are promised to be the same in any batch: to all digits that
-        matter in float32, or to the bit."""
+        """Whether a token's logits are the same in any batch, to the bit or to float32 accuracy."""
         return self.dtype == torch.float32 or self.has_steady_rows
 
     @property
     def has_steady_rows(self) -> bool:
-        """Whether they are the same to the bit: compiled code or kernels of ours run every row."""
+        """Whether a token's logits are the same to the bit in any batch, since compiled code or
+        batch-invariant kernels run every row."""
         everywhere = self.compiled is not None and self.compiled.takes_all_rows
         return everywhere or self.batch_invariant
 
@@ -113,7 +113,7 @@ def front_door(model: Any) -> FrontDoor:
 
 @contextmanager
 def watched(model: Any, see: See | None) -> Iterator[None]:
-    """By hooks that are there for this call alone. Raises ModelError."""
+    """Call `see` from forward hooks during the block. Raises ModelError as `layers_of`."""
     handles = []
     if see is not None:
         places = [*enumerate(layers_of(model)), (LAST, model.base_model)]
@@ -126,7 +126,7 @@ def watched(model: Any, see: See | None) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> nn.ModuleList:
-    """The decoder layers, whatever a family calls them. Raises ModelError."""
+    """Return the decoder layers, under any name. Raises ModelError if there is no list of them."""
     for part in model.base_model.children():
         if isinstance(part, nn.ModuleList) and len(part) == model.config.num_hidden_layers:
             return part
@@ -139,7 +139,7 @@ def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:
 
 
 def with_parts(module: Any, **parts: nn.Module) -> Any:
-    """The module with other parts; it shares all else with the one that was given."""
+    """Return a copy of the module with these submodules replaced; all else is shared."""
     twin = copy(module)
     twin._modules = {**module._modules, **parts}
     return twin

@@ -1,10 +1,9 @@
 """Loading a causal language model of transformers with our attention in every layer.
 
-Promises a model that is proven: before it is handed out, its paged forward was compared with
-transformers' own eager attention on the same weights, or with that of `engine.model.llama`, which
-is the same to the bit. What cannot be served is refused with a ModelError of one sentence that
-names the model and the reason. Downloads only when the operator gave a hub name (`org/name`); the
-built-in pair and folders never touch the network.
+Every returned model is verified: its paged forward agrees with transformers' own eager attention on
+the same weights, or with that of `engine.model.llama`, which is identical to the bit. A model that
+cannot be served raises a ModelError of one sentence with the model and the reason. Only hub names
+(`org/name`) are downloaded; the built-in pair and folders never use the network.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NotCompiled(Exception):
-    """Why compiled code does not run a model in int8."""
+    """Compiled code cannot run the model in int8; the message says why."""
 
 
 def load_model(
@@ -58,9 +57,9 @@ def load_model(
     trust_remote_code: bool = False,
     batch_invariant: bool = False,
 ) -> LoadedModel:
-    """Load, refuse or prove. `path` is a folder or a hub name; `dtype` auto as in
-    `engine.model.precision`. `max_model_len` defaults to the model's own. `batch_invariant`: so
-    that a row's bits depend on the row alone. Raises ModelError."""
+    """Load and verify a model. `path`: a folder or a hub name; `dtype` auto: see
+    `engine.model.precision`; `max_model_len` None: the model's own; `batch_invariant`: a row's bits
+    must not depend on other rows. Raises ModelError."""
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
@@ -84,7 +83,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What `load_model` was given; `hub` are arguments of `from_pretrained`."""
+    """The arguments of `load_model`; `hub` are arguments of `from_pretrained`."""
 
     path: str
     role: Role
@@ -100,8 +99,8 @@ class _Source:
         return f"the {self.role} model {self.path!r}"
 
     def load(self, dtype: DTypeName, *, eight: bool) -> LoadedModel:
-        """`eight`: compiled code may keep weights in eight bits. With `own_int8` it keeps those
-        that are to be int8, or this raises _NotCompiled. Raises ModelError."""
+        """Load and verify. `eight`: compiled code may hold weights in 8 bits. Raises ModelError;
+        with `own_int8` also _NotCompiled if compiled code cannot run the int8 weights."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
         report(f"loading the {role}" if folder else f"fetching and loading the {role}")
@@ -136,7 +135,7 @@ class _Source:
         return quantised(model) if self.own_int8 else None
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
-        """All that is known of the model before it is looked at. Raises ModelError."""
+        """Return LoadedModel with the facts known from the configuration. Raises ModelError."""
         role, where = self.role, self.device
         every_row, own = role == "target", self.own_int8
         if own and (reason := obstacle_to_bfloat16(config, every_row=every_row, int8=True)):
@@ -161,7 +160,8 @@ def _proven(
     int8: Quantised | None,
     steady: bool = False,
 ) -> LoadedModel:
-    """Called in the quickest way there is, or by what is `steady`. Raises ModelError."""
+    """Verify the model and choose its fastest call, or with `steady` a batch-invariant one. Raises
+    ModelError."""
     report(f"checking the {make.keywords['role']}")
     loaded = make(
         model=model,
@@ -181,12 +181,12 @@ def _proven(
 def _with_own_code(
     loaded: LoadedModel, expected: Tensor, *, eight: bool, int8: Quantised | None
 ) -> LoadedModel:
-    """With code of ours, where there is some and the same proof holds for it."""
+    """Return the model with faster code of ours, if there is some that passes the same check."""
     model = loaded.model
     if available(loaded.device):
         return _with_kernels(loaded, expected)
     loaded = _called(loaded, fused_decoder(model), expected)
-    every_row = loaded.role == "target"  # whose texts must not depend on the batch
+    every_row = loaded.role == "target"  # its text must not depend on the batch
     for bits in (True, False) if eight else (False,):
         compiled = compiled_decoder(
             model, positions=loaded.max_model_len, every_row=every_row, eight=bits, int8=int8
@@ -206,13 +206,13 @@ def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
         if fused is not None and loaded.dtype.itemsize == 2:
             make_steady(fused, FEW)
         return _called(loaded, None if fused is None else front_door(fused), expected)
-    except Exception as error:  # of a compiler that is missing, say: the model runs without
+    except Exception as error:  # a missing compiler, for example; the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
         return loaded
 
 
 def _steady(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
-    """With layers and products by which a row's bits are its own. Raises ModelError."""
+    """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
     if not available(loaded.device) or is_quantized(loaded.model):
         raise ModelError(
@@ -233,7 +233,7 @@ def _steady(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
 
 
 def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedModel:
-    """By this call, if there is one and it is proven."""
+    """Return the model with this call, if there is one and it passes the check."""
     if call is None:
         return loaded
     found = replace(loaded, logits=call)
@@ -244,7 +244,7 @@ def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedM
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` is CUDA when there is one."""
+    """Return the device; `auto` is CUDA if available. Raises ModelError if CUDA is missing."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -253,8 +253,8 @@ def pick_device(device: str) -> torch.device:
 
 
 def _eos_ids(model: Any, name: str) -> tuple[int, ...]:
-    """From the generation config, else the config; an int or a list in either. Raises
-    ModelError."""
+    """Return the EOS ids of the generation config, or else of the config; either may have an int or
+    a list. Raises ModelError if they are no ints."""
     for config in (getattr(model, "generation_config", None), model.config):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:

@@ -1,12 +1,11 @@
-"""Medusa's heads (Cai et al., arXiv:2401.10774): from the hidden state behind a token, logits of
-the tokens two, three, ... further on, each head as if the others were not there.
+"""Medusa heads (Cai et al., arXiv:2401.10774): from the hidden state of a token, logits of the
+tokens two, three, ... positions later, each head independent of the others.
 
 A head is residual blocks h + SiLU(W h + b) and a vocabulary projection of its own. Published
-checkpoints are read as they are: a folder, or a repository of the hub, with config.json and
+checkpoints are read unchanged: a folder or a hub repository with config.json and
 medusa_lm_head.safetensors or medusa_lm_head.pt, whose tensors are `{head}.{block}.linear.weight`,
-`{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. Since configurations are known that say 2
-heads where the file holds 5, the file counts. What is of another shape is refused with a ModelError
-that names the tensor or the field.
+`{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. The file decides how many heads there
+are: some configurations say 2 for 5. Unexpected shapes raise a ModelError that names the tensor.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
 
 
 class MedusaHeads(nn.Module):
-    """Weights of all heads lie in one tensor, so that a proposal is one product for each block and
-    one for the vocabularies: `mix` `[blocks, heads, width, width]` and `bias` `[blocks, heads, 1,
+    """All heads. Their weights are stacked, so that a proposal takes one product per block and one
+    for the vocabularies: `mix` `[blocks, heads, width, width]` and `bias` `[blocks, heads, 1,
     width]`; `vocabulary` `[heads, vocab, width]`."""
 
     def __init__(self, heads: int, blocks: int, vocabulary: Tensor) -> None:
-        """Heads that all say what the target's `vocabulary` `[vocab, width]` says: blocks are the
-        identity to begin with."""
+        """Initialise every head to the target's `vocabulary` `[vocab, width]`, with blocks that are
+        the identity."""
         super().__init__()
         words = vocabulary.detach()
         width = words.shape[1]
@@ -44,7 +43,7 @@ class MedusaHeads(nn.Module):
         self._packed = list[PackedWeight]()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[rows, width]` -> `[heads, rows, vocab]`."""
+        """Return logits `[heads, rows, vocab]` of hidden states `[rows, width]`."""
         rows = hidden.expand(len(self.vocabulary), *hidden.shape)
         for mix, bias in zip(self.mix, self.bias, strict=True):
             rows = rows + silu(torch.baddbmm(bias, rows, mix.mT))
@@ -55,19 +54,20 @@ class MedusaHeads(nn.Module):
         return torch.from_numpy(said)[:, :, : self.vocabulary.shape[1]]
 
     def pack(self) -> MedusaHeads:
-        """Held a second time where our own code multiplies faster; no longer to be trained."""
+        """Freeze the heads, and keep packed copies of vocabularies that our code multiplies faster.
+        Returns the heads."""
         found = [packed_product(words) for words in self.vocabulary]
         self._packed = [product for product in found if product is not None]
         return self.eval().requires_grad_(False)
 
     @property
     def nbytes(self) -> int:
-        """Of weights and packed copies."""
+        """Bytes of weights and packed copies."""
         packed = sum(product.packed_bytes for product in self._packed)
         return packed + sum(each.nbytes for each in self.parameters())
 
     def named(self) -> dict[str, Tensor]:
-        """Views of the weights, by the names of published checkpoints."""
+        """Return views of the weights, by the names of published checkpoints."""
         found, blocks = dict[str, Tensor](), len(self.mix)
         for head, words in enumerate(self.vocabulary.data):
             for block in range(blocks):
@@ -81,9 +81,9 @@ def load_heads(
     path: str, folder: Path | None, vocabulary: Tensor, *, most: int | None = None,
     revision: str | None = None,
 ) -> MedusaHeads:  # fmt: skip
-    """The first heads of a local `folder`, or where that is None of the hub's repository `path`, on
-    the device and in the precision of the target's `vocabulary` `[vocab, width]`; all of them, or
-    `most`. Raises ModelError."""
+    """Load heads from a local `folder`, or from the hub repository `path` if that is None, to the
+    device and dtype of the target's `vocabulary` `[vocab, width]`; all heads, or the first `most`.
+    Raises ModelError."""
     name = f"the Medusa heads {path!r}"
     config = head_config(path, folder, revision, name)
     if not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
@@ -103,7 +103,7 @@ def load_heads(
 
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
-    """In bfloat16, in the published format. `base`: what the target is called."""
+    """Write heads in bfloat16 in the published format. `base`: the target's name."""
     said = {
         _SAID_HEADS: len(heads.vocabulary),
         _SAID_BLOCKS: len(heads.mix),
@@ -113,7 +113,7 @@ def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
 
 
 def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
-    """Heads and blocks of each, by the names. Raises ModelError for others."""
+    """Return the numbers of heads and of blocks per head. Raises ModelError for other names."""
     heads, blocks = 0, 0
     for key in tensors:
         head, _, rest = key.partition(".")
@@ -131,7 +131,7 @@ def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
 def _check(
     tensors: Mapping[str, Tensor], heads: int, blocks: int, words: torch.Size, name: str
 ) -> None:
-    """Nothing missing or superfluous, the target's width and vocabulary. Raises ModelError."""
+    """Raises ModelError if tensors are missing, superfluous or do not fit the target."""
     vocab, width = words
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):

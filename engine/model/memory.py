@@ -1,4 +1,4 @@
-"""What loaded models take, and what a device has: the facts behind `scheduling.memory`'s plan."""
+"""The memory that models take and a device has: the inputs of the plan in `scheduling.memory`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.model.loader import pick_device
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
 
-UNTOLD = 1 << 62  # where a machine does not say what it has
+UNTOLD = 1 << 62  # the limit if the machine's memory is unknown
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
-SPLITS = 8  # as attention.triton_kernels.Splitting has it, which not every machine can import
+SPLITS = 8  # equal to attention.triton_kernels.Splitting.splits, whose import needs Triton
 
 
 def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
-    """Bytes that may be taken before anything is loaded, and the device's name."""
+    """Return the bytes that may be used if nothing is loaded yet, and the device's name."""
     where = pick_device(device)
     if where.type == "cuda":
         free, total = torch.cuda.mem_get_info(where)
@@ -32,7 +32,7 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
 
 
 def weights_of(model: LoadedModel) -> Part:
-    """As they are held, with the copies in which a CPU keeps those for few rows."""
+    """Return the size of a model's weights, packed copies for compiled code included."""
     if model.borrows:
         note = f"the first {len(model.layers)} layers of the target, and its head"
         return Part(f"weights of the {model.role}", 0, note)
@@ -52,7 +52,7 @@ def weights_of(model: LoadedModel) -> Part:
 
 
 def held_bytes(tensor: Tensor) -> int:
-    """Of a tensor, or of the parts of one that is quantized."""
+    """Return the bytes of a tensor, or of all parts of a quantized one."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     names, _ = tensor.__tensor_flatten__()
@@ -80,8 +80,8 @@ def reserve_of(
     sequences: int,
     graphs: bool,
 ) -> tuple[Part, ...]:
-    """What forwards, sampling and captured graphs take, by rule: not measured. `attention` of each
-    model."""
+    """Return the estimated memory of forwards, sampling and captured graphs; nothing is measured.
+    `attention`: one per model."""
     widest = max(_activations(model, rows, logit_rows) for model in models)
     parts = [Part("activations", widest, f"about, for {rows} rows of a step")]
     sizes = buckets(rows) if graphs else [0]
@@ -96,7 +96,7 @@ def reserve_of(
     if graphs:
         held = sum(buckets(max(rows, MOST_SEQUENCES))[-1] * m.vocab_size * 4 for m in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
-        # Of each sequence: a draft's logits, noise and scores, and twice the counts of its tokens.
+        # Per sequence: a draft's logits, noise and scores, and its token counts twice.
         draws = 8 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
         parts.append(
             Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
@@ -105,14 +105,14 @@ def reserve_of(
 
 
 def _scratch(model: LoadedModel, rows: int) -> int:
-    """What our kernel leaves between its two launches, in eager forwards and in graphs."""
+    """Return the bytes of the buffers between the two launches of our Triton attention."""
     heads = int(getattr(model.config, "num_attention_heads", 0))
     widest = max(layer.value_dim for layer in model.layers)
     return rows * heads * SPLITS * (widest + 2) * 4
 
 
 def table_bytes(role: Role, attention: AttentionName, *, rows: int, k_max: int) -> int:
-    """What tables of graphs take for each block of the cache: they list a page twice at most."""
+    """Return the bytes of the graphs' page tables per block of the cache: two entries per table."""
     if attention not in ("triton", "flashinfer"):
         return 0
     chains = buckets(MOST_SEQUENCES) if role == "draft" else []

@@ -1,6 +1,6 @@
-"""The models an engine serves with, and the KV cache that holds both of their planes.
+"""The models that an engine serves with, and the KV cache with the planes of both.
 
-Loading is apart from the engine so that one loaded pair can serve several configurations (the
+Loading is separate from the engine, so that one loaded pair can serve several configurations (the
 benchmark, the tests).
 """
 
@@ -62,20 +62,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and, on its device, what the proposer needs: a draft, the target itself as one, or
-    heads."""
+    """A target and the models of its proposer on the same device: a draft, which may consist of the
+    target's own layers, or heads."""
 
     target: LoadedModel
     draft: LoadedModel | None = None
-    translation: Translation | None = None  # where the draft's tokens are not the target's
+    translation: Translation | None = None  # if the draft has another tokenizer
     heads: MedusaHeads | None = None
     eagle: EagleHead | None = None
 
 
 def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
-    """`target`: if it is loaded already. Raises ModelError when a model is missing, corrupt or
-    unsupported, or the two do not fit, and MemoryPlanError when their weights alone cannot fit the
-    device."""
+    """Load the models of a configuration. `target`: if already loaded. Raises ModelError if a model
+    is missing, corrupt or unsupported or the two do not fit each other, and MemoryPlanError if the
+    weights alone do not fit the device."""
     said, proposer = config.target, config.speculation.proposer
     models: dict[Role, ModelConfig | DraftModelConfig] = {"target": said}
     if isinstance(proposer, DraftModelConfig):
@@ -100,7 +100,7 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
 
 
 def _load_both(config: EngineConfig, said: DraftModelConfig, target: LoadedModel | None) -> Pair:
-    """Vocabularies are compared again if weights say other ones than files. Raises ModelError."""
+    """Load both; compares vocabularies again if they differ from the files'. Raises ModelError."""
     ours, theirs, translation = compare_files(config.target, said)
     target = target or _load(config, config.target, "target", config.target.max_model_len)
     draft = load_draft(config, said)
@@ -110,16 +110,16 @@ def _load_both(config: EngineConfig, said: DraftModelConfig, target: LoadedModel
 
 
 def load_draft(config: EngineConfig, said: DraftModelConfig) -> LoadedModel:
-    """Proven by itself, not yet against the target. Raises ModelError."""
+    """Load a draft, without checks against the target. Raises ModelError."""
     draft = _load(config, said, "draft")
-    if config.cache.dtype != "auto":  # which compiled code does not read
+    if config.cache.dtype != "auto":  # compiled code cannot read an FP8 cache
         draft = replace(draft, compiled=None)
     return draft
 
 
 def use_device(device: torch.device) -> None:
-    """Events, streams and captures are of the current device, which is the first CUDA device unless
-    somebody says so."""
+    """Make a CUDA device the current one: events, streams and captures use that, by default the
+    first."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -144,7 +144,7 @@ def _load(
 
 
 def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
-    """In the target's precision, for its width and vocabulary. Raises ModelError."""
+    """Load Medusa heads in the target's dtype. Raises ModelError if they do not fit."""
     path, words = model_folder(said.path, "medusa"), target.model.get_output_embeddings().weight
     heads = load_heads(
         path, folder_of(path, "medusa"), words, most=said.heads, revision=said.revision
@@ -159,7 +159,7 @@ def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
 
 
 def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
-    """In the target's precision, over its embedding unless it has one. Raises ModelError."""
+    """Load an EAGLE head, with the target's embedding if it has none. Raises ModelError."""
     model = target.model
     layers_of(model)
     words, width = (
@@ -173,9 +173,8 @@ def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
 def build_cache(
     config: EngineConfig, pair: Pair, given: KVCache | None = None, *, later: bool = False
 ) -> tuple[KVCache, MemoryPlan]:
-    """An empty cache, planes not yet added, and the plan it follows, which is logged. Or the one
-    that is `given`, and a plan of the blocks that are its own. `later` as of KVCache. Raises
-    MemoryPlanError."""
+    """Return a cache without planes, and its memory plan, which is logged. With a cache `given`,
+    return that and a plan of its own blocks. `later`: see KVCache. Raises MemoryPlanError."""
     plan = memory_plan(config, pair, given)
     for line in plan.lines():
         logger.info("%s", line)
@@ -186,8 +185,8 @@ def build_cache(
 
 
 def shared_cache(config: EngineConfig, pair: Pair) -> KVCache:
-    """An empty cache of `cache.num_blocks` blocks, to be given to several engines in parts. On a
-    CPU nothing is refused here but what the system refuses. Raises MemoryPlanError."""
+    """Return a cache of `cache.num_blocks` blocks without planes, to be divided among several
+    engines. Raises MemoryPlanError; on a CPU only if the system refuses the memory."""
     assert config.cache.num_blocks is not None
     if pair.target.device.type == "cuda":
         memory_plan(config, pair)
@@ -198,13 +197,13 @@ def _empty_cache(
     num_blocks: int, config: EngineConfig, pair: Pair, *, later: bool = False
 ) -> KVCache:
     device, dtype = pair.target.device, _kept_in(config, pair)
-    scrap = device.type == "cuda"  # where graphs write what fills them up
+    scrap = device.type == "cuda"  # for the padding rows of graphs
     size = config.cache.block_size
     return KVCache(num_blocks, size, device, scrap=scrap, dtype=dtype, later=later)
 
 
 def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:
-    """The precision of keys and values, if it is not the models' own. Raises ConfigError."""
+    """The dtype of keys and values, or None for the models' own. Raises ConfigError."""
     if config.cache.dtype == "auto":
         return None
     if pair.target.compiled is not None:
@@ -225,9 +224,9 @@ def runner_of(
     *,
     ready: bool = True,
 ) -> ModelRunner:
-    """Over the plane of its role, with captured forwards on CUDA unless the configuration says no.
-    `hidden` as of ModelRunner. With a `translation`, for the target's ids. If not `ready`, call
-    `warm_up` later. Raises ConfigError where the configured attention cannot serve the model."""
+    """Return a runner over the plane of the model's role, with graphs on CUDA unless the
+    configuration disables them. `hidden`: see ModelRunner; `translation`: if the draft has another
+    tokenizer. Unless `ready`, call `warm_up` later. Raises ConfigError, see `choose_attention`."""
     graphs = _graphs_of(config, model)
     how: dict[str, Any] = {"attention": config.attention, "graphs": graphs, "clock": clock}
     if model.role == "draft" and isinstance(config.speculation.proposer, DraftModelConfig):
@@ -245,14 +244,15 @@ def runner_of(
 
 
 def warm_up(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterator[None]:
-    """Piece by piece, what on CUDA nobody should wait for later. Writes to the cache's blocks."""
+    """Capture graphs and compile kernels on CUDA, so that no request waits for them; yields after
+    each graph. Writes to the cache's blocks."""
     yield from runner.capture()
     if runner.model.device.type == "cuda":
         runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
 
 
 def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
-    """Logs why there are none where they were to be expected."""
+    """Return what captures need, or None; logs why a model on CUDA has no graphs."""
     if not config.graphs or model.device.type != "cuda":
         return None
     if place := waits_for_device(model):
@@ -264,8 +264,8 @@ def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
 
 
 def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) -> MemoryPlan:
-    """Weights are loaded, nothing else is allotted yet but for a `given` cache. Raises
-    MemoryPlanError."""
+    """Return the plan for the memory left after loading: only weights and a `given` cache may be
+    allocated yet. Raises MemoryPlanError."""
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
@@ -322,8 +322,8 @@ def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
 def refuse_weights(
     config: EngineConfig, said: Mapping[Role, ModelConfig | DraftModelConfig]
 ) -> None:
-    """What cannot fit the device as it is now, by the headers of local files. Raises
-    MemoryPlanError."""
+    """Raises MemoryPlanError if the weights exceed the device's present memory limit, by the
+    headers of local files."""
     sizes: dict[str, int] = {}
     for role, model in said.items():
         item = named_dtype(model.dtype, pick_device(config.device)).itemsize
@@ -334,7 +334,7 @@ def refuse_weights(
 
 
 def vocabulary_of(config: EngineConfig, target: LoadedModel) -> LLTokenizer:
-    """The target's tokens as bytes, as wide as its logits. Raises ModelError."""
+    """Return the target's vocabulary for grammars, as wide as its logits. Raises ModelError."""
     said = config.target
     return load_vocabulary(
         model_folder(said.path, "target"),

@@ -1,18 +1,18 @@
-"""In which precision a model runs: its numbers' type, and the bits of its weights.
+"""The precision of a model: its dtype, and the quantization of its weights.
 
-Where nobody said: on CUDA bfloat16. On a CPU bfloat16, too, for a model that is stored so, where
-compiled code runs it: half the bytes of every step, and for a target, all of whose rows it must
-run, the same bits in any batch. Else float32, since torch's products in bfloat16 depend on how
-many rows share them, and the same seed would not give the same text. What decides is what model and
-machine are, never a measurement at start, so that a text is the same after a restart.
+The default on CUDA is bfloat16. On a CPU it is bfloat16 if the model is stored so and compiled code
+runs it: half the bytes per step, and the same bits in any batch for a target, of which compiled
+code must run all rows. Otherwise it is float32, since torch's bfloat16 products depend on the
+number of rows, and the same seed would not give the same text. The choice depends only on model and
+machine, never on a measurement at start, so a text is the same after a restart.
 
-Weights in fewer bits are transformers' own loading with torchao, or compiled code's on a CPU
-(`engine.cpu.weights.quantised`), where the head is int8 too. torchao changes only the linear layers
-inside of the model; embedding and head stay as they are. Scales belong to rows of weights (int8,
-fp8), to groups of 128 (int4), and to rows of activations (fp8), so a row of a forward is still the
-same in any batch. int4 is multiplied by torch's own kernel (tinygemm), fp8 by cuBLAS; the package
-mslk-cuda, where it is installed, rounds rows for fp8 in one kernel and not in eight. torchao's int8
-is widened in memory first, which saves no time.
+Quantized weights come from transformers with torchao, or on a CPU from compiled code
+(`engine.cpu.weights.quantised`), which also quantizes the head. torchao quantizes only the linear
+layers inside the model, not embedding and head. Scales are per row of weights (int8, fp8), per
+group of 128 (int4) and per row of activations (fp8), so a row's result still does not depend on the
+batch. Products are torch's tinygemm kernel (int4) and cuBLAS (fp8); with the package mslk-cuda, fp8
+rounds activations in one kernel instead of eight. torchao widens int8 weights in memory before each
+product, which saves no time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from engine.scheduling.memory import dtypes_in
 
 logger = logging.getLogger(__name__)
 
-INT4_CAPABILITY = (8, 0)  # of a CUDA device
+INT4_CAPABILITY = (8, 0)  # least CUDA compute capability
 
 
 def named_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
-    """What is named; of a model of which no more is known, `auto` is what fits any."""
+    """Return the named dtype; for `auto`, float32 on a CPU and bfloat16 elsewhere."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     named: torch.dtype = getattr(torch, dtype)
@@ -47,7 +47,7 @@ def named_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
 def pick_dtype(
     dtype: DTypeName, device: torch.device, *, config: Any, folder: Path | None, role: Role
 ) -> torch.dtype:
-    """For a model that is not quantized. Logs why one stored in bfloat16 is not run in it."""
+    """Return the dtype of an unquantized model. Logs why one stored in bfloat16 runs in float32."""
     if dtype != "auto" or device.type != "cpu" or not _is_stored_in_bfloat16(config, folder):
         return named_dtype(dtype, device)
     reason = obstacle_to_bfloat16(config, every_row=role == "target")
@@ -58,16 +58,16 @@ def pick_dtype(
 
 
 def _is_stored_in_bfloat16(config: Any, folder: Path | None) -> bool:
-    """By the configuration, which may say what a model was made in instead, or by the files."""
+    """Whether the configuration or the files say bfloat16: a config may give the training dtype."""
     return config.dtype == torch.bfloat16 or (folder is not None and dtypes_in(folder) == {"BF16"})
 
 
 def quantization_arguments(
     kind: QuantizationName, device: torch.device, dtype: torch.dtype, name: str, stored: str | None
 ) -> dict[str, Any]:
-    """Further arguments of `from_pretrained`, for a model in `dtype` that is `stored` quantised or
-    is not. On CUDA weights are packed where they will lie. torchao would set up the compiler of the
-    whole process, were it asked to. Raises ModelError where this machine cannot."""
+    """Return further arguments of `from_pretrained`. `stored`: how the checkpoint is quantized, if
+    it is. On CUDA, weights are packed on the device. torchao is told not to configure inductor,
+    which would affect the whole process. Raises ModelError if this machine cannot do it."""
     placed = device.type == "cuda" and find_spec("accelerate") is not None
     place = {"device_map": {"": str(device)}} if placed else {}
     if kind == "none":
@@ -96,7 +96,7 @@ def quantization_arguments(
 
 
 def unsupported(kind: QuantizationName, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why not, as half a sentence."""
+    """Why this machine cannot quantize so, as a clause for a message, or None."""
     if find_spec("torchao") is None:
         return "the package torchao is not installed (pip install 'foredraft[quantization]')"
     if device.type != "cuda":
@@ -114,7 +114,7 @@ def unsupported(kind: QuantizationName, device: torch.device, dtype: torch.dtype
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether any weight is held in parts, here or by who made the checkpoint."""
+    """Whether the model is quantized, here or in its checkpoint."""
     parts = any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters())
     stored = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     return parts or (stored is not None and not getattr(stored, "dequantize", False))

@@ -1,9 +1,9 @@
-"""Proof at load: what a model's layers ask of attention, and that the paged forward computes what
-transformers computes.
+"""Checks at load: what a model's layers need from attention, and that the paged forward computes
+the same as transformers.
 
-That an architecture declares support for exchangeable attention is necessary, not sufficient: it
-may drop our keyword argument, bring a bias of its own, or mix rows outside attention. So one token
-runs under a probe, and then a dozen tokens run both ways.
+An architecture may declare support for exchangeable attention and still drop our keyword argument,
+add a bias of its own, or mix rows outside attention. So one token runs under a probe, and then a
+dozen tokens run both ways.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import LoadedModel
 from engine.scheduling.segment import Segment
 
-# Largest difference of logits, in units of the largest logit.
+# Largest allowed difference of logits, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-NEARLY = {**TOLERANCE, torch.float32: 1e-4}  # the same of our own code, which only adds otherwise
+NEARLY = {**TOLERANCE, torch.float32: 1e-4}  # for our own code: only the order of sums differs
 LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
 
-Forward = Callable[[Sequence[Segment], Plane], Tensor]  # logits of the rows that segments ask for
+Forward = Callable[[Sequence[Segment], Plane], Tensor]  # returns logits of the requested rows
 
 
 def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
-    """Run one token and record each attention layer's shape and window. Raises ModelError."""
+    """Run one token, and return each attention layer's shape and window. Raises ModelError."""
     probe = LayerProbe()
     zero = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
@@ -43,7 +43,7 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
             model(input_ids=zero, position_ids=zero, use_cache=False, foredraft=probe)
         except ModelError as error:
             raise ModelError(f"{name} cannot be served: {error}") from error
-        except Exception as error:  # any failure of foreign model code means the same here
+        except Exception as error:  # model code may raise any class
             raise ModelError(f"{name} fails with paged attention: {failure(error)}") from error
     layers = tuple(probe.layers[i] for i in sorted(probe.layers))
     if not layers:
@@ -54,13 +54,13 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
 
 @torch.inference_mode()
 def waits_for_device(loaded: LoadedModel) -> str | None:
-    """Which function of a model on CUDA has the host wait in each forward, by torch's own watch:
-    no graph can hold one that does. Dynamic ropes ask how long the text is, and mixtures of experts
-    on some devices and in some types how many tokens each expert has."""
+    """Return the function of a model on CUDA that makes the host wait in a forward, or None, by
+    torch's sync debug mode: such a model cannot be captured. Dynamic ropes read the text's length;
+    mixtures of experts, on some devices and in some dtypes, the tokens per expert."""
     zero = torch.zeros(1, 1, dtype=torch.int64, device=loaded.device)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the watch is a prototype
+            warnings.simplefilter("ignore")  # "this mode is a prototype"
             torch.cuda.set_sync_debug_mode("error")
         loaded.logits(zero, zero, 1, LayerProbe())
     except RuntimeError as error:
@@ -73,8 +73,8 @@ def waits_for_device(loaded: LoadedModel) -> str | None:
 
 
 def _check_windows(config: Any, layers: tuple[LayerShape, ...], name: str) -> None:
-    """A sliding window in the configuration must have reached attention; a dozen tokens would not
-    show that it did not."""
+    """Raises ModelError if a configured sliding window did not reach attention, which a comparison
+    over a dozen tokens would not show."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         sliding = getattr(config, "sliding_window", None) is not None
@@ -88,7 +88,7 @@ def _check_windows(config: Any, layers: tuple[LayerShape, ...], name: str) -> No
 
 
 def sample_tokens(model: Any) -> list[int]:
-    """The same dozen ids every time."""
+    """Return a dozen token ids, always the same for a vocabulary."""
     vocab = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     tokens: list[int] = torch.randint(vocab, (LENGTH,), generator=generator).tolist()
@@ -97,14 +97,14 @@ def sample_tokens(model: Any) -> list[int]:
 
 @torch.inference_mode()
 def reference(model: Any, name: str) -> Tensor:
-    """Logits `[LENGTH, vocab]` of transformers alone, with its eager attention. Raises ModelError
-    if it fails, or when the weights yield something that is not a number."""
+    """Return logits `[LENGTH, vocab]` of transformers' eager attention. Raises ModelError if the
+    forward fails, or a logit is infinite or NaN."""
     ids = torch.tensor([sample_tokens(model)], device=model.device)
     try:
         model.set_attn_implementation("eager")
         logits: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
         model.set_attn_implementation(NAME)
-    except Exception as error:  # any failure of foreign model code means the same here
+    except Exception as error:  # model code may raise any class
         raise ModelError(f"{name} fails its first forward: {failure(error)}") from error
     if not bool(logits.isfinite().all()):
         raise ModelError(f"{name} computes logits that are not numbers; its weights are damaged")
@@ -112,8 +112,7 @@ def reference(model: Any, name: str) -> Tensor:
 
 
 def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
-    """Compare a chunked, packed, paged forward with the reference. Raises ModelError with the
-    difference."""
+    """Raises ModelError if a chunked, packed, paged forward differs from the reference."""
     with torch.inference_mode():
         try:
             found = _paged(forward_of(loaded), loaded.layers, loaded.model)
@@ -128,7 +127,7 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
 
 
 def forward_of(loaded: LoadedModel) -> Forward:
-    """The model's own call behind packing and paged attention."""
+    """Return a function that packs segments and calls the model with paged attention."""
     backend = _backend(loaded.device, loaded.dtype, loaded.layers)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
@@ -142,7 +141,7 @@ def forward_of(loaded: LoadedModel) -> Forward:
 def is_proven(
     forward: Forward, layers: tuple[LayerShape, ...], expected: Tensor, model: Any
 ) -> bool:
-    """Whether another way to run the model passes the same comparison."""
+    """Whether another forward of the model passes the same check."""
     with torch.inference_mode():
         found = _paged(forward, layers, model)
     return _difference(found, expected) <= NEARLY[model.dtype]
@@ -151,15 +150,15 @@ def is_proven(
 def _backend(
     device: torch.device, dtype: torch.dtype, layers: tuple[LayerShape, ...]
 ) -> AttentionBackend:
-    """On a CPU the one that will serve; elsewhere the one that needs no warm-up."""
+    """Return, on a CPU, the backend that will serve; elsewhere SDPA, which needs no warm-up."""
     if device.type != "cpu":
         return SdpaBackend(device)
     return attention_backend(choose_attention("auto", device, dtype=dtype, layers=layers), device)
 
 
 def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:
-    """The sample's logits from our path, twice: in two chunks over scattered blocks, the second
-    chunk packed with a sequence that runs whole."""
+    """Return our logits of the sample tokens, twice: in two chunks over scattered blocks, and in
+    one piece, packed with the second chunk."""
     cache = KVCache(2 * LENGTH // BLOCK_SIZE, BLOCK_SIZE, model.device)
     plane = cache.add_plane("proof", layers, model.dtype)
     tokens = sample_tokens(model)
@@ -172,13 +171,13 @@ def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list
 
 
 def _difference(found: list[Tensor], expected: Tensor) -> float:
-    """The largest difference, in units of the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     scale = max(float(expected.abs().max()), 1e-6)
-    # max() of Python passes over what is not a number, unless it comes first.
+    # torch's max propagates NaN; Python's may not.
     return float((torch.stack(found) - expected).abs().max()) / scale
 
 
 def failure(error: BaseException) -> str:
-    """Of an error, on one line of bearable length."""
+    """Return an error's class and message on one line of limited length."""
     text = one_line(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

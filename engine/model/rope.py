@@ -1,16 +1,16 @@
-"""How far a model's rotary position embeddings let its texts go."""
+"""The longest sequence that a model's rotary position embeddings allow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-GROWING_ROPES = {"dynamic", "longrope"}  # rotation depends on the longest sequence in the forward
+GROWING_ROPES = {"dynamic", "longrope"}  # depend on the longest sequence in the forward
 
 
 def served_positions(own: int | None, rope: object) -> int | None:
-    """Of a model with `own` positions; `rope` is one, or one per layer type. Ropes that change with
-    the length keep to the length they start from, the shortest one where there are several."""
+    """Return the positions to serve of a model with `own` positions, None if unknown. `rope`: one,
+    or one per layer type. Limits ropes that change with the length to their original length."""
     growing = [each for each in _ropes(rope) if _kind(each) in GROWING_ROPES]
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [own] if own is not None else []

@@ -1,8 +1,8 @@
 """ModelRunner: one forward of one model over its plane of the KV cache; used for target and draft
 alike.
 
-Promises float32 logits of the asked rows only, in segment order, and the seconds that the model
-took (packing not included). Waits for no device. Leaves to others what the logits mean.
+Returns float32 logits of the requested rows only, in segment order, and measures the seconds of the
+model (packing not included). Never waits for the device. Does not interpret the logits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Floats = npt.NDArray[np.float32]
 
 
 class ModelOutput:
-    """Float32 `[rows, vocab]`: the rows that segments asked for, in segment order. As a tensor, and
-    on the CPU as an array, whichever is asked for: what stays in numpy costs no dispatch. On a
-    device the next forward of the model writes over them, unless they are `kept`, over what is
-    `along` and `drawn` (see graphs.Forwarded), and `hidden`, if the runner leaves hidden
-    states: `[rows of HiddenRows, layers * width]`, of a CPU float32, else the model's precision."""
+    """Float32 logits `[rows, vocab]` of the rows that segments request, in segment order: a tensor
+    (`logits`) or, on a CPU, an array (`table`), which avoids torch's dispatch. `along`, `drawn`:
+    see graphs.Forwarded; `hidden`, if the runner returns it: `[rows of HiddenRows, layers *
+    width]`, float32 on a CPU, else in the model's dtype. On a device, the model's next forward
+    overwrites all of them; `kept` copies the logits."""
 
     __slots__ = ("_given", "_rows", "along", "drawn", "hidden")
 
@@ -74,13 +74,13 @@ class ModelOutput:
         return given if given.flags.c_contiguous else np.ascontiguousarray(given)
 
     def take(self, rows: list[int]) -> ModelOutput:
-        """Some rows, rising; not copied before they are asked for, nor where those are all."""
+        """Return some rows, ascending; copied at first use, and not at all if these are all."""
         if len(rows) == len(self):
             return self
         return ModelOutput(self._taken(), rows)
 
     def within(self, logits: Tensor) -> Sequence[int] | None:
-        """Which rows of `logits` these are, if they lie there."""
+        """Return which rows of `logits` these are, or None if they have other memory."""
         given = self._given
         if isinstance(given, Tensor) and given.data_ptr() == logits.data_ptr():
             return range(len(given)) if self._rows is None else self._rows
@@ -93,7 +93,7 @@ class ModelOutput:
         given, rows = self._given, self._rows
         if rows is None:
             return given
-        if isinstance(given, Tensor):  # sent, and not waited for
+        if isinstance(given, Tensor):
             index = torch.tensor(rows).to(given.device, non_blocking=True)
             given = given.index_select(0, index)
         else:
@@ -106,8 +106,7 @@ class ModelOutput:
 
 
 class HostTimer:
-    """`with` it around a forward; `read` answers the last one's seconds, as often as it is
-    asked."""
+    """Times a forward in a `with` block; `read` returns the seconds of the last one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -123,16 +122,16 @@ class HostTimer:
         return self._seconds
 
     def wait(self) -> None:
-        """Until what was begun has ended, which it has."""
+        """Do nothing: a forward on the host has already ended."""
 
 
 class DeviceTimer:
-    """`read` answers, once, the seconds of the forwards that the device has finished since it was
-    last asked; the others come the next time."""
+    """Times forwards by events. `read` returns the seconds of those that the device has finished
+    since the last `read`; the others count in a later one."""
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
-        # Known beforehand: to ask for it takes the host longer than to record an event.
+        # Cached, since looking it up takes the host longer than recording an event.
         self._stream = None if make_event else torch.cuda.current_stream()
         self._open: list[tuple[Any, Any]] = []  # torch's events have no types
         self._free: list[tuple[Any, Any]] = []  # these were read
@@ -159,8 +158,8 @@ class DeviceTimer:
 
 
 class Graphs(NamedTuple):
-    """That forwards are to be captured: who records, the most rows of a forward, and the most steps
-    of a chain that is recorded at start."""
+    """How to capture: the recorder, the most rows of a forward, and the most steps of a chain that
+    is recorded at start."""
 
     recorder: Recorder
     most_rows: int
@@ -168,11 +167,11 @@ class Graphs(NamedTuple):
 
 
 class ModelRunner:
-    """`plane` names the model's plane in `cache`; it is added there if it is not yet. With
-    `graphs`, forwards whose attention can be staged are replayed; the cache needs a scrap block.
-    Outputs of forwards have the `hidden` states that are asked for. With a `window`, rows attend to
-    the last so many tokens alone (see segment.Window), counted from their segment's or chain's
-    first: all else is left out of the tables, which no attention knows."""
+    """`plane` names the model's plane in `cache`, and is added if missing. With `graphs`, forwards
+    whose attention can be staged are replayed; the cache then needs a scrap block. `hidden`: the
+    hidden states to return. With a `window`, rows see their own segment or chain, the last `window`
+    tokens before it, and the first block (see segment.Window): block tables omit all other blocks,
+    so attention backends need no support for it."""
 
     def __init__(
         self,
@@ -230,34 +229,33 @@ class ModelRunner:
 
     @property
     def attention(self) -> str:
-        """By what every row attends."""
+        """The name of the attention in use: "compiled" if compiled code runs every row."""
         by_compiled = self._compiled is not None and self._compiled.takes_all_rows
         return "compiled" if by_compiled else self.backend.name
 
     @property
     def chains(self) -> bool:
-        """Whether a whole proposal can be done in one call."""
+        """Whether a whole proposal can be drawn in one call."""
         return self._compiled is not None or self._chains is not None
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """Numbers of rows that forwards are padded to, rising; none: they are not."""
+        """The numbers of rows that forwards are padded to, ascending; empty without graphs."""
         return tuple(self._forwards.sizes) if self._forwards is not None else ()
 
     @property
     def seconds(self) -> float:
-        """That the model took in its last forward. On CUDA: in those that the device has finished
-        since this was last read."""
+        """Seconds of the model's last forward; on CUDA, of the forwards that the device finished
+        since the last read."""
         return self._timer.read()
 
     def wait(self) -> None:
-        """Until the device has finished; at once on a CPU."""
+        """Wait until the device has finished; on a CPU, return at once."""
         self._timer.wait()
 
     @torch.inference_mode()
     def capture(self) -> Iterator[None]:
-        """Record the graphs of forwards and usual chains now, so that nobody waits for it later:
-        one at a time."""
+        """Record the graphs of forwards and common chains ahead of requests, one per iteration."""
         if self._forwards is not None:
             yield from self._forwards.capture()
         if self._chains is not None:
@@ -265,9 +263,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm(self, rows: int, blocks: Sequence[int], block_size: int) -> None:
-        """Run what no graph holds, which is compiled at its first use: a row, so many of one
-        sequence and as many of two, or what the model's positions and these `blocks` allow. Those
-        must be free, and two at least."""
+        """Compile the kernels of eager forwards ahead of requests, by running one row, `rows` rows
+        of one sequence, and `rows` rows of two sequences; fewer if positions or `blocks` do not
+        suffice. The `blocks` must be free, and at least two."""
         rows = min(rows, self.model.max_model_len, (len(blocks) - 1) * block_size)
         first = list(blocks[: -(-rows // block_size)])
         one, two = Segment([0], 0, list(blocks[-1:]), 1), Segment([0] * rows, 0, first, 1)
@@ -275,7 +273,7 @@ class ModelRunner:
         for batch in ([one], [two], rest):
             self._eager(Batch.pack(batch, self.model.device))
         self._timer.wait()
-        self._timer.read()  # it is no time of a forward that is asked for
+        self._timer.read()  # exclude these forwards from `seconds`
 
     def forward(
         self,
@@ -286,9 +284,9 @@ class ModelRunner:
         states: bool = True,
     ) -> ModelOutput:
         """Run the segments' tokens; their KV is in the cache afterwards. The blocks must cover
-        `start + len(tokens)`, and everything before `start` must have been computed. A `sampling`
-        about the rows that are asked for goes along with what the forward needs. Without `states`
-        nobody asks for the hidden ones."""
+        `start + len(tokens)`, and everything before `start` must have been computed. The numbers of
+        a `sampling` of the requested rows are sent with the forward. `states` False: hidden states
+        are not needed."""
         if self.window is not None:
             segments = [segment.within(self.window) for segment in segments]
         compiled = self._compiled
@@ -308,7 +306,7 @@ class ModelRunner:
             return self._output(Forwarded(self._eager(batch), along), segments)
 
     def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:
-        """As the last call left it."""
+        """Return the output of the last call, with its hidden states."""
         output = ModelOutput(found.logits, None, found.along, found.drawn)
         if self._hidden is not None:
             output.hidden = self._hidden.rows(self._hidden.asked.count(segments))
@@ -326,7 +324,7 @@ class ModelRunner:
 
     def _eager(self, batch: Batch) -> Tensor:
         prepared = self.backend.prepare(self._plane, batch.spans)
-        with self._timer:  # packing is host work, and counted as such
+        with self._timer:  # excludes packing, which counts as host work
             logits = self._call(batch.input_ids, batch.position_ids, batch.keep, prepared)
             return logits.float()
 
@@ -339,12 +337,12 @@ class ModelRunner:
         steps: Sequence[int],
         asked: Sequence[tuple[Plain, Penalties | None]],
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
-        """So many tokens for each sequence in one call, drawn as the sequence asks, penalties
-        included, the logits of the next step being those after it; NOT_FINITE from where nothing
-        can be drawn. And how far each one's score lies above the next, and which that is, -1 for
-        none. The keys and values of all but the last are in the cache afterwards. `draws_chains`
-        must hold. `rows` of `output`, one for each, follow its last token; what stands behind a
-        sequence's last token means nothing."""
+        """Draw up to `steps` tokens for each sequence in one call, with its temperature, filters
+        and penalties (`asked`). `rows`: each sequence's row of `output`, which follows its last
+        token. Returns tokens (NOT_FINITE from where none can be drawn), the lead of each over the
+        second best, and the second best (-1: none); entries after a sequence's own `steps` have no
+        meaning. The KV of all tokens but the last is in the cache afterwards. `draws_chains` must
+        hold."""
         assert self._compiled is not None
         near = self._near(starts)
         with self._timer:
@@ -356,12 +354,12 @@ class ModelRunner:
         return [s.within(self.window) for s in starts] if self.window is not None else starts
 
     def draws_chains(self, sequences: int) -> bool:
-        """Whether `chain` can draw for so many sequences."""
+        """Whether `chain` supports so many sequences."""
         compiled = self._compiled
         return compiled is not None and (compiled.takes_all_rows or sequences <= MOST_ROWS)
 
     def fits_chain(self, starts: Sequence[Start], steps: int) -> bool:
-        """Whether `unseen_chain` can draw so many tokens for each of these."""
+        """Whether `unseen_chain` supports so many steps for these sequences."""
         return self._chains is not None and self._chains.fits(self._near(starts), steps)
 
     @torch.inference_mode()
@@ -374,13 +372,13 @@ class ModelRunner:
         table: Numbers,
         held: CountSlots | None = None,
     ) -> Guessed:
-        """`chain` in one graph, which makes the noise itself. `table` as row_facts.Plan's, of
-        `steps` rows of each sequence, and what they hold if any asks for more than filters. Still
-        to be computed when this returns, and overwritten by this model's next forward. `fits_chain`
+        """`chain` as one graph on the device. `table`: as in row_facts.Plan, `steps` rows for each
+        sequence; `held`: their token counts, if any needs more than filters. The device may still
+        be computing when this returns; the model's next forward overwrites the result. `fits_chain`
         must hold."""
         assert self._chains is not None
         first = output.within(self._logits)
-        if first is None:  # they are of a forward without a graph
+        if first is None:  # the forward was eager
             first = range(len(output))
             self._logits[: len(output)].copy_(output.logits)
         near = self._near(starts)

@@ -1,7 +1,7 @@
-"""What stands between a decoder's products, in Triton: sums with norms, rotations, gates.
+"""Triton kernels for the work between a decoder layer's products: adds, norms, RoPE, gates.
 
-All sums are float32 and are rounded once, at the end. A row is the work of programs of its own, so
-its bits do not depend on the other rows. Rows may lie apart, their numbers may not.
+All sums are in float32 and rounded once, at the end. Each row has its own programs, so its bits do
+not depend on the other rows. Rows may have any stride; the numbers of a row are contiguous.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GATED = 1024  # numbers of a program
-LANES_A_WARP, MOST_WARPS = 512, 16  # of a row that is normalised
+GATED = 1024  # numbers per program of `gate_rows`
+LANES_A_WARP, MOST_WARPS = 512, 16  # of a program that holds a whole row
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}  # by transformers' names
 
 
 class Norm(NamedTuple):
-    """RMSNorm: a weight `[width]` and the number that is added to it."""
+    """RMSNorm: a weight `[width]`, and `offset`, which is added to the weight."""
 
     weight: Tensor
     epsilon: float
@@ -27,8 +27,8 @@ class Norm(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Of `dim` numbers, how many of queries and how many of keys, and their norms if they have
-    some."""
+    """The numbers of query and KV heads of `dim` numbers each, and the norms of queries and keys,
+    if any."""
 
     heads: int
     kv_heads: int
@@ -38,7 +38,7 @@ class Heads(NamedTuple):
 
     @property
     def kinds(self) -> list[int]:
-        """How many of queries, keys and values."""
+        """The numbers of query, key and value heads."""
         return [self.heads, self.kv_heads, self.kv_heads]
 
 
@@ -59,7 +59,7 @@ def add_rows(
     step, normed_step, WIDTH: tl.constexpr, LANES: tl.constexpr,
     ADDS: tl.constexpr, POST: tl.constexpr, PRE: tl.constexpr,
 ):  # fmt: skip
-    """`added`, of one row."""
+    """Compute `added` for one row."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     there = lanes < WIDTH
     x = tl.load(rows + row * step + lanes, there, 0.0).to(tl.float32)
@@ -82,8 +82,8 @@ def rotate_heads(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
     LANES: tl.constexpr, REST: tl.constexpr, NORMS: tl.constexpr, WRITES: tl.constexpr,
 ):  # fmt: skip
-    """`rotated`, of one row and head. Halves of the first ROTARY numbers are paired; a lane of the
-    only warp has both of a pair, so that none reads what another has written."""
+    """Compute `rotated` for one row and head. Numbers i and i + ROTARY / 2 are a pair; one lane
+    handles both, so no lane reads what another has written."""
     HALF: tl.constexpr = ROTARY // 2
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, rest = tl.arange(0, LANES), ROTARY + tl.arange(0, REST)
@@ -139,7 +139,7 @@ def activated(gate, ACTIVATION: tl.constexpr):
 def gate_rows(
     output, gate_up, WIDTH: tl.constexpr, LANES: tl.constexpr, ACTIVATION: tl.constexpr
 ):  # fmt: skip
-    """`gated`, of one row."""
+    """Compute `gated` for a part of one row."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
     there = lanes < WIDTH
@@ -158,8 +158,8 @@ def added(
     pre: Norm | None = None,
     output: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The `stream` `[1, rows, width]` with these rows added, times `factor` and under their norm
-    `post`; and that under the norm `pre`, in `output` if it is given. What is None is left out."""
+    """Return the `stream` `[1, rows, width]` plus `factor` times norm `post` of these rows, and the
+    norm `pre` of that sum, in `output` if given. A step whose argument is None is left out."""
     if stream is None and pre is None:
         return rows, rows
     width = rows.shape[-1]
@@ -182,7 +182,7 @@ def added(
 
 
 def warps_of(lanes: int) -> int:
-    """Of a program that holds a whole row."""
+    """Return the number of warps of a program that holds a row of `lanes`."""
     return min(MOST_WARPS, max(1, lanes // LANES_A_WARP))
 
 
@@ -192,9 +192,9 @@ def rotated(
     heads: Heads,
     places: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """Queries `[1, heads, rows, dim]` of `packed` `[1, rows, (heads + 2 kv_heads) dim]`, whose keys
-    are rotated in place. `angles`: cosine and sine `[1, rows, dim or less]`. `places`: the cache's
-    keys and values `[kv_heads, slots, dim]` and each row's slot, written as well."""
+    """Return rotated queries `[1, heads, rows, dim]` of `packed` `[1, rows, (heads + 2 kv_heads)
+    dim]`; rotate its keys in place. `angles`: cosine and sine `[1, rows, dim or less]`. `places`:
+    the cache's keys and values `[kv_heads, slots, dim]` and each row's slot, written as well."""
     rows, dim, (cosine, sine) = packed.shape[1], heads.dim, angles
     queries = packed.new_empty(1, rows, heads.heads, dim)
     (query, query_epsilon, offset), (key, key_epsilon, _) = (
@@ -213,7 +213,7 @@ def rotated(
 
 
 def gated(gate_up: Tensor, activation: int) -> Tensor:
-    """`[1, rows, width]` of the gates and the rest beside them, `[1, rows, 2 width]`."""
+    """Return activation(gate) * up, `[1, rows, width]`; `gate_up`: `[1, rows, 2 width]`."""
     rows, width = gate_up.shape[1], gate_up.shape[2] // 2
     output = gate_up.new_empty(1, rows, width)
     gate_rows[rows, triton.cdiv(width, GATED)](

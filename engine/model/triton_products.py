@@ -1,8 +1,8 @@
-"""Products whose rows have the same bits whatever rows share them, in Triton.
+"""Batch-invariant products in Triton: a row's bits do not depend on the other rows.
 
-A number of the result is one sum over the inputs, in parts that the shape of the weight decides.
-The number of rows decides the tile alone, and whether each part has a program of its own. Libraries
-choose how a sum is split by the number of rows.
+Each output is a sum over the inputs, in parts that depend only on the weight's shape. The number of
+rows decides only the tile, and whether each part has its own program. Libraries, in contrast, let
+the number of rows decide how a sum is split.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from engine.model.triton_layers import activated
 
-TOGETHER = tl.constexpr(8)  # tiles of rows that share what is read of a weight
-PROGRAMS = 256  # wanted of few rows, each with a part of the sums
-OUTS, UNIT, LEAST = 64, 128, 1024  # outputs of their tiles; a part is a multiple, and no smaller
+TOGETHER = tl.constexpr(8)  # row tiles that run together, to read a weight once from memory
+PROGRAMS = 256  # to have at least, for few rows, by splitting the sums
+OUTS, UNIT, LEAST = 64, 128, 1024  # outputs per tile; inputs per part: multiple of UNIT, least
 
 
 class Tile(NamedTuple):
-    """`step`: inputs added at once."""
+    """The size of a program. `step`: inputs per iteration."""
 
     rows: int
     outs: int
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the most rows that have it. Outputs are a multiple of 64, so one instruction computes all.
+# By most rows. Outputs are a multiple of 64, so that all tiles use the same matrix instruction.
 TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 64, 4, 5))
 LARGE, FLOAT32 = Tile(128, 128, 64, 8, 3), Tile(64, 64, 16, 4, 3)
 
@@ -42,7 +42,7 @@ def _part(
     rows, weight, row, out, count, begin, end, OUT, IN,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the inputs `begin .. end`, `[OUTS, ROWS]`."""
+    """Return the sums over inputs `begin .. end`, `[OUTS, ROWS]`."""
     found = tl.zeros([OUTS, ROWS], tl.float32)
     for first in range(begin, end, STEP):
         at = first + tl.arange(0, STEP)
@@ -62,7 +62,7 @@ def _whole(
     rows, weight, row, out, count, OUT, IN, EACH,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the parts, in their order."""
+    """Return the sum of all parts, in their order."""
     found = tl.zeros([OUTS, ROWS], tl.float32)
     for begin in range(0, IN, EACH):
         end = tl.minimum(begin + EACH, IN)
@@ -91,9 +91,9 @@ def multiply_rows(
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of `output` `[count, OUT]` of `rows` `[count, IN]` and a `weight` `[OUT, IN]`, or with
-    a GATE `[2 OUT, IN]`, gates first. PARTS > 1: one of so many programs of a tile, each with a
-    part of the sums, in float32 `sums` `[PARTS, count, OUT]`; the last to have `arrived` adds."""
+    """Compute a tile of `output` `[count, OUT]` from `rows` `[count, IN]` and `weight` `[OUT, IN]`;
+    with a GATE, `weight` is `[2 OUT, IN]`, gates first. With PARTS > 1, so many programs write
+    their sums to float32 `sums` `[PARTS, count, OUT]`; the last that has `arrived` adds them."""
     across = tl.cdiv(OUT, OUTS)
     band = tl.program_id(0) // (TOGETHER * across) * TOGETHER
     high = tl.minimum(tl.cdiv(count, ROWS) - band, TOGETHER)
@@ -115,7 +115,7 @@ def multiply_rows(
         mine = sums + row[None, :] * OUT + out[:, None]
         part = count.to(tl.int64) * OUT
         tl.store(mine + tl.program_id(1) * part, found, there)
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads must have written before one reports it
         if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1:
             tl.store(arrived + tl.program_id(0), 0)
             found = tl.zeros([OUTS, ROWS], tl.float32)
@@ -125,7 +125,7 @@ def multiply_rows(
 
 
 class Product:
-    """The forward of a linear layer: by `multiply_rows` of up to `most` rows, else by torch."""
+    """The forward of a linear layer: `multiply_rows` for up to `most` rows, torch beyond."""
 
     def __init__(self, module: nn.Linear, most: int) -> None:
         self._module, self._most = module, most
@@ -146,7 +146,7 @@ class Product:
         return self._multiplied(rows, len(self._module.weight), -1)
 
     def gated(self, rows: Tensor, activation: int) -> Tensor:
-        """As `triton_layers.gated` of gates and the rest; of rows that it takes."""
+        """Return `triton_layers.gated` of the product; `takes` must hold."""
         return self._multiplied(rows, len(self._module.weight) // 2, activation)
 
     def _multiplied(self, rows: Tensor, outs: int, gate: int) -> Tensor:

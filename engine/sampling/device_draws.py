@@ -3,9 +3,9 @@
 A draw depends only on (the row's logits and context, seed, absolute position): it is the argmax of
 log-probability plus keyed Gumbel noise. Temperature 0 is the argmax. Ties go to the lowest id.
 Filters leave few ids, and noise is computed only for these: it is a function of (seed, position,
-id), so each id has the same noise as in a full row. Whatever the fields, all parameters of the rows
-are sent in one copy, and tokens and log-probabilities are read in one, when the caller decides. The
-allowed tokens of a grammar are known on the host only: its rows take the slow path.
+id), so each id has the same noise as in a full row. All sampling parameters are sent in one copy,
+and the caller reads tokens and log-probabilities in one copy when it needs them. The allowed tokens
+of a grammar are known only on the host, so rows with a grammar take the slow path.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Enqueued(NamedTuple):
     sent: list[Tensor]
 
     def results(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
-        """Of each of `asked`, its first `counts` rows; `numbers`: the values of `sent`."""
+        """Draws of the first `counts` rows of each of `asked`; `numbers`: the values of `sent`."""
         tokens, at, scored, results = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
         scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
         for rows, count in zip(self.asked, counts, strict=True):
@@ -80,7 +80,7 @@ class Enqueued(NamedTuple):
         return results
 
     def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
-        """Of all rows of requests with log-probabilities."""
+        """Return the log-probabilities of all rows whose request wants them."""
         tokens, counts, at = list[int](), list[int](), 0
         for rows in self.asked:
             if (asks := rows.seq.params.logprobs) is not None:
@@ -105,14 +105,14 @@ class Sampling(NamedTuple):
         return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
 
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
-        """The array to send, or None: less if a plain one is already `drawn`."""
+        """Return the array to send, or None. `drawn`: the tokens are drawn without it."""
         if not drawn:
             return flat(self.parts)
         return self.plan.scored if len(self.plan.scored) else None
 
 
 class DeviceDraws:
-    """`vocab_size`: width of the logits; `sequences`: per call, at most."""
+    """The sampler. `vocab_size`: width of the logits; `sequences`: most sequences of one call."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class DeviceDraws:
         sequences: int = 64,
     ) -> None:
         self._processor = processor
-        # Whether a sequence's tokens can be drawn without the host in between.
+        # Whether a sequence's tokens can be drawn without the host.
         self.takes = processor.on_device
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
         self.counts = TokenCounts(vocab_size, processor.eos_ids, device, sequences)
-        # Cached, of the last call of `plan`.
+        # Cached from the last call of `plan`.
         self._fields: tuple[list[Sequence], Fields] | None = None
         self._shape: Shape | None = None
 
@@ -140,7 +140,7 @@ class DeviceDraws:
         self._processor.forget(rows.seq)
 
     def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
-        """For each of `asked`, from its rows of `[any, vocab]`. One copy from the device."""
+        """Draw for each of `asked` from its rows of `[any, vocab]`. One copy from the device."""
         mine = [rows for rows in asked if rows is not None and self.takes(rows.seq)]
         if not mine:
             return [Drawn()] * len(asked)
@@ -151,19 +151,19 @@ class DeviceDraws:
         return [next(drawn) if taken else Drawn() for taken in takes]
 
     def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Tokens and leads of all rows in order (see best_and_lead), or None: take the slow path.
-        One copy from the device."""
+        """Return the tokens and leads of all rows in order (see best_and_lead), or None: take the
+        slow path. One copy from the device."""
         tokens, leads = self.enqueue(logits, asked).sent[0].tolist()
         return None if UNSURE in tokens else (whole(tokens), leads)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
-        """Tokens of rows with any fields, NOT_FINITE where none could be drawn."""
+        """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
         return self.guess_adjusted(logits, contexts)[0]
 
     def guess_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """`guess` for rows with any fields."""
+        """`guess` for rows with any sampling fields; the slow path."""
         asked = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(asked)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
@@ -173,14 +173,14 @@ class DeviceDraws:
         return whole(tokens), leads
 
     def plan(self, asked: Seq[Rows]) -> Plan:
-        """Without the columns that `add_slots` sets."""
+        """Return the plan, without the columns that `add_slots` sets."""
         fields, shape = self._fields_of([rows.seq for rows in asked]), self._shape
         if shape is None or shape.asked != asked_by(asked):
             shape = self._shape = shape_of(asked, fields)
         return plan_of(asked, fields, shape)
 
     def prepare(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Sampling:
-        """All must satisfy `takes`. `unseen`: how many draft tokens only the device knows."""
+        """All must satisfy `takes`. `unseen`: the number of draft tokens known only on device."""
         wanted = self._wanted([rows.seq for rows in asked])
         width = COLUMNS if wanted else UNADJUSTED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
@@ -192,8 +192,8 @@ class DeviceDraws:
         return Sampling(asked, plan, wanted is not None, parts)
 
     def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
-        """All must satisfy `takes`. `unseen`: int64, the draft tokens that only the device knows,
-        of the Rows without `guesses` in turn."""
+        """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
+        tokens known only on the device, in the order of the Rows without `guesses`."""
         sampling = self.prepare(asked, self.plan(asked), 0 if unseen is None else len(unseen))
         there = sent_alone(flat(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
@@ -202,8 +202,8 @@ class DeviceDraws:
         self, logits: Tensor, sampling: Sampling, unseen: Tensor | None, there: Tensor | None,
         drawn: Tensor | None = None,
     ) -> Enqueued:  # fmt: skip
-        """`enqueue` with its numbers on the device already (`there`), or with the plain
-        draws of these rows, and any after them, already `drawn`."""
+        """`enqueue`, with the sampling's numbers already on the device (`there`), or the tokens of
+        these rows, and any after them, already `drawn`."""
         asked, plan, wanting, parts = sampling
         scored = there
         if drawn is None:
@@ -231,7 +231,7 @@ class DeviceDraws:
         return Enqueued(asked, results)
 
     def held(self, seqs: Seq[Sequence]) -> CountSlots | None:
-        """Current slots and counts of these sequences; None if none needs any."""
+        """Return current slots and counts of these sequences, or None if none needs any."""
         if not (wanted := self._wanted(seqs)):
             return None
         slots, news = wanted
@@ -240,8 +240,8 @@ class DeviceDraws:
         return CountSlots(there, self.counts.tables)
 
     def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
-        """Slot of each sequence (0: it needs only temperature and filters), and the updates to
-        write; None if all slots are 0."""
+        """Return each sequence's slot (0: it needs only temperature and filters) and the updates to
+        write, or None if all slots are 0."""
         if not self._fields_of(seqs).adjusts:
             return None
         mine = [is_adjusted(seq) for seq in seqs]
@@ -259,8 +259,8 @@ class DeviceDraws:
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
-        """Float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every id.
-        `filtered`: indices of filtered rows; `look`: see filters.survivors."""
+        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every
+        id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
         facts, drawn = facts_in(table), None
         if len(filtered) < len(logits):
             drawn = draw_rows(logits, self._words, facts)
@@ -276,13 +276,13 @@ class DeviceDraws:
 
 
 def facts_in(table: Tensor) -> Facts:
-    """The Facts in Plan.table, on the device."""
+    """Return the Facts in a Plan.table on the device."""
     return Facts(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
 def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
-    """`draw_rows`, with filters where they are decided by the likeliest ids alone; elsewhere
-    without, since a draft token need not be the target's."""
+    """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
+    to apply them: a draft token may differ from the target's."""
     drawn, look = draw_rows(logits, words, facts), min(MOST, logits.shape[1])
     if _ranks(logits, look):
         return draw_likeliest(drawn, logits, facts.scales, *facts[2:], guessed=True)
@@ -292,8 +292,8 @@ def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
 
 
 def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Tensor:
-    """`draw_rows` under filters, among the `look` likeliest ids of each row: UNSURE where more may
-    survive."""
+    """`draw_rows` with filters, among the `look` most likely ids of each row: UNSURE if more ids
+    may survive."""
     scaled = logits * facts.scales.float()
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
     kept = survivors(scaled, bounds, look)
@@ -314,8 +314,8 @@ def _ranks(logits: Tensor, look: int) -> bool:
 
 
 def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
-    """Draws without filters, by triton_draws.draw where available. `words`: token_words_of the
-    vocabulary, on the device of the logits."""
+    """Draw without filters, by triton_draws.draw if available. Returns float64 `[2, rows]` tokens
+    and leads. `words`: token_words_of the vocabulary, on the device of the logits."""
     scales, loud, low, high, *_ = facts
     if available(logits.device):
         return draw(logits, scales, low, high, loud)
@@ -324,8 +324,8 @@ def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
 
 
 def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows] the lowest id of each row's largest score, NOT_FINITE if that is not finite; and the
-    score less the second largest, at most MOST_SURE, 0 if there is none."""
+    """Return each row's lowest id of the largest score, NOT_FINITE if that is not finite; and its
+    lead, the score minus the second largest, at most MOST_SURE, 0 if there is none."""
     best, ids = scores.max(dim=1)
     second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
     leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
@@ -333,12 +333,12 @@ def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def together(tokens: Tensor, leads: Tensor) -> Tensor:
-    """Float64 `[2, rows]`, for one copy to the host."""
+    """Stack both as float64 `[2, rows]`, for one copy to the host."""
     return torch.stack([tokens.double(), leads.double()])
 
 
 def read_together(parts: Seq[Tensor]) -> list[Numbers]:
-    """The values of these float64 tensors, in one copy from the device."""
+    """Read these float64 tensors in one copy from the device."""
     numbers = torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
     arrays, at = [], 0
     for part in parts:
@@ -348,5 +348,5 @@ def read_together(parts: Seq[Tensor]) -> list[Numbers]:
 
 
 def whole(numbers: Seq[float]) -> list[int]:
-    """Tokens, from float64 numbers."""
+    """Convert float64 numbers to token ids."""
     return [int(number) for number in numbers]

@@ -1,11 +1,11 @@
 """top_k, top_p and min_p over rows of logits, without reading any on the host: the surviving ids
 and their logits.
 
-Per row, in this order: top_k keeps so many ids; top_p the fewest of those that hold this share of
-their mass, at least one; min_p those at least as likely as the likeliest times min_p. All three
-keep a prefix of the row in the order (most likely first, ties to the lower id), so only the row's
-likeliest ids are ranked, on the device. A row's result depends on that row alone, whatever the
-number of ranked ids.
+Per row, in this order: top_k keeps the k most likely ids; top_p the fewest of those that hold the
+share top_p of their mass, at least one; min_p those with at least min_p times the highest
+probability. All three keep a prefix of the row in the order (most likely first, ties to the lower
+id), so only the most likely ids are ranked, on the device. A row's result depends only on that row,
+not on the number of ranked ids.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from engine.sampling.plain import BELOW_ZERO, Plain
 from engine.sampling.triton_draws import MOST_RANKED
 
-MOST = MOST_RANKED  # ids of a row that are ranked, if that is enough
+MOST = MOST_RANKED  # ids ranked first in a row without top_k
 
 
 class Bounds(NamedTuple):
-    """Per row, `[rows]` each: `sizes`: ids that top_k leaves (int64, the vocabulary if it is off);
+    """Per row, `[rows]` each. `sizes`: ids that top_k keeps (int64; the vocabulary size if off);
     `shares`: top_p (float64); `floors`: log of min_p (float64)."""
 
     sizes: Tensor
@@ -41,15 +41,15 @@ class Survivors(NamedTuple):
 
 
 def look_of(plains: Seq[Plain], vocab_size: int) -> int:
-    """How many ids of each row to rank first: as many as top_k leaves, or `MOST`."""
+    """Return how many ids of each row to rank first: the largest top_k, or `MOST` without one."""
     sizes = [plain.top_k or vocab_size for plain in plains]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)
 
 
 def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
-    """Of float32 `[rows, vocab]` logits after temperature, among the `look` likeliest ids of each
-    row. A row's `bounds.sizes`, if below the vocabulary, must not exceed `look`."""
+    """Return the survivors of float32 `[rows, vocab]` logits after temperature, among the `look`
+    most likely ids of each row. `bounds.sizes` below the vocabulary must not exceed `look`."""
     ids = ranked(logits, look)
     top = logits.gather(1, ids)
     last = top[:, -1]
@@ -71,8 +71,8 @@ def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
 
 
 def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
-    """`[rows]` how many of the likeliest ids top_k and top_p keep; above `look`: at least so many.
-    Mass is relative to the likeliest id, and summed in order."""
+    """Return, `[rows]`, how many of the most likely ids top_k and top_p keep; a value above `look`
+    is a lower bound. Mass is relative to the most likely id, and summed in order."""
     look, vocab = top.shape[1], logits.shape[1]
     mass = (top.double() - top[:, :1]).exp().cumsum(dim=1)
     total = (logits.logsumexp(dim=1).double() - top[:, 0]).exp()
@@ -83,8 +83,8 @@ def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
 
 
 def ranked(values: Tensor, count: int) -> Tensor:
-    """[rows, count] ids of the largest values, ties to the lower id: the value's bits, ordered like
-    integers, with the reversed id below them, in one int64."""
+    """Return `[rows, count]` ids of the largest values, ties to the lower id. Sorts int64 keys: the
+    value's bits, made to order like integers, above the reversed id."""
     bits = (values + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)

@@ -4,8 +4,8 @@ Order, as in vLLM and transformers: logit_bias, min_tokens, repetition penalty, 
 presence penalties, grammar; then, when tokens are drawn (`device_draws`), temperature, top_k,
 top_p, min_p. Removed ids get -inf.
 
-Promises: a row of the result depends on that row's logits and context only, bit for bit on the CPU;
-the given logits are never written to.
+A row of the result depends only on that row's logits and context, bit for bit on the CPU. The given
+logits are never written to.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from engine.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class RowContext:
-    """What a row of logits follows: the committed tokens of `seq`, then `path`, the draft tokens up
-    to this row (empty for the root)."""
+    """The text before a row of logits: the committed tokens of `seq`, then `path`, the draft tokens
+    up to this row (empty for the root)."""
 
     seq: Sequence
     path: list[int]
@@ -51,7 +51,7 @@ class RowContext:
 
 
 class LogitsProcessor:
-    """`min_tokens` makes `eos_ids` impossible, and the request's stop_token_ids."""
+    """Until `min_tokens`, `eos_ids` and the request's stop_token_ids are removed."""
 
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
@@ -60,9 +60,9 @@ class LogitsProcessor:
         self._penalties = PenaltyTables()
 
     def adjust(self, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
-        """[rows, vocab] float32 logits, one context per row -> the same with all fields up to the
-        grammar applied; the rest is in plain.plain_of the request. Returns `logits` itself if no
-        field applies."""
+        """Return float32 logits `[rows, vocab]` with all fields up to the grammar applied; one
+        context per row. The other fields are in plain.plain_of the request. Returns `logits` itself
+        if no field applies."""
         assert len(contexts) == len(logits)
         adjusted = [(row, each) for row, each in enumerate(contexts) if each.is_adjusted]
         if not adjusted:
@@ -83,28 +83,28 @@ class LogitsProcessor:
         return out
 
     def plain(self, seq: Sequence) -> Plain | None:
-        """Temperature and filters of the next rows of `seq`, if no other field applies now or
-        later; else None."""
+        """Return temperature and filters of the next rows of `seq`, or None if another field
+        applies now or later."""
         if seq not in self._plain:
             adjusted = RowContext(seq, []).is_adjusted
-            if adjusted and seq.params.min_tokens:  # which stops applying later
+            if adjusted and seq.params.min_tokens:  # not cached: min_tokens stops applying later
                 return None
             self._plain[seq] = None if adjusted else plain_of(seq.params)
         return self._plain[seq]
 
     def on_device(self, seq: Sequence) -> bool:
-        """Whether `device_draws` supports all its fields, without the host in between."""
+        """Whether `device_draws` supports all fields of `seq` without the host."""
         return seq.constraint is None
 
     def fields(self, seq: Sequence) -> Plain:
-        """Temperature and filters of `seq`, whatever its other fields."""
+        """Return temperature and filters of `seq`, whatever its other fields."""
         if seq not in self._fields:
             self._fields[seq] = plain_of(seq.params)
         return self._fields[seq]
 
     def penalised(self, seq: Sequence) -> tuple[Plain, Penalties] | None:
-        """Temperature, filters and penalties of the next rows of `seq`, if penalties apply and no
-        other field does, now or later; else None."""
+        """Return temperature, filters and penalties of the next rows of `seq` if penalties apply
+        and no other field does, now or later; else None."""
         params = seq.params
         early = seq.num_output < params.min_tokens
         if early or params.logit_bias or seq.constraint is not None or not is_penalised(params):
@@ -118,9 +118,9 @@ class LogitsProcessor:
         self._penalties.forget(seq)
 
     def _penalise(self, out: Tensor, rows: Seq[tuple[int, RowContext]]) -> None:
-        """In place. Repetition (arXiv:1909.05858) divides positive logits of all tokens so far and
-        multiplies others; frequency counts generated ones, presence counts each once. A token of
-        the path has the same value, bit for bit, as a committed one."""
+        """Apply penalties in place. Repetition (arXiv:1909.05858) divides positive logits of all
+        tokens so far and multiplies others; frequency counts generated tokens, presence counts each
+        once. A token of the path gives the same result, bit for bit, as a committed one."""
         if not rows:
             return
         penalties = [self._penalties.of(context.seq, context.path) for _, context in rows]
@@ -138,8 +138,8 @@ class LogitsProcessor:
 
 
 def _constrain(row: Tensor, context: RowContext) -> None:
-    """Remove, in place, what the grammar forbids next. If `path` itself is forbidden the row is
-    never reached, so it stays as it is."""
+    """Remove, in place, the tokens that the grammar forbids next. If `path` itself is forbidden,
+    the row is never reached and stays unchanged."""
     constraint = context.seq.constraint
     allowed = None if constraint is None else constraint.allowed(context.path)
     if allowed is not None:

@@ -20,8 +20,8 @@ ELEMENTS_AT_ONCE = 2**24  # of logits ranked at once, to bound the memory
 def token_logprobs(
     logits: Tensor, rows: Seq[int], tokens: Seq[int], counts: Seq[int]
 ) -> list[TokenLogprobs]:
-    """Log-probabilities under the model itself, for prompt rows and generated ones alike. One copy
-    from the device.
+    """Return log-probabilities under the model itself, for prompt and generated tokens alike. One
+    copy from the device.
 
     `logits` [all rows, vocab] raw; the i-th result is for `tokens[i]` at row `rows[i]`, with the
     `counts[i]` most likely ids of that row, most likely first, ties to the lower id.
@@ -34,7 +34,7 @@ def token_logprobs(
 
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Float64 `[rows, 2 + 2 * count]`, not yet computed when this returns: for each of `tokens`
+    """Return float64 `[rows, 2 + 2 * count]`, possibly still being computed: for each of `tokens`
     (any type; below 0 counts as 0) at its row of `logits` (`rows` int64) log-probability and rank,
     then the row's `count` most likely ids, and their log-probabilities."""
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
@@ -50,7 +50,7 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
     every, own = torch.arange(logits.shape[1], device=logits.device), logits.gather(1, tokens)
-    before = (logits > own) | ((logits == own) & (every < tokens))  # of equals, lower ids
+    before = (logits > own) | ((logits == own) & (every < tokens))  # ties: lower ids first
     ranks = before.sum(dim=1, keepdim=True) + 1
     ids, log_probs = ranked(logits, count), logits.log_softmax(dim=1)
     own, tops = log_probs.gather(1, tokens), log_probs.gather(1, ids)
@@ -60,8 +60,8 @@ def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
 def from_scores(
     numbers: npt.NDArray[np.float64], tokens: Seq[int], counts: Seq[int]
 ) -> list[TokenLogprobs]:
-    """Of each of `tokens`, from the rows of `scores`, with the `counts` most likely ids of its
-    row."""
+    """Return the log-probabilities of `tokens` from the rows of `scores`, with the `counts` most
+    likely ids of each row."""
     middle = 1 + numbers.shape[1] // 2
     ranks, ids = (numbers[:, part].astype(np.int64).tolist() for part in (1, slice(2, middle)))
     own, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()

@@ -1,7 +1,7 @@
 """Keyed Gumbel noise: one number per (seed, absolute position, target vocabulary id).
 
-The noise at a position does not depend on the batch, the row, the drafter or earlier draws, so the
-same seed gives the same text with any proposer, any K, or none, and a drafter that draws with the
+The noise at a position does not depend on the batch, the row, the draft or earlier draws. So the
+same seed gives the same text with any proposer, any K, or none, and a draft that draws with the
 same noise agrees with the target as often as this coupling allows (Daliri, Musco and Suresh,
 arXiv:2408.07978).
 
@@ -36,7 +36,7 @@ _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 
 def gumbel(keys: Seq[Key | None], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[len(keys), vocab] float32 standard Gumbel noise, between -2.9 and 22.2; zeros for None."""
+    """Return float32 `[len(keys), vocab]` Gumbel noise, between -2.9 and 22.2; zeros for None."""
     return _gumbel(keys, token_words_of(vocab_size, device))
 
 
@@ -56,7 +56,7 @@ def _gumbel(keys: Seq[Key | None], words: Tensor) -> Tensor:
 
 
 def gumbel_of(words: Tensor) -> Tensor:
-    """int32 words in 0 .. 2**31-1 -> float32 -log(-log(1 - u)), u = (word + 0.5) / 2**31.
+    """Return float32 -log(-log(1 - u)), u = (word + 0.5) / 2**31, of int32 words in 0 .. 2**31-1.
 
     u is exact near 0, where the large values come from (about -log u there). Near 1, which gives
     the small values, u may round to 1 in float32 and is clamped below it.
@@ -67,8 +67,8 @@ def gumbel_of(words: Tensor) -> Tensor:
 
 
 def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """[rows, vocab] int32, uniform on 0 .. 2**31-1, from the halves of the rows' keys, [rows, 1]
-    int32 on the same device.
+    """Return int32 `[rows, vocab]`, uniform on 0 .. 2**31-1, from the halves of the rows' keys,
+    int32 `[rows, 1]` on the same device.
 
     Three multiply-and-fold rounds (the factors of Wellons' lowbias32, then one of his triple32)
     over a token word that is already mixed, with one half of the row's 64-bit key added before the
@@ -91,13 +91,13 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def key_columns(
     keys: Seq[Key | None],
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """The low and the high halves of the rows' keys, [n, 1] each; arbitrary for None."""
+    """Return the low and the high halves of the rows' keys, `[n, 1]` each; arbitrary for None."""
     row_words = np.array([row_key(*(key or (0, 0))) for key in keys], dtype=np.uint64)[:, None]
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
 
 
 def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
-    """Low and high halves of the rows' keys, int32 `[rows, 2]`. `seeds`: their `splitmix64`."""
+    """Return the halves (low, high) of the rows' keys, int32 `[rows, 2]`, of hashed `seeds`."""
     words = seeds ^ positions.astype(np.uint64)
     words += _START
     for shift, factor in _ROUNDS:  # splitmix64, in place
@@ -108,13 +108,13 @@ def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
 
 
 def row_key(seed: int, position: int) -> int:
-    """The 64-bit key of one row: SplitMix64 (Steele, Lea and Flood, 2014) of seed and position."""
+    """Return a row's 64-bit key: SplitMix64 (Steele, Lea and Flood, 2014) of seed and position."""
     key: int = splitmix64(splitmix64(seed & _MASK64) ^ (position & _MASK64))
     return key
 
 
 def splitmix64(x: Any) -> Any:
-    """Of an int, or of each element of a uint64 array."""
+    """Return the SplitMix64 hash of an int, or of each element of a uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -122,14 +122,14 @@ def splitmix64(x: Any) -> Any:
 
 
 def words_of(vocab_size: int) -> npt.NDArray[np.uint32]:
-    """`token_words_of` a vocabulary, for compiled code."""
+    """Return `token_words_of` a vocabulary as an array, for compiled code."""
     return token_words_of(vocab_size).numpy().view(np.uint32)
 
 
 @lru_cache(maxsize=8)
 def token_words_of(vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """[vocab] int32, the words that `hashed` mixes with the keys: fixed, mixed and distinct
-    (lowbias32, a bijection). Read-only."""
+    """Return int32 `[vocab]`, the words that `hashed` mixes with the keys: fixed, mixed and
+    distinct (lowbias32, a bijection). Read-only."""
     x = (torch.arange(vocab_size, dtype=torch.int64) * 0x9E3779B1 + 0x85EBCA77) & 0xFFFFFFFF
     for shift, factor in ((16, _FIRST_FACTOR), (15, _SECOND_FACTOR)):
         x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF

@@ -19,8 +19,8 @@ Packed = tuple[Integers, Integers, npt.NDArray[np.float32]]
 
 
 class Penalties(NamedTuple):
-    """Of one request. `table` int64 `[tokens, 2]`: each token of the text, and how often it was
-    generated; valid until the text grows."""
+    """The penalties of one request. `table` int64 `[tokens, 2]`: each token of the text, and how
+    often it was generated; valid until the text grows."""
 
     repetition: float
     frequency: float
@@ -40,7 +40,7 @@ class PenaltyTables:
         self._texts: dict[Sequence, _Text] = {}
 
     def of(self, seq: Sequence, path: Seq[int] = ()) -> Penalties:
-        """After the tokens of `seq` and those of `path`, which count as generated."""
+        """Return the penalties after `seq` and `path`, whose tokens count as generated."""
         text = self._texts.get(seq)
         if text is None:
             text = self._texts[seq] = _Text()
@@ -83,9 +83,9 @@ class _Text:
 
 
 def packed(penalties: Seq[Penalties | None], steps: int) -> Packed:
-    """The tables of some sequences, concatenated, each with room for `steps` more tokens, `[all,
-    2]`; (start, length) of each `[sequences, 2]`; and its repetition, frequency and presence
-    penalties `[sequences, 3]`."""
+    """Return the tables of some sequences, concatenated, each with room for `steps` more tokens,
+    `[all, 2]`; each one's (start, length) `[sequences, 2]`; and its repetition, frequency and
+    presence penalties `[sequences, 3]`."""
     counts = [0 if own is None else len(own.table) for own in penalties]
     spans = np.zeros((len(counts), 2), np.int64)
     factors = np.ones((len(counts), 3), np.float32)

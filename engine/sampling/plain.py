@@ -1,4 +1,4 @@
-"""The parameters by which most requests' tokens are drawn: temperature and filters. No tensors."""
+"""The sampling parameters of most requests: temperature and filters. No tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SURE = 99.0  # the largest reported lead of a token over the next one
 
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
-# Summands per id: it is in the prompt; it ends a text; for each time it was generated.
+# Summed per id: it is in the prompt; it ends a text; once per time that it was generated.
 PROMPT, ENDS, GENERATED = 1, 2, 4
 
 _LEAST_TEMPERATURE = 1e-6  # below it, the noise is lost in float32 next to the scaled logits
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 def plain_of(params: SamplingParams) -> Plain:
-    """Of a request's seed, temperature and filters."""
+    """Return the Plain of a request's seed, temperature and filters."""
     scale = 1 / max(params.temperature, _LEAST_TEMPERATURE) if params.temperature else 0.0
     floor = log(params.min_p) if params.min_p else -inf
     top_k, top_p = params.top_k, params.top_p

@@ -30,9 +30,9 @@ _NOT_SENT = torch.empty(0)
 
 
 class Facts(NamedTuple):
-    """Per row, `[rows, 1]` each: the factor of the logits, whether there is noise, the halves of
-    its key; if any row is filtered, the sizes, shares and floors of filters.Bounds, and whether
-    they can remove anything."""
+    """Per row, `[rows, 1]` each: the factor of the logits, whether to add noise, the halves of its
+    key; if any row is filtered, the sizes, shares and floors of filters.Bounds, and whether they
+    can remove anything."""
 
     scales: Tensor
     loud: Tensor
@@ -45,9 +45,9 @@ class Facts(NamedTuple):
 
 
 class Adjustments(NamedTuple):
-    """Per row, `[rows, 1]` each, for penalties, bias and min_tokens: the slot of the sequence (0:
-    none needed), where in the list of draft tokens those start that the row follows, and how many
-    these are; whether ending is still impossible (not 0); and the penalties."""
+    """Per row, `[rows, 1]` each, for penalties, bias and min_tokens: the sequence's slot (0: none
+    needed); the start and the number of the draft tokens before the row, in the list of all draft
+    tokens; whether min_tokens still forbids ending (not 0); and the penalties."""
 
     slots: Tensor
     first: Tensor
@@ -65,8 +65,8 @@ _DEPTHS = UNADJUSTED + Adjustments._fields.index("depths")
 
 
 class Fields(NamedTuple):
-    """The fields of some sequences, constant while they live. `table` float64 `[sequences,
-    COLUMNS]`, 0 in columns that depend on row or step; `seeds`: splitmix64 of them; `counts`:
+    """The sampling fields of some sequences, which never change. `table` float64 `[sequences,
+    COLUMNS]`, 0 in columns that depend on row or step; `seeds`: hashed by splitmix64; `counts`:
     alternatives in log-probabilities (-1: not requested); `early`: lengths below which they may not
     end. `adjusts`: any needs Adjustments; `look`: see filters.survivors, 0 if none is filtered."""
 
@@ -79,7 +79,7 @@ class Fields(NamedTuple):
 
 
 def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fields:
-    """Of these sequences, in order."""
+    """Return the Fields of these sequences, in order."""
     plains = [processor.fields(seq) for seq in seqs]
     params = [seq.params for seq in seqs]
     cut = [plain for plain in plains if plain.is_filtered(vocab)]
@@ -94,7 +94,7 @@ def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fi
 
 
 def _columns_of(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...]:
-    """The values of a sequence's columns, in order."""
+    """Return the values of a sequence's columns, in order."""
     size = min(plain.top_k, vocab) if plain.top_k > 0 else vocab
     return (
         *(plain.scale or 1.0, plain.scale > 0, 0, 0),
@@ -104,11 +104,10 @@ def _columns_of(p: SamplingParams, plain: Plain, vocab: int) -> tuple[float, ...
 
 
 class Plan(NamedTuple):
-    """How rows are drawn. `table` float64 `[rows, COLUMNS]`, of which only the needed leading
-    columns are sent; `rows`: indices into the logits (empty: the first ones); `filtered` and
-    `scored`: indices into `table` of rows with filters and with log-probabilities, with
-    `alternatives` at most. `look`: see filters.survivors; `most`: draft tokens before a row, at
-    most."""
+    """How to draw from rows. `table` float64 `[rows, COLUMNS]`, of which only the needed leading
+    columns are sent; `rows`: indices into the logits (empty: the first ones); `filtered`, `scored`:
+    indices into `table` of rows with filters, and with log-probabilities of at most `alternatives`
+    ids. `look`: see filters.survivors; `most`: the most draft tokens before a row."""
 
     table: Numbers
     rows: Numbers
@@ -120,9 +119,9 @@ class Plan(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The part of a plan that stays equal while the same sequences have as many rows each: the plan
-    without keys; by row, the seed's word and how many draft tokens it follows. `asked`: first row,
-    size and parents of each."""
+    """The part of a plan that stays equal while the same sequences have the same rows: the plan
+    without keys; per row, the hashed seed and the number of draft tokens before it. `asked`: each
+    sequence's first row, size and parents."""
 
     asked: list[tuple[int, int, Seq[int] | None]]
     plan: Plan
@@ -132,12 +131,12 @@ class Shape(NamedTuple):
 
 
 def asked_by(asked: Seq[Rows]) -> list[tuple[int, int, Seq[int] | None]]:
-    """See Shape."""
+    """Return Shape.asked."""
     return [(rows.first, rows.size, rows.parents) for rows in asked]
 
 
 def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
-    """Of all these rows in order, with the fields of their sequences."""
+    """Return the Shape of these rows; `fields`: of their sequences, in order."""
     first, sizes = np.array([(rows.first, rows.size) for rows in asked]).T
     before = sizes.cumsum() - sizes  # rows of others
     table = fields.table.repeat(sizes, axis=0)
@@ -161,7 +160,7 @@ def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
 
 
 def plan_of(asked: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
-    """Of rows with this shape."""
+    """Return the Plan of rows with this shape, without the columns that `add_slots` sets."""
     table, sizes = shape.plan.table.copy(), shape.sizes
     positions = np.array([rows.position for rows in asked]).repeat(sizes) + shape.depths
     table[:, _LOW : _LOW + 2] = key_halves(shape.seeds, positions)
@@ -172,7 +171,7 @@ def plan_of(asked: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
 
 
 def guesses_of(rows: Rows) -> Seq[int]:
-    """Of a chain its draft tokens; of a tree, for one node after the other, the tokens of its
+    """Return the draft tokens of a chain; for a tree, node by node, the tokens of the node's
     ancestors and its own."""
     if rows.parents is None:
         return rows.guesses
@@ -181,8 +180,8 @@ def guesses_of(rows: Rows) -> Seq[int]:
 
 
 def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> None:
-    """Set slots, and where each row's draft tokens start. The `unseen` ones come first, those of
-    Rows without `guesses` in turn, then the known ones."""
+    """Set each row's slot and the start of its draft tokens. In their list, the `unseen` tokens of
+    Rows without `guesses` come first, then the known ones."""
     firsts, at, known = list[int](), 0, unseen
     for rows in asked:
         firsts.append(known if rows.guesses else at)
@@ -210,7 +209,7 @@ def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
 
 
 def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
-    """As one array, to be sent."""
+    """Concatenate the parts to one array, to be sent."""
     return np.concatenate([part.ravel().view(np.int64) for part in parts])
 
 

@@ -1,9 +1,9 @@
-"""Counts of each token of a text, and its bias, on the device: penalties, logit_bias and min_tokens
-without the host in between.
+"""Token counts and biases of texts on the device: penalties, logit_bias and min_tokens without
+waiting for the host.
 
 A sequence that needs these has a slot, updated by the tokens committed since its last use. A step's
-draft tokens are counted where they are used. The rule itself is `adjusted`, which gives the results
-of `logits.LogitsProcessor.adjust` bit for bit.
+draft tokens are added only in `adjusted`, which applies all of them and returns the results of
+`logits.LogitsProcessor.adjust` bit for bit.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Counts = tuple[Tensor, Tensor]  # TokenCounts.seen and biases, or some slots of 
 
 
 def bytes_of(sequences: int, vocab_size: int) -> int:
-    """Size of TokenCounts for so many sequences."""
+    """Return the bytes of TokenCounts for so many sequences."""
     return (sequences + 1) * vocab_size * 8
 
 
 class CountSlots(NamedTuple):
-    """The `slots` int64 `[sequences]` of `counts` that sequences have, on the device."""
+    """Sequences' `slots`, int64 `[sequences]`, and the `counts` that they index, on the device."""
 
     slots: Tensor
     counts: Counts
 
 
 class TokenCounts:
-    """`seen` int32 and `biases` float32 `[sequences + 1, vocab]`, for the most sequences of one
-    call: per id a sum of marks (see plain), and what is added to its logit. `eos_ids` end every
-    sequence. The least recently used slot is reused; slot 0 is always empty. Allocated at first
-    use, in the size of `bytes_of`."""
+    """`seen` int32 and `biases` float32 `[sequences + 1, vocab]`, for at most `sequences` per call:
+    for each id a sum of marks (see plain), and the bias of its logit. `eos_ids` end every sequence.
+    The least recently used slot is reused; slot 0 is always empty. Allocated at first use, in the
+    size of `bytes_of`."""
 
     def __init__(
         self, vocab_size: int, eos_ids: Collection[int], device: torch.device, sequences: int
@@ -56,7 +56,7 @@ class TokenCounts:
         self.biases = torch.zeros(slots, self._vocab, dtype=torch.float32, device=self._device)
 
     def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
-        """The slots of these sequences, and the arguments for `write` that update them."""
+        """Return the slots of these sequences, and the arguments of `write` that update them."""
         assert len(seqs) <= self._sequences
         if seqs and not len(self.seen):
             self._allot(self._sequences + 1)
@@ -104,7 +104,7 @@ class TokenCounts:
 
 
 class _Entries:
-    """Numbers and the flat indices to write them to."""
+    """Numbers, and the flat indices to write them to."""
 
     def __init__(self) -> None:
         self._places, self._numbers = list[int](), list[float]()
@@ -118,9 +118,9 @@ class _Entries:
 
 
 def adjusted(logits: Tensor, tables: Counts, fields: Tensor, ids: Tensor, most: int) -> Tensor:
-    """Float32 `[rows, vocab]` logits under logit_bias, min_tokens and penalties, in that order.
-    `fields` `[rows, Adjustments]`; of the draft tokens `ids` int64, those that a row follows,
-    `most` at most, count as generated. A row with slot 0 stays as it is."""
+    """Return float32 `[rows, vocab]` logits after logit_bias, min_tokens and penalties, in that
+    order. `fields` `[rows, Adjustments]`; the draft tokens before a row, at most `most` of `ids`
+    (int64), count as generated. A row with slot 0 stays unchanged."""
     if available(logits.device):
         return adjust(logits, *tables, fields, ids)
     slots, first, depths, early, repetition, frequency, presence = torch.split(fields, 1, dim=1)

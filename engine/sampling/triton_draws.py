@@ -1,6 +1,6 @@
 """A draw over the whole vocabulary in two launches, which read the logits once and no other array
-of the vocabulary's size: noise and token words are computed where they are used. Penalties, bias
-and min_tokens take one launch, filters two, log-probabilities two, whatever the number of rows.
+of the vocabulary's size: noise and token words are computed in registers. Penalties, bias and
+min_tokens take one launch, filters two, log-probabilities two, whatever the number of rows.
 `triton_kernels` says how the numbers compare to torch's."""
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 
 MOST_RANKED = 1024  # ids of a row that are ranked
-PARTS = 16  # of a row, ranked in parallel
-_LEAST_KEPT = 16  # ids of each part, at least
-_LEAST_CAPABILITY = (8, 0)  # of a CUDA device
+PARTS = 16  # parts of a row, ranked in parallel, at most
+_LEAST_KEPT = 16  # ids kept of each part, at least
+_LEAST_CAPABILITY = (8, 0)  # least CUDA compute capability
 
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether `draw` supports this device. Triton comes with torch for CUDA."""
+    """Whether these kernels support the device. Triton comes with torch for CUDA."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
 def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor) -> Tensor:
-    """Tokens and leads of `device_draws.best_and_lead`, float64 `[2, rows]`, of `[rows, vocab]`
-    logits times their row's scale, plus the noise of its key (`low` and `high` half, as int32)
-    where it is `loud`. The four are `[rows]` or `[rows, 1]` numbers of any type. Two launches whose
-    grids depend on shapes only; the host does not wait."""
+    """Return float64 `[2, rows]` tokens and leads as `device_draws.best_and_lead`, of `[rows,
+    vocab]` logits times their row's scale, plus the noise of its key (`low` and `high` half, as
+    int32) where `loud`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches, whose
+    grids depend only on shapes; the host does not wait."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -50,7 +50,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
 
 
 def adjust(logits: Tensor, seen: Tensor, biases: Tensor, fields: Tensor, ids: Tensor) -> Tensor:
-    """`token_counts.adjusted` of `[rows, vocab]` logits, bit for bit. One launch."""
+    """Return `token_counts.adjusted` of `[rows, vocab]` logits, bit for bit. One launch."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -67,10 +67,10 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, fields: Tensor, ids: Te
 def draw_likeliest(
     drawn: Tensor | None, logits: Tensor, scales: Tensor, *columns: Tensor, guessed: bool = False
 ) -> Tensor:
-    """`device_draws.draw_survivors` of `[rows, vocab]` logits, among the `MOST_RANKED` likeliest
-    ids, into the filtered rows of `drawn` (None: all rows are); with `guessed`, rows that would be
-    UNSURE are left. `columns`: key halves, sizes, shares, floors, and which rows are filtered, as
-    in `draw`. Two launches."""
+    """Return `drawn` with its filtered rows (None: all are) replaced by
+    `device_draws.draw_survivors` of `[rows, vocab]` logits among the `MOST_RANKED` most likely ids;
+    with `guessed`, rows that would be UNSURE stay. `columns`: key halves, sizes, shares, floors,
+    and which rows are filtered, as in `draw`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 
     if drawn is None:
@@ -85,7 +85,7 @@ def draw_likeliest(
 
 
 def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """`logprobs.scores`, for counts up to `MOST_RANKED`. Two launches."""
+    """Return `logprobs.scores`, for counts up to `MOST_RANKED`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 
     logits, kept = logits.contiguous(), max(_LEAST_KEPT, 1 << (count - 1).bit_length())
@@ -107,7 +107,7 @@ def _topped(
     scales: Tensor | None = None,
     filtered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """The results of `top_of_parts` for the next kernel, and that kernel's sizes."""
+    """Return the results of `top_of_parts` for the next kernel, and that kernel's sizes."""
     from engine.sampling import triton_kernels as kernels
 
     width, logits = logits.shape[1], logits.contiguous()

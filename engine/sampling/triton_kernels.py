@@ -1,8 +1,8 @@
 """The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_lead` in Triton.
 
-The hash is that of `noise`, in unsigned words. So is the formula of the noise, but its logarithms
-are computed here, by sums and products that are rounded one by one (`OPTIONS`): the results are the
-same on every device and in Triton's interpreter, and differ from torch's in the last bits.
+The hash is that of `noise`, in unsigned words. The noise formula is also the same, but logarithms
+are computed here, by sums and products that are each rounded (`OPTIONS`): results are the same on
+every device and in Triton's interpreter, and differ from torch's in the last bits.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import triton.language as tl
 
 from engine.sampling import plain
 
-BLOCK = tl.constexpr(1024)  # ids of a program: a row of 128 k is 126 programs
+BLOCK = tl.constexpr(1024)  # ids per program: a row of 128 k ids takes 126 programs
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 
-# The factors of noise, and what it clamps at.
+# The factors and the clamp of `noise`.
 _FIRST, _SECOND, _THIRD = (tl.constexpr(x) for x in (0x7FEB352D, 0x846CA68B, 0x31848BAB))
 _STEP, _START = tl.constexpr(0x9E3779B1), tl.constexpr(0x85EBCA77)
 _LARGEST_UNIFORM = tl.constexpr(1 - 2**-24)
@@ -30,14 +30,14 @@ _SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
-_TEXT = tl.constexpr(~plain.ENDS)  # that it is in the text
+_TEXT = tl.constexpr(~plain.ENDS)  # marks of ids in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
 _UNSURE, _BELOW_ZERO = tl.constexpr(plain.UNSURE), tl.constexpr(plain.BELOW_ZERO)
 
 
 @triton.jit
 def words_of(ids):
-    """noise.token_words_of these ids, as uint32."""
+    """Return noise.token_words_of these ids, as uint32."""
     x = ids.to(tl.uint32) * _STEP + _START
     x = (x ^ (x >> 16)) * _FIRST
     x = (x ^ (x >> 15)) * _SECOND
@@ -46,7 +46,7 @@ def words_of(ids):
 
 @triton.jit
 def hashed(words, low, high):
-    """noise.hashed of uint32 words and the halves of a key: int32."""
+    """Return noise.hashed, int32, of uint32 words and the halves of a key."""
     x = (words ^ low) * _FIRST
     x = (x ^ (x >> 19) ^ high) * _SECOND
     x = (x ^ (x >> 11)) * _THIRD
@@ -56,9 +56,9 @@ def hashed(words, low, high):
 
 @triton.jit
 def gumbel_of(words):
-    """noise.gumbel_of. Both logarithms take a power of two out of their argument exactly: what is
-    left lies in 0.75 .. 1.5, and 1 less is exact as well. The first one's power is that of 1 - u
-    rounded, the number itself is not rounded."""
+    """Return noise.gumbel_of. Both logarithms divide their argument exactly by a power of two; the
+    rest is in 0.75 .. 1.5, and subtracting 1 from it is exact too. The first one's power is that of
+    the rounded 1 - u, but 1 - u itself is not rounded."""
     u = tl.minimum(words.to(tl.float32) * _UNIT + _HALF_UNIT, _LARGEST_UNIFORM)
     power = _power_of(1.0 - u)
     shrink = _one_over(power)
@@ -69,7 +69,7 @@ def gumbel_of(words):
 
 @triton.jit
 def _power_of(x):
-    """The exponent, in place as in a float32, that leaves 0.75 .. 1.5 of a positive normal x."""
+    """Return the float32 exponent bits whose removal leaves 0.75 .. 1.5 of a positive normal x."""
     return (x.to(tl.int32, bitcast=True) - _THREE_QUARTERS) & -0x800000
 
 
@@ -80,7 +80,7 @@ def _one_over(power):
 
 @triton.jit
 def _log1p(f, power):
-    """log(1 + f) of f in -0.25 .. 0.5, and the logarithm of the power of two."""
+    """Return log(1 + f) for f in -0.25 .. 0.5, plus the logarithm of the power of two."""
     s = f * f
     even = ((-4.53948975e-2 * s - 1.32274792e-1) * s - 1.66412741e-1) * s - 2.50002742e-1
     odd = (1.05468750e-1 * s + 1.44911826e-1) * s + 1.99887201e-1
@@ -91,7 +91,7 @@ def _log1p(f, power):
 
 @triton.jit
 def _top(best, ids, second):
-    """Of lanes with a best number, its id, and the next one: those of all, the lowest id first."""
+    """Reduce lanes of (best, id, second best) to those of all lanes; ties to the lowest id."""
     most = tl.max(best, axis=0)
     first = tl.min(tl.where(best == most, ids, _NO_ID), axis=0)
     rest = tl.where((best == most) & (ids == first), second, best)
@@ -109,9 +109,9 @@ def best_of_blocks(
     tops, ids, logits, scales, low, high, loud,
     of_scales, of_low, of_high, of_loud, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Of each `(row, block)` of `[rows, WIDTH]` logits the best score, its id and the second score.
-    A NaN counts as two infinities: no finite number is best then, and there is no lead. `of_...`:
-    from one row's number to the next."""
+    """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
+    logits. A NaN counts as two infinities, so the best score is not finite and there is no lead.
+    `of_...`: strides between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there = lanes < WIDTH
@@ -132,8 +132,8 @@ def best_of_blocks(
 
 @triton.jit
 def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
-    """What `best_of_blocks` left, to float64 `[2, rows]` tokens and leads. LANES: a power of two,
-    not below BLOCKS."""
+    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and leads. LANES: a
+    power of two, not below BLOCKS."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     there, at = lanes < BLOCKS, row * BLOCKS + lanes
@@ -151,8 +151,8 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
 def adjust_blocks(
     out, logits, seen, biases, fields, ids, of_row, of_column, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Each `(row, block)` of `token_counts.adjusted`. `of_...`: from one number of `fields` to the
-    next. What is one number for a row is float32 from the start, as in torch."""
+    """Compute each `(row, block)` of `token_counts.adjusted`. `of_...`: strides of `fields`. Values
+    per row are converted to float32 first, as in torch."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there, own = lanes < WIDTH, fields + row * of_row
@@ -178,7 +178,7 @@ def adjust_blocks(
 
 @triton.jit
 def _keys_of(values, ids, WIDTH: tl.constexpr):
-    """`filters.ranked`'s: they order like the float32 values, of equals the lower id first."""
+    """Return the keys of `filters.ranked`: ordered as the float32 values, ties to the lower id."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     return (ordered << 32) | (WIDTH - 1 - ids).to(tl.int64)
@@ -186,7 +186,7 @@ def _keys_of(values, ids, WIDTH: tl.constexpr):
 
 @triton.jit
 def _told_by(keys, WIDTH: tl.constexpr):
-    """Ids and values."""
+    """Return the ids and values of keys."""
     ordered = (keys >> 32).to(tl.int32)
     values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     return WIDTH - 1 - (keys & 0xFFFFFFFF), values
@@ -194,13 +194,13 @@ def _told_by(keys, WIDTH: tl.constexpr):
 
 @triton.jit
 def _merged(top, keys):
-    """The largest of both, as many as there are in one, falling; `top` falls, `keys` rise."""
+    """Return the largest of both, descending, as many as in one; `top` descends, `keys` ascend."""
     return tl.sort(tl.maximum(top, keys), descending=True)
 
 
 @triton.jit
 def _finite(shift):
-    """What is taken off before `exp`: 0 where there is nothing."""
+    """Return the shift to subtract before `exp`, 0 instead of -inf."""
     return tl.where(shift > -_INF, shift, 0.0)
 
 
@@ -209,10 +209,10 @@ def top_of_parts(
     tops, sums, logits, rows, tokens, scales, filtered, of_scales, of_filtered,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Of each `(row, part)` of `[any, WIDTH]` logits times their scale the KEPT largest keys,
-    falling, and in `sums` their maximum, the sum of exp(logit - maximum), and how many stand before
-    the row's token. A part has STEPS times COUNT ids. For `rows` of the logits and their `tokens`,
-    or (None) for all that are `filtered`, by their `scales`."""
+    """Compute, for each `(row, part)` of `[any, WIDTH]` logits times their scale, the KEPT largest
+    keys, descending, and in `sums` the maximum, the sum of exp(logit - maximum), and the number of
+    ids ranked above the row's token. A part has STEPS times COUNT ids. Runs for `rows` of the
+    logits and their `tokens`, or if None, for all `filtered` rows with their `scales`."""
     row, part, lanes = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COUNT)
     if rows is None:
         if tl.load(filtered + row * of_filtered) <= 0:
@@ -245,8 +245,8 @@ def top_of_parts(
 
 @triton.jit
 def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """What `top_of_parts` left: the row's KEPT largest keys, its logsumexp in float64, and how many
-    ids stand before its token. LANES: a power of two, not below PARTS."""
+    """Reduce the results of `top_of_parts`: return the row's KEPT largest keys, its logsumexp in
+    float64, and the number of ids above its token. LANES: a power of two, not below PARTS."""
     lanes, parts = tl.arange(0, KEPT), tl.arange(0, LANES)
     top = tl.load(tops + row * PARTS * KEPT + lanes)
     for part in range(1, PARTS):
@@ -264,7 +264,7 @@ def scores_of_rows(
     scores, tops, sums, logits, rows, tokens, count, of_row,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """What `top_of_parts` left, to a row of `logprobs.scores`."""
+    """Reduce the results of `top_of_parts` to a row of `logprobs.scores`."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     top, total, before = _of_row(tops, sums, row, KEPT, PARTS, LANES)
     token = tl.maximum(tl.load(tokens + row).to(tl.int64), 0)
@@ -284,8 +284,8 @@ def best_of_likeliest(
     of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, GUESSED: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """What `top_of_parts` left, to float64 `[2, rows]` tokens and leads of `filtered` rows, as
-    `filters.survivors` has it. What is GUESSED stays as it is where it would be unsure."""
+    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and leads of `filtered`
+    rows, as `filters.survivors`. With GUESSED, rows that would be UNSURE stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return
