@@ -1,9 +1,9 @@
 """Run a plain Llama-shaped decoder on a CPU as one compiled function: drafts, and bfloat16 targets.
 
 A forward is one call, reads half the bytes, and sums in float32. In bfloat16 it runs all rows, each
-bit-independent of the others, on as few threads as torch is no faster with for prefill. It serves
-only Llama-shaped models whose weights are exact in bfloat16, or int8. Other models, and forwards of
-many rows in float32 or on more threads, use `engine.model.loaded`; both write the same KV cache. A
+bit-independent of the others, unless there are so many threads that torch is faster at prefill. It
+serves only Llama-shaped models with weights exact in bfloat16, or int8. Other models, and forwards
+of many rows in float32 or on more threads, use `engine.model.loaded`; both write the same KV. A
 tree node attends to its path as to a chain, so its bits do not depend on the rest of the tree.
 """
 
@@ -45,7 +45,7 @@ from engine.scheduling.segment import HiddenRows, Segment, Start, ancestors_of, 
 MOST_ROWS = 64  # per forward in float32 or on many threads; at 128 torch costs the same
 MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch runs a larger model's prefill faster
 LARGEST = 1 << 26  # parameters of a draft in float32 or on many threads; beyond, torch is as fast
-TOGETHER = 16  # rows of a prefill that attend together; with more, most keys are masked for most
+TOGETHER = 16  # rows of a prefill that attend together; with more, rows read more masked keys
 LONGEST = 1 << 17  # positions in the table of rotary angles
 
 NONE_HIDDEN, NO_STATES = HiddenRows(()), np.empty((0, 0, 0), np.float32)

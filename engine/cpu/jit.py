@@ -27,7 +27,7 @@ _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP
 
 
 def _grants_tiles() -> bool:
-    """Request AMX tiles from Linux, which a process must do before using them; whether it may."""
+    """Request AMX tiles from Linux, as a process must before using them. Return whether it may."""
     features = llvmlite.binding.get_host_cpu_features()
     here = (sys.platform, platform.machine()) == ("linux", "x86_64")
     if not (here and features.get("amx-tile", False) and features.get("amx-bf16", False)):
@@ -65,9 +65,9 @@ def fast(function: Callable[..., Any]) -> Any:
     """Return the function compiled: at its first call, or from the cache while no file with
     compiled code has changed. Without a writable folder, nothing is cached.
 
-    No fast-math: operations round, and sums run, in the written order. Fresh and cached code are
-    optimised differently (a function may be inlined in one only), so with fast-math a seed gave
-    different text after the first start."""
+    No fast-math: operations are rounded, and sums are taken, as written. Fresh and cached code are
+    optimised differently (a function may be inlined in one only), so with fast-math a seed would
+    give another text after the first start."""
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
     with suppress(RuntimeError):  # no writable cache folder
         compiled._cache = _Kept(function)

@@ -3,8 +3,8 @@
 One instruction multiplies sixteen input pairs of up to sixteen rows for sixteen outputs, so sixteen
 rows take only as long as reading the weights for one. With more rows, two tiles of rows share each
 loaded weight. A row's sums run over the inputs in a fixed order, so its result is bit-identical for
-any number of rows in the product. It differs from the vector kernels' result: there a pair's two
-products are added in another order.
+any number of rows in the product. It differs from the vector kernels' result, because a tile sums
+even and odd inputs separately and adds the two sums last.
 
 Weights are words (`engine.cpu.weights.pack`), or eight- or twelve-bit codes that are unpacked to
 words one step before they are multiplied, so the time is that of reading the codes. A step is

@@ -2,7 +2,7 @@
 
 `pack` keeps sixteen bits per weight. `pack_twelve` stores the same numbers in twelve bits: trained
 weights use few of the 256 exponents, and sixteen of them cover nearly all of a panel. `pack_eight`
-is lossy: a sign, three bits of exponent relative to the output's smallest, and four of mantissa.
+is lossy: a sign, three bits of exponent relative to the output's base, and four of mantissa.
 `pack_twelve` and `pack_eight` need AMX (`engine.cpu.kernels_tiles`). `pack_int8`, used only on
 request, has one scale per output.
 """
@@ -123,7 +123,7 @@ def _eight_bits(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
     mantissa = (size / 2.0**exponent * _MANTISSAS).round() - _MANTISSAS
     # Rounding up may carry into the exponent. Weights below the range get the least code.
     code = ((exponent - lowest) * _MANTISSAS + mantissa).clamp(0, _EXPONENTS * _MANTISSAS - 1)
-    odd = (torch.arange(weight.shape[1]) % 2 == 1).expand_as(weight)  # zeros cancel out
+    odd = (torch.arange(weight.shape[1]) % 2 == 1).expand_as(weight)  # zeros alternate in sign
     negative = torch.where(size > 0, weight < 0, odd)
     codes = (code + 128 * negative).to(torch.uint8).numpy()
     bases = ((lowest[:, 0] + _BIAS).to(torch.int64) << 7).numpy().astype(np.uint32)

@@ -217,7 +217,7 @@ def day(parsed: argparse.Namespace) -> int:
             write_json(folder / "gpu_day.json", {**kept, "judged": list(judged(found))})
             write_text(folder / "gpu_day.md", page(outcomes, found))
     finally:
-        shutil.rmtree(folder / "pair", ignore_errors=True)  # 18 GB
+        shutil.rmtree(folder / "pair", ignore_errors=True)  # 18 GB for an 8B target
     print(f"written: {folder / 'gpu_day.md'}")
     return 0 if all(each.code == 0 for each in outcomes) else 1
 

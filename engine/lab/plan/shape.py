@@ -97,7 +97,7 @@ def model_shape(config: Any, name: str) -> ModelShape:
     kv_values, attention_flops = _attention(config)
     if min(config.vocab_size, config.hidden_size, config.num_hidden_layers, kv_values) < 1:
         raise ModelError(f"the config.json of {name} has a size below 1")
-    auto: Any = AutoModelForCausalLM  # its stubs know one return value
+    auto: Any = AutoModelForCausalLM  # its type stubs are too narrow
     with torch.device("meta"):
         model = auto.from_config(config)
     matrices = {key: weight for key, weight in model.named_parameters() if weight.ndim > 1}

@@ -59,7 +59,7 @@ def all_of(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Rows:
 
 
 def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """Return training and held-out rows: an even share of those, at least one row of two or more."""
+    """Return training and held-out rows: an even share of those, at least one of two or more."""
     count = len(rows.ids)
     wanted = max(round(share * count), 1) if count > 1 else 0
     out = torch.zeros(count, dtype=torch.bool)

@@ -52,7 +52,7 @@ from engine.lab.tune.settings import config_text, settings_of
 from engine.model.fit import compare_files
 from engine.model.pair import load_pair
 
-MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # tokens of a prompt
+MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # prompts; tokens per prompt
 _TO_END = 3.0  # seconds reserved at the end, for the last turn and for printing
 
 
