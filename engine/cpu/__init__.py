@@ -1,1 +1,1 @@
-"""Code compiled for CPUs by numba."""
+"""Numba-compiled code for CPUs."""

@@ -1,6 +1,6 @@
-"""A first start compiles in two processes: the draws in one of their own, while the decoders are
-loaded, and compiled, in the engine's. `python -m engine.cpu.ahead` is that process; what it
-compiled is kept, so the engine reads it as at a later start. Free of torch.
+"""Compile the draws in a second process at a first start, while the engine process loads and
+compiles the decoders. `python -m engine.cpu.ahead` is that second process. It caches the code, and
+the engine loads it from the cache as at any later start. Does not import torch.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ COMMAND = (sys.executable, "-m", "engine.cpu.ahead")
 
 @contextmanager
 def compiled_ahead(device: str, command: Sequence[str] = COMMAND) -> Iterator[None]:
-    """Meanwhile, for a CPU where nothing is kept and that has a second core, another process
-    compiles the draws. Left when it is done; what then is missing is compiled when it is called."""
+    """Compile the draws in another process during the block, on a CPU with a second core and no
+    cached code. Waits for that process; code it did not compile is compiled at its first call."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if device != "cpu" or cores == 1 or is_kept(guess_rows):
         yield
         return
-    nothing = subprocess.DEVNULL  # of its troubles only what is compiled again is to be seen
+    nothing = subprocess.DEVNULL  # its errors do not matter: the engine compiles what is missing
     with subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing) as child:
         try:
             yield
         except BaseException:
             child.kill()
             raise
-        report("compiling for this processor")  # until the child has ended
+        report("compiling for this processor")  # shown until the child has exited
 
 
 def compile_draws() -> None:
-    """Of the types that `engine.cpu.draws` and `engine.cpu.kernels_decoder` have."""
+    """Compile for the argument types of `engine.cpu.draws` and `engine.cpu.kernels_decoder`."""
     logits, words = np.zeros((1, 64), np.float32), np.zeros(64, np.uint32)
     items = np.array([[0, 1, 0, *plain_of(SamplingParams(seed=0, max_tokens=1)).words]])
     guess_rows(logits, items, words, np.empty(1, np.int64), np.empty(1, np.float32))

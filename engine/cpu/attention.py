@@ -1,8 +1,8 @@
 """Attention on a CPU that reads keys and values in place: one compiled call for all sequences of a
-step. For plain layers; those with a window, a cap or sinks go through SDPA.
+step. Layers with a sliding window, a soft cap or sinks use SDPA instead.
 
-SDPA on a CPU is a call per sequence, or a copy of all contexts; here a step of many sequences is
-one call and copies nothing (`engine.cpu.kernels_attention`).
+SDPA on a CPU needs a call per sequence or a copy of all contexts; one call of
+`engine.cpu.kernels_attention` serves many sequences and copies nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.attention.sdpa import SdpaBackend, SdpaForward
 from engine.cpu.kernels_attention import SPAN_ROWS, attend, buffers_for, places_of
 from engine.cpu.vectors import LANES
 
-MOST_THREADS = 2  # with more, torch's attention reads faster together than ours alone
+MOST_THREADS = 2  # with more, torch's parallel attention is faster than ours on one thread
 
 Words = npt.NDArray[Any]
 
 
 def suits(device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]) -> bool:
-    """Whether a model gains by it. What decides is known at start, so that logits have the same
-    last bits after a restart."""
+    """Whether a model gains from this backend. The decision depends only on facts known at start,
+    so that a restart gives bit-identical logits."""
     few = device.type == "cpu" and torch.get_num_threads() <= MOST_THREADS
     return few and any(
         layer.window is None and fits(dtype, layer.key_dim, layer.value_dim) for layer in layers
@@ -36,13 +36,13 @@ def suits(device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
 
 
 def fits(dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
-    """Whether compiled code knows this type and these dimensions."""
+    """Whether compiled code supports this dtype and these head dimensions."""
     step = {torch.float32: LANES, torch.bfloat16: 2 * LANES}.get(dtype)
     return step is not None and key_dim == value_dim and key_dim % step == 0
 
 
 class CompiledBackend:
-    """Prepares forwards on the CPU."""
+    """The attention backend of compiled code on a CPU."""
 
     name = "compiled"
 
@@ -54,7 +54,7 @@ class CompiledBackend:
 
 
 class CompiledForward(PreparedAttention):
-    """One forward. Long spans are cut: that is faster than SDPA, and rows keep their bits."""
+    """One forward. Long spans are split, which is faster than SDPA and changes no bit of a row."""
 
     def __init__(self, backend: CompiledBackend, plane: KVPlane, spans: Sequence[Span]) -> None:
         self._others, self._plane, self._spans = backend.others, plane, spans
@@ -87,19 +87,19 @@ class CompiledForward(PreparedAttention):
 
 
 def parts_of(words: Words) -> tuple[int, ...]:
-    """Of a plane's heads, as `attend` takes them."""
+    """Return the `parts` argument of `attend` for the heads of a plane."""
     return (0,) * int(words.shape[-1] // LANES)
 
 
 def words_of_plane(tensor: Tensor) -> Words:
-    """Keys or values `[..., dim]`: float32, or words of two bfloat16."""
+    """Return keys or values `[..., dim]` as float32, or as words of two bfloat16."""
     if tensor.dtype == torch.float32:
         return tensor.numpy()
     return tensor.view(torch.int32).numpy().view(np.uint32)
 
 
 def _pieces(span: Span) -> list[Span]:
-    """Of at most `SPAN_ROWS` rows each, unless a tree is larger; its nodes stay together."""
+    """Split a span into pieces of at most `SPAN_ROWS` rows. A tree stays whole, even if larger."""
     chain = span.length - len(span.ancestors or ())
     firsts = list(range(0, chain if span.ancestors else span.length, SPAN_ROWS))
     if span.ancestors and (not firsts or span.length - firsts[-1] > SPAN_ROWS):
@@ -118,7 +118,7 @@ def _pieces(span: Span) -> list[Span]:
 def _described(
     spans: Sequence[Span], block_size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """`facts`, `seen` and `tables` as `attend` takes them."""
+    """Return `facts` and `seen` for `attend`, and `tables` for `places_of`."""
     facts = np.array([(s.row, s.length, s.start) for s in spans], dtype=np.int64)
     seen = np.zeros(max(span.row + span.length for span in spans), dtype=np.uint64)
     counts = [-(-span.end // block_size) for span in spans]
@@ -130,7 +130,7 @@ def _described(
 
 
 def _masks(span: Span) -> list[int]:
-    """Bit i of a row's mask: whether it sees the key of the span's i-th row."""
+    """Return a mask per row. Bit i: whether the row sees the key of the span's i-th row."""
     if not span.ancestors:
         return [(2 << row) - 1 for row in range(span.length)]
     before = span.length - len(span.ancestors)

@@ -1,11 +1,10 @@
-"""A plain decoder (Llama and its like) as one compiled function, on a CPU: drafts, and in bfloat16
-targets. A forward is one call, reads half the bytes, and has all sums in float32.
+"""Run a plain Llama-shaped decoder on a CPU as one compiled function: drafts, and bfloat16 targets.
 
-In bfloat16 it runs every row, whose bits depend on no other row, on the few threads on which torch
-is no faster with prompts. Only for what is plainly Llama-shaped and exact in bfloat16, or is to be
-int8; everything else, and in float32 or on more threads forwards of many rows, go the other way
-(`engine.model.loaded`). Both write the same KV. A node of a tree attends to its path as to a chain,
-so its bits do not depend on the tree around it.
+A forward is one call, reads half the bytes, and sums in float32. In bfloat16 it runs all rows, each
+bit-independent of the others, unless there are so many threads that torch is faster at prefill. It
+serves only Llama-shaped models with weights exact in bfloat16, or int8. Other models, and forwards
+of many rows in float32 or on more threads, use `engine.model.loaded`; both write the same KV. A
+tree node attends to its path as to a chain, so its bits do not depend on the rest of the tree.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ from engine.cpu.weights import (
     packed_weights,
     padded,
 )
-from engine.cpu.weights import quantised as quantised  # whose door this is
+from engine.cpu.weights import quantised as quantised  # re-exported for other packages
 from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed
 from engine.sampling.plain import NOT_FINITE, Plain, plain_of
 from engine.scheduling.segment import HiddenRows, Segment, Start, ancestors_of, is_chain
 
-MOST_ROWS = 64  # in one forward in float32, or on many threads; at 128 torch costs the same
-MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch computes a larger model's prompts faster
-LARGEST = 1 << 26  # parameters of a draft in float32, or on many threads: beyond, torch is as fast
-TOGETHER = 16  # rows of a prompt that attend together: more look at keys that few of them may see
-LONGEST = 1 << 17  # positions whose angles are kept in a table
+MOST_ROWS = 64  # per forward in float32 or on many threads; at 128 torch costs the same
+MOST_THREADS = 2 if HAS_TILES else 1  # with more, torch runs a larger model's prefill faster
+LARGEST = 1 << 26  # parameters of a draft in float32 or on many threads; beyond, torch is as fast
+TOGETHER = 16  # rows of a prefill that attend together; with more, rows read more masked keys
+LONGEST = 1 << 17  # positions in the table of rotary angles
 
 NONE_HIDDEN, NO_STATES = HiddenRows(()), np.empty((0, 0, 0), np.float32)
 
 Integers = npt.NDArray[np.int64]
-Quantised = tuple[Packed, ...]  # of `engine.cpu.weights.quantised`
+Quantised = tuple[Packed, ...]  # from `engine.cpu.weights.quantised`
 
 
 class BlockTables:
-    """Which blocks hold which sequence, as compiled code reads it. Kept from one forward to the
-    next: a list of Python's takes long to hand over."""
+    """The block tables that compiled code reads. Kept between forwards, because converting a Python
+    list is slow."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -65,8 +64,8 @@ class BlockTables:
         self._table = np.zeros((0, 0), dtype=np.int64)
 
     def of(self, needed: Sequence[tuple[Sequence[int], int]]) -> Integers:
-        """`[sequences, blocks]` from each one's blocks and length; what stands in a row behind its
-        blocks means nothing. Written over by the next call."""
+        """Return the table `[sequences, blocks]` for each sequence's blocks and length. Entries
+        after a row's own blocks are meaningless. The next call overwrites the table."""
         shape = len(needed), max([len(blocks) for blocks, _ in needed])
         if self._table.shape != shape:
             self._table, self._known = np.zeros(shape, dtype=np.int64), [()] * len(needed)
@@ -80,7 +79,7 @@ class BlockTables:
 
 
 class Memory(NamedTuple):
-    """A plane of one stack as compiled code takes it, words of `engine.cpu.kernels_attention`."""
+    """A KV plane with one stack, in the form `engine.cpu.kernels_attention` reads."""
 
     keys: npt.NDArray[Any]
     values: npt.NDArray[Any]
@@ -94,13 +93,13 @@ class Memory(NamedTuple):
 
 
 class CompiledDecoder:
-    """Holds packed copies of the weights; shares embedding and norms with a float32 model."""
+    """A decoder with packed copies of the weights; shares a float32 model's embedding and norms."""
 
     def __init__(
         self, model: Any, *, positions: int, eight: bool = False, int8: Quantised | None = None
     ) -> None:
-        """`positions` bounds the sequences; their angles are kept in a table. `eight`: weights in
-        eight bits, see `engine.cpu.weights`; `int8`: these."""
+        """`positions`: the longest sequence, and the size of the table of angles. `eight`: pack
+        weights in eight bits (`engine.cpu.weights`); `int8`: use these weights instead."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         rounded = head.dtype == torch.bfloat16
@@ -123,26 +122,26 @@ class CompiledDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        """Of the copies of weights."""
+        """Bytes of the packed weights."""
         _, _, first, second, _, third, fourth, _, head = self._weights
         return sum(part.nbytes for part in (first, second, third, fourth, head))
 
     def first(self, layers: int) -> CompiledDecoder:
-        """Of so many layers under the same norm and head; no weight is held twice."""
+        """Return a decoder of the first `layers` layers, norm and head, sharing all weights."""
         twin, (embedding, *of_layers, norm, head) = copy(self), self._weights
         twin._weights = (embedding, *(each[:layers] for each in of_layers), norm, head)
         return twin
 
     def suits(self, segments: Sequence[Segment]) -> bool:
-        """Not too many rows."""
+        """Whether `forward` may run these segments: not too many rows."""
         return self.takes_all_rows or sum(len(s.tokens) for s in segments) <= MOST_ROWS
 
     def __call__(self, segments: Sequence[Segment], plane: KVPlane) -> Tensor:
-        """`forward` as a tensor."""
+        """Return the logits of `forward` as a tensor."""
         return torch.from_numpy(self.forward(segments, Memory.of(plane)))
 
     def states(self, segments: Sequence[Segment], hidden: HiddenRows) -> Floats:
-        """Room for what `forward` leaves there, float32 `[rows, layers, width]`."""
+        """Return room for the hidden states of `forward`, float32 `[rows, layers, width]`."""
         shape = hidden.count(segments), len(hidden.layers), self._weights[0].shape[1]
         return np.empty(shape, np.float32)
 
@@ -153,19 +152,19 @@ class CompiledDecoder:
         hidden: HiddenRows = NONE_HIDDEN,
         states: Floats = NO_STATES,
     ) -> Floats:
-        """Logits float32 `[asked rows, vocab]` in segment order; keys and values are in `memory`
-        afterwards, and in `states` the hidden rows. `suits(segments)` must hold."""
+        """Return logits float32 `[requested rows, vocab]` in segment order. Writes keys and values
+        to `memory` and hidden states to `states`. `suits(segments)` must hold."""
         tokens: list[int] = []
         positions: list[int] = []
         asked: list[int] = []
-        facts: list[int] = []  # of each span: first row, rows, position
-        paths: list[int] = []  # of nodes of trees: span, KV index, index of the slot
+        facts: list[int] = []  # per span: first row, rows, KV index of the first row
+        paths: list[int] = []  # per ancestor of a tree node: span, KV index, index of its slot
         needed: list[tuple[Sequence[int], int]] = []
         for some, start, blocks, num_logits, parents, left_out in segments:
             row, end = len(tokens), start + len(some)
             nodes = [] if is_chain(parents) else ancestors_of(parents or ())
             root = end - len(nodes)
-            index, last = root - left_out, end - left_out  # of keys and values
+            index, last = root - left_out, end - left_out  # KV indexes
             straight = sum(len(above) == node for node, above in enumerate(nodes))
             for first in range(0, root + straight - start, TOGETHER):
                 count = min(root + straight - start - first, TOGETHER)
@@ -208,7 +207,7 @@ class CompiledDecoder:
         steps: Sequence[int],
         asked: Sequence[tuple[Plain, Penalties | None]],
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
-        """What follows each sequence, see `engine.model.runner.ModelRunner.chain`."""
+        """Draft tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
         assert max(rows) < len(logits)
         items: list[int] = []
@@ -232,7 +231,7 @@ class CompiledDecoder:
         return tokens.tolist(), leads.tolist(), second_best.tolist()
 
     def warm(self, memory: Memory, *, chains: bool = True) -> None:
-        """Compile, or read the kept code, before anybody waits. Writes to the first blocks."""
+        """Compile, or load cached code, before the first request. Overwrites the first blocks."""
         logits = self.forward([Segment([0], 0, [0], 1)], memory)
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
@@ -244,10 +243,10 @@ def compiled_decoder(
     model: Any, *, positions: int, every_row: bool = False, eight: bool = False,
     int8: Quantised | None = None,
 ) -> CompiledDecoder | None:  # fmt: skip
-    """None for what is not plain, not of even widths, not exact in bfloat16, too large for what it
-    gains, or, in bfloat16, on a processor without AVX512_BF16. With `every_row`, also where some
-    rows would go another way. With `eight`, also where weights cannot be kept in eight bits.
-    `int8`, weights of `quantised`, are for any processor."""
+    """Return a CompiledDecoder, or None if the model is not plain, has odd widths, is not exact in
+    bfloat16, is too large to gain, or is bfloat16 on a processor without AVX512_BF16. `every_row`:
+    None also if torch would run some rows. `eight`: None also if eight-bit weights are not
+    possible. `int8`, weights from `quantised`, run on any processor."""
     config, dtype = model.config, model.get_output_embeddings().weight.dtype
     if positions > LONGEST or not is_plain(model, dtype):
         return None
@@ -265,8 +264,8 @@ def compiled_decoder(
 
 
 def obstacle_to_bfloat16(config: Any, *, every_row: bool, int8: bool = False) -> str | None:
-    """Why compiled code does not run a model of this configuration in bfloat16, or with weights in
-    int8, on this CPU; with `every_row`, why not all of its rows."""
+    """Return why this CPU's compiled code cannot run a model with this config in bfloat16 or with
+    int8 weights, or None if it can. With `every_row`, why it cannot run all rows."""
     if not (MULTIPLIES_PAIRS or int8):
         return "the processor has no AVX512_BF16"
     if config.model_type not in FAMILIES or not _has_known_shape(config, torch.bfloat16):
@@ -278,18 +277,18 @@ def obstacle_to_bfloat16(config: Any, *, every_row: bool, int8: bool = False) ->
 
 
 def takes_all_rows(size: int) -> bool:
-    """In bfloat16, of a model of so many parameters."""
+    """Whether compiled code runs all rows of a bfloat16 model with `size` parameters."""
     return size < SMALL or torch.get_num_threads() <= MOST_THREADS
 
 
 def _has_known_shape(config: Any, dtype: torch.dtype) -> bool:
-    """Whether compiled code knows a Llama's heads, and inputs of its products come in pairs."""
+    """Whether the head dimension is supported and all products have an even number of inputs."""
     dim = head_dim(config)
     return fits(dtype, dim, dim) and has_even_inputs(config)
 
 
 def _size(config: Any) -> int:
-    """Parameters of a Llama, norms left out."""
+    """Return a Llama's number of parameters without norms."""
     width, dim = config.hidden_size, head_dim(config)
     heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
     layer = width * (heads * dim + 3 * config.intermediate_size)

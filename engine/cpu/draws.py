@@ -1,8 +1,8 @@
-"""Tokens drawn in one compiled call, on the CPU.
+"""Sample tokens on the CPU in one compiled call.
 
-Promises what `engine.sampling.device_draws` draws, or nothing: where a row is too close to call in
-compiled code, it is drawn there. Penalties, bias, grammars and pending `min_tokens` are the
-processor's, in tensors, before rows come here.
+Returns the tokens that `engine.sampling.device_draws` would draw, or None for a sequence with a row
+that is too close to decide in compiled code. The logits processor applies penalties, bias, grammars
+and pending `min_tokens` to tensors before rows come here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from engine.sampling.plain import UNSURE, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
-Items = npt.NDArray[np.int64]  # of compiled code, see kernels_draws.draw
+Items = npt.NDArray[np.int64]  # see kernels_draws.draw
 
-_ANY = -1  # instead of a guess
+_ANY = -1  # in place of a draft token: there is none
 
 
 class QuickDraws:
-    """`vocab_size` is the width of the logits."""
+    """Draws from logits of width `vocab_size`."""
 
     def __init__(self, processor: LogitsProcessor, vocab_size: int) -> None:
         self._processor = processor
@@ -35,7 +35,7 @@ class QuickDraws:
         self._words = words_of(vocab_size)
 
     def warm(self) -> None:
-        """Compile, or read the kept code, before anybody waits."""
+        """Compile, or load cached code, before the first request."""
         logits = np.zeros((1, self._vocab), np.float32)
         rows = Rows(Sequence("", SamplingParams(seed=0, max_tokens=1), [0], 1), 0, 1, 0)
         self.draw(logits, [rows])
@@ -43,9 +43,9 @@ class QuickDraws:
         self._processor.forget(rows.seq)
 
     def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
-        """The tokens of each one's rows of `[any, vocab]`, NOT_FINITE where there is none; None: to
-        be drawn row by row on the host. Those behind a guess that is not what was drawn mean
-        nothing."""
+        """Return the tokens of each sequence's rows of `logits` `[any, vocab]`, NOT_FINITE where
+        none can be drawn; None: to be drawn row by row on the host. Tokens after a rejected draft
+        token are meaningless."""
         found: list[list[int] | None] = [None] * len(asked)
         places: list[tuple[int, int]] = []
         items: list[int] = []
@@ -72,7 +72,7 @@ class QuickDraws:
         return found
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
-        """Of rows that anything may be asked of, UNSURE for some."""
+        """Return a token per row, UNSURE for some, for requests with any sampling parameters."""
         items, table = self._adjusted(logits, contexts)
         rows = np.full((2, len(items)), _ANY, np.int64)
         kernels_draws.draw(table, items, self._words, rows)
@@ -82,12 +82,12 @@ class QuickDraws:
     def guess_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """`guess` of rows that anything may be asked of."""
+        """Return `guess` of the rows, for requests with any sampling parameters."""
         return self._guess(*self._adjusted(logits, contexts))
 
     def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Of all rows in order, tokens and leads as DeviceDraws.guess has them; None: go the long
-        way."""
+        """Return tokens and leads of all rows in order, as DeviceDraws.guess does; None if a
+        request needs the logits processor: use `guess_adjusted`."""
         items: list[int] = []
         for rows in asked:
             plain = self._processor.plain(rows.seq)

@@ -1,14 +1,12 @@
-"""A plain decoder (Llama and its like), layer by layer, with fewer and larger operations. CPU only.
+"""Run a plain Llama-shaped decoder on a CPU layer by layer, with fewer and larger operations.
 
-A small model's forward is the time between its operations, so query, key and value are one product,
-gate and up another, and what stands between products is compiled. A forward of few rows is the
-reading of its weights: where `packed_decoder` says so they are held once more, packed, half as
-large, and multiplied by our own code, which gives a row the same bits whatever rows share the
-product.
+A small model's forward is dominated by overhead between operations, so query, key and value are one
+product, gate and up another, and everything between products is compiled. A forward of few rows is
+bound by reading weights: where `packed_decoder` allows, a packed copy of half the size is kept and
+multiplied by our own code, whose result for a row does not depend on the other rows.
 
-Whether a decoder computes what the model computes is not assumed: the loader compares, and the
-proof at load runs on what was chosen. What is chosen depends on sizes alone, so that last bits are
-the same after a restart.
+The loader compares the decoder's results with the model's, and the proof at load runs the chosen
+decoder. The choice depends on sizes alone, so a restart gives bit-identical results.
 """
 
 from __future__ import annotations
@@ -32,19 +30,19 @@ from engine.cpu.weights import Floats, array_of, has_even_inputs, is_exact, pack
 from engine.scheduling.segment import LAST
 
 FAMILIES = frozenset({"llama", "mistral"})
-LONGEST_TABLE = 1 << 15  # positions whose angles are kept; longer contexts compute them
-# and what a table has at least: the proof at load and the profile at start run more positions than
-# some engines serve, and compiled code checks no bounds (tests/model/test_profile.py)
+LONGEST_TABLE = 1 << 15  # positions in the table of rotary angles; longer contexts compute them
+# The least positions in a table: the proof at load and the profile at start run more positions than
+# some engines serve, and compiled code checks no bounds (tests/model/test_profile.py).
 SHORTEST_TABLE = 128
-COLUMN_ROWS = 7  # up to so many rows torch multiplies faster as (W x')'
-MOST_THREADS = 2  # with more, torch's products read faster together than ours alone
-# Of a packed product; beyond, torch is as fast.
+COLUMN_ROWS = 7  # with up to this many rows, torch is faster with (W x')'
+MOST_THREADS = 2  # with more, torch's parallel products are faster than ours on one thread
+# Rows of a packed product; beyond, torch is as fast.
 MOST_PACKED_ROWS = {torch.float32: 64, torch.bfloat16: 32}
-MOST_ROWS_OF_TILES = 128  # the same on one thread with AMX
+MOST_ROWS_OF_TILES = 128  # the same limit on one thread with AMX
 
 
 class PackedWeight:
-    """A matrix `[out, in]`. `most_packed`: up to so many rows are multiplied by our code."""
+    """A weight matrix `[out, in]`. Our code multiplies up to `most_packed` rows, torch more."""
 
     def __init__(self, weight: Tensor, most_packed: int) -> None:
         self._weight = weight
@@ -53,7 +51,7 @@ class PackedWeight:
         self.packed_bytes = 0 if self._words is None else self._words.nbytes
 
     def __call__(self, rows: Floats) -> Floats:
-        """`[rows, in]` to `[rows, out or more]`, float32."""
+        """Map float32 `[rows, in]` to float32 `[rows, out or more]`."""
         weight = self._weight
         if self._words is not None and len(rows) <= self._most_packed:
             found = np.empty((len(rows), padded(len(weight))), np.float32)
@@ -62,7 +60,7 @@ class PackedWeight:
         if weight.dtype != torch.float32 or len(rows) > COLUMN_ROWS:
             given = torch.from_numpy(rows).to(weight.dtype)
             return linear(given, weight).float().numpy()
-        # A product with two columns takes less time than a matrix-vector product.
+        # A product with two columns is faster than a matrix-vector product.
         columns = rows if len(rows) != 1 else np.repeat(rows, 2, axis=0)
         found = np.empty((len(weight), len(columns)), np.float32)
         torch.mm(weight, torch.from_numpy(columns).t(), out=torch.from_numpy(found))
@@ -70,8 +68,8 @@ class PackedWeight:
 
 
 def packed_product(weight: Tensor) -> PackedWeight | None:
-    """`[rows, in]` float32 to `[rows, out or more]`, by our code where there are few rows; None
-    where torch's is as good: on many threads, elsewhere than on a CPU, not in bfloat16."""
+    """Return `weight` as a product that uses our code for few rows, or None where torch is as fast:
+    on many threads, off the CPU, or not in bfloat16."""
     few = torch.get_num_threads() <= MOST_THREADS and weight.device.type == "cpu"
     fits = weight.dtype == torch.bfloat16 and MULTIPLIES_PAIRS and weight.shape[1] % 2 == 0
     return PackedWeight(weight, _most_packed_rows(weight.dtype)) if few and fits else None
@@ -90,8 +88,8 @@ class _Layer:
 
 
 class FusedDecoder:
-    """Callable as `engine.model.loaded.Call`. The model's parameters become views of the joined
-    ones. `packed`: hold the weights packed as well, for few rows."""
+    """An `engine.model.loaded.Call`. The model's own parameters become views of the joined weights.
+    `packed`: also keep packed weights, for forwards of few rows."""
 
     def __init__(self, model: Any, *, packed: bool = False) -> None:
         body, config = model.base_model, model.config
@@ -127,13 +125,13 @@ class FusedDecoder:
 
     @property
     def packed_bytes(self) -> int:
-        """Of the copies of weights; 0 where there are none."""
+        """Bytes of the packed weights, 0 without any."""
         each = [(s.query_key_value, s.output, s.gate_up, s.down) for s in self._layers]
         weights = [self._head, *(weight for layer in each for weight in layer)]
         return sum(weight.packed_bytes for weight in weights)
 
     def first(self, layers: int) -> FusedDecoder:
-        """Of so many layers under the same norm and head; no weight is held twice."""
+        """Return a decoder of the first `layers` layers, norm and head, sharing all weights."""
         twin = copy(self)
         twin._layers = self._layers[:layers]
         return twin
@@ -186,18 +184,18 @@ class FusedDecoder:
             [self._heads, self._kv_heads, self._kv_heads], dim=1
         )
         how = Variation(layer.scaling)
-        attended = prepared.run(layer.index, query, key, value, how)  # float32, maybe rounded there
+        attended = prepared.run(layer.index, query, key, value, how)  # float32; may round inside
         return layer.output(attended.reshape(count, -1).contiguous().numpy())
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
-    """None for what is not known to be plain, or not float32."""
+    """Return a FusedDecoder, or None if the model is not known to be plain and float32."""
     return FusedDecoder(model) if is_plain(model, torch.float32) else None
 
 
 def packed_decoder(model: Any) -> FusedDecoder | None:
-    """None where it is not known to be right, or not faster. bfloat16 is of those that
-    `engine.cpu.decoder` does not run."""
+    """Return a FusedDecoder with packed weights, or None where it is not known to be right or
+    faster. It gets the bfloat16 models that `engine.cpu.decoder` does not run."""
     parameters = list(model.parameters())
     dtype = parameters[0].dtype
     if torch.get_num_threads() > MOST_THREADS:
@@ -217,8 +215,8 @@ def _most_packed_rows(dtype: torch.dtype) -> int:
 
 
 def is_plain(model: Any, dtype: torch.dtype) -> bool:
-    """Whether a model is known to be Llama-shaped, without biases, a sliding window or another
-    activation, and lies on the CPU in this dtype."""
+    """Whether a model is on the CPU in this dtype and known to be Llama-shaped: SiLU activation, no
+    biases, no sliding window."""
     config, weight = model.config, model.get_output_embeddings().weight
     return (
         config.model_type in FAMILIES
@@ -231,13 +229,13 @@ def is_plain(model: Any, dtype: torch.dtype) -> bool:
 
 
 def angle_table(rotary: Any, count: int) -> tuple[Floats, Floats]:
-    """Of every position up to `count` or more, as `kernels_rows.rotate` takes them."""
+    """Return the angles of at least `count` positions, in the form `kernels_rows.rotate` takes."""
     return _angles(rotary, torch.arange(max(count, SHORTEST_TABLE)))
 
 
 @torch.inference_mode()
 def _angles(rotary: Any, positions: Tensor) -> tuple[Floats, Floats]:
-    """Cosine and signed sine `[positions, dim]`, float32."""
+    """Return cosine and signed sine (first half negated), float32 `[positions, dim]`."""
     cosine, sine = rotary(torch.zeros(1), position_ids=positions[None])
     half = sine.shape[-1] // 2
     signed = torch.cat([-sine[..., :half], sine[..., half:]], dim=-1)
@@ -245,7 +243,7 @@ def _angles(rotary: Any, positions: Tensor) -> tuple[Floats, Floats]:
 
 
 def joined(*modules: Any, name: str = "weight") -> Tensor:
-    """Their weights one below the other, `[out, in]`, or biases; each keeps a view of its own."""
+    """Return the modules' weights `[out, in]`, or biases, concatenated; each module gets a view."""
     joined = torch.cat([getattr(module, name).detach() for module in modules])
     first = 0
     for module in modules:

@@ -1,5 +1,5 @@
-"""The one way in which Python is compiled here: numba, for this processor, kept between starts.
-And what the log says of a first start, which compiles for a minute."""
+"""Compile Python with numba for this processor, and cache the code between starts. Also logs the
+compilation of a first start, which takes about a minute."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from engine.progress import report
 
 logger = logging.getLogger(__name__)
 
-_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
 
 
 def _grants_tiles() -> bool:
-    """Ask for the processor's tiles (AMX): a process may not use them before."""
+    """Request AMX tiles from Linux, as a process must before using them. Return whether it may."""
     features = llvmlite.binding.get_host_cpu_features()
     here = (sys.platform, platform.machine()) == ("linux", "x86_64")
     if not (here and features.get("amx-tile", False) and features.get("amx-bf16", False)):
@@ -37,20 +37,20 @@ def _grants_tiles() -> bool:
 
 
 HAS_TILES = _grants_tiles()
-# Of processors of Intel and AMD, and of ARM.
+# CPU features (Intel and AMD, then ARM) with which a processor multiplies numbers of a dtype.
 _PRODUCTS = {"bfloat16": ("avx512bf16", "amx-bf16", "bf16"), "float16": ("avx512fp16", "fullfp16")}
 
 
 def multiplies(dtype: str) -> bool:
-    """Whether this processor has instructions for products of such numbers."""
+    """Whether this processor has multiply instructions for `dtype`."""
     features = llvmlite.binding.get_host_cpu_features()
     return dtype == "float32" or any(features.get(name, False) for name in _PRODUCTS[dtype])
 
 
 def _date() -> tuple[tuple[float, int], ...]:
-    """Of all files with compiled code or with numbers that it holds, and this one. numba's own is
-    that of one file, whoever it calls. And whether there are tiles: what was kept where they were
-    granted may run only there."""
+    """Return the cache stamp: mtime and size of all files whose code or constants are compiled, and
+    of this one (numba's own stamp covers one file, not its callees), and whether AMX is available:
+    code cached with AMX runs only with AMX."""
     names = ("kernels*.py", "vectors.py", "jit.py")
     files = [file for name in names for at in (name, f"*/{name}") for file in _ENGINE.glob(at)]
     stats = [file.stat() for file in sorted(files)]
@@ -62,21 +62,21 @@ _DATE = _date()
 
 
 def fast(function: Callable[..., Any]) -> Any:
-    """Compiled at the first call, or kept from before as long as no file with compiled code has
-    changed. Where nothing can be written, the code is not kept.
+    """Return the function compiled: at its first call, or from the cache while no file with
+    compiled code has changed. Without a writable folder, nothing is cached.
 
-    Each operation is rounded as written, and a sum is taken in the order written: code that is kept
-    and code that was just compiled are not compiled alike (a function may be inlined in one of
-    them), so with any freedom a seed had another text after the first start than at it."""
+    No fast-math: operations are rounded, and sums are taken, as written. Fresh and cached code are
+    optimised differently (a function may be inlined in one only), so with fast-math a seed would
+    give another text after the first start."""
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
-    with suppress(RuntimeError):  # no place for the cache
+    with suppress(RuntimeError):  # no writable cache folder
         compiled._cache = _Kept(function)
         compiled._cache._cache_file._source_stamp = _DATE
     return compiled
 
 
 def is_kept(function: Any) -> bool:
-    """Whether a `fast` function was compiled before, or never can be kept."""
+    """Whether a `fast` function is in the cache, or cannot be cached at all."""
     kept = function._cache
     if not isinstance(kept, _Kept):
         return True
@@ -86,7 +86,7 @@ def is_kept(function: Any) -> bool:
 
 
 class _Filled(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """Where compiled code is kept already, in an installation that may be read only."""
+    """Locates an existing cache, also in a read-only installation."""
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
@@ -105,8 +105,8 @@ class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Kept(caching.FunctionCache):  # type: ignore[misc]
-    """Code that cannot be read is compiled again, and code that cannot be written is used once:
-    neither keeps the engine from starting."""
+    """A cache whose errors never stop the engine: unreadable code is compiled again, and code that
+    cannot be written is used without being cached."""
 
     _impl_class = _Implementation
 
@@ -132,7 +132,7 @@ def _cannot_keep(folder: str, reason: str) -> None:
 
 
 class _Told(event.Listener):  # type: ignore[misc]
-    """Says once that functions are being compiled, and tells each."""
+    """Logs once that functions are being compiled, and reports progress for each."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -154,6 +154,6 @@ class _Told(event.Listener):  # type: ignore[misc]
 
 
 def logged_compilation() -> AbstractContextManager[object]:
-    """One line when the first function is compiled; none where all was kept."""
+    """Log one line when the first function is compiled, none if all code was cached."""
     told: AbstractContextManager[object] = event.install_listener("numba:compile", _Told())
     return told

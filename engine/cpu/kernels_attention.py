@@ -1,16 +1,16 @@
-"""Compiled attention of a few rows over paged keys and values, on one thread.
+"""Compiled attention of a few rows over the paged KV cache, on one thread.
 
-Keys and values are read where they lie, once for all rows and query heads that share them
-(grouped-query attention, arXiv:2305.13245), in tiles that stay in the caches, with an online
-softmax (arXiv:1805.02867) and all sums in float32. While a tile's keys are read its values are
-asked for, and meanwhile the next tile's keys: blocks lie anywhere, which no processor foresees.
+Keys and values are read in place, once for all rows and query heads that share them (grouped-query
+attention, arXiv:2305.13245), in tiles that fit the caches, with an online softmax
+(arXiv:1805.02867) and float32 sums. Reading a tile's keys prefetches its values, and reading its
+values prefetches the next tile's keys: hardware prefetchers cannot follow scattered blocks.
 
-A row's sums run over its own sequence's keys in order, in tiles counted from key 0; a key that it
-may not see has weight zero, which changes no bit. So its result is the same to the bit whatever
-rows and sequences share the call. A key that is not a number spoils its own sequence only.
+A row's sums run over its own sequence's keys in order, in tiles counted from key 0; a masked key
+has weight zero, which changes no bit. So a row's result is bit-identical whatever rows and
+sequences share the call. A NaN key affects its own sequence only.
 
-Keys and values are float32, or words of two bfloat16, of which sums have the even columns first.
-Where that pays (`kernels_products`), words are multiplied as pairs, else taken apart as floats.
+Keys and values are float32, or words of two bfloat16, whose sums hold the even columns first. Words
+are multiplied as pairs where that is faster (`kernels_products`), else split into floats.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from engine.cpu.kernels_products import BY_PAIRS, keep
 from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, pointers
 
 SPAN_ROWS = 64  # bits in a mask
-TILE = 16 * LANES  # keys
-# Queries whose sums of so many columns fit the registers beside the values.
+TILE = 16 * LANES  # keys per tile
+# Queries and columns whose sums fit in registers beside the values.
 GROUP, COLUMNS = (5, 4 * LANES) if HAS_AVX512 else (2, 2 * LANES)
 LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest is 0
 
@@ -39,13 +39,13 @@ def attend(
     parts: Any, packed: Any, heads: Any, facts: Any, seen: Any, places: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Write the keys and values of all rows to their slots of `keys` and `values`
-    `[kv_heads, slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 *
-    kv_heads) * dim]`: query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans,
-    3]`: first row, rows, KV index of the first. `places`: see `places_of`; `buffers`: see
-    `buffers_for`. Bit i of `seen[row]`: whether it sees the key of its span's i-th row;
-    earlier keys it does. `parts` is a tuple of `words / LANES` numbers, so that each size of a head
-    has code of its own. (Slices as arguments would be counted: places in arrays are numbers.)"""
+    """Write the keys and values of all rows to their slots of `keys` and `values` `[kv_heads,
+    slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 * kv_heads) * dim]`:
+    query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans, 3]`: first row, rows,
+    KV index of the first row. `places`, `buffers`: from `places_of`, `buffers_for`. Bit i of
+    `seen[row]`: whether the row sees the key of its span's i-th row; it sees all earlier keys.
+    `parts`: a tuple of `words / LANES` zeros, so that each head size has its own code. (Arrays come
+    with offsets, not as slices, whose references numba would count.)"""
     kv_heads, slots, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     _write(packed, heads, facts, places, dim, keys)
@@ -68,8 +68,8 @@ def attend(
 
 @fast
 def buffers_for(facts: Any, group: Any, dim: Any) -> Any:
-    """Of one head of keys: queries, scores of a tile, sums, then by lane largest scores, sums of
-    weights, and what earlier sums are multiplied by."""
+    """Return scratch arrays for one KV head: queries, a tile's scores, sums; then per lane the
+    largest scores, the sums of weights, and the factors that rescale earlier sums."""
     most = facts[:, 1].max() * group
     return (
         np.empty((most, dim), np.uint32), np.empty((most, TILE), np.float32),
@@ -83,7 +83,7 @@ def _attend(
     parts: Any, group: Any, facts: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any,
 ) -> None:  # fmt: skip
-    """The queries of one head of keys, row after row: sums of weighted values, and of weights."""
+    """Compute the sums of weighted values and of weights for all queries of one KV head."""
     asked, scores, sums, peaks, totals, fades = buffers
     first, rows, start = facts[span, 0], facts[span, 1], facts[span, 2]
     count, end, plane = rows * group, start + rows, keys.shape[1] * keys.shape[2]
@@ -99,11 +99,11 @@ def _attend(
                 _hide(scores, i, seen[first + i // group], tile, start, end)
         _soften(count, scores, chunks, scaling, peaks, totals, fades)
         after, ahead, then = head, end - tile - TILE, at + TILE
-        if ahead <= 0:  # the next head's, or the next span's
+        if ahead <= 0:  # prefetch the next head's or the next span's keys
             after = head + 1 if head + 1 < keys.shape[0] else 0
             later = span if after else min(span + 1, facts.shape[0] - 1)
             ahead, then = facts[later, 1] + facts[later, 2], later * places.shape[1]
-        if BY_PAIRS and keys.shape[2] != sums.shape[1]:  # weights are rounded, in their places
+        if BY_PAIRS and keys.shape[2] != sums.shape[1]:  # round weights to bfloat16 in place
             for i in range(count):
                 words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
                 keep(scores, i * TILE, scores, i * TILE, words, values)
@@ -115,7 +115,7 @@ def _attend(
 
 @fast
 def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: Any) -> None:
-    """The heads of all rows that stand behind so many, to their places in `plane`."""
+    """Write the heads after the first `before` heads of all rows to their places in `plane`."""
     heads, slots, words = plane.shape
     for span in range(facts.shape[0]):
         for row in range(facts[span, 1]):
@@ -127,7 +127,8 @@ def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: A
 
 @fast
 def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, asked: Any, i: Any) -> None:
-    """A query as keys are read: of words taken apart the even columns, then the odd ones."""
+    """Copy a query to `asked` in the keys' layout: for words split into floats, the even columns
+    before the odd ones."""
     if keys.shape[2] == dim or BY_PAIRS:
         keep(packed, row * packed.shape[1] + at, asked, i * dim, keys.shape[2], keys)
         return
@@ -138,8 +139,8 @@ def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, asked: Any, i: Any
 
 @fast
 def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
-    """Where each span's keys begin in a head's plane, `[spans, keys and more]`, from `tables`
-    `[spans, blocks]`; behind them the last key, to fill the last sixteen."""
+    """Return each key's offset in a head's plane, `[spans, keys + LANES]`, from `tables` `[spans,
+    blocks]`. The last key's offset is repeated as padding."""
     spans, most = facts.shape[0], (facts[:, 1] + facts[:, 2]).max()
     out = np.empty((spans, most + LANES), np.int64)
     for span in range(spans):
@@ -154,9 +155,8 @@ def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
 
 @fast
 def follow(paths: Any, facts: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
-    """Spans of one node of a tree find its path in order, as if it were a chain, so that their sums
-    are a chain's to the bit. `paths` `[any, 3]`: span, KV index, and the index whose slot holds it.
-    Writes to `places`."""
+    """Lay out a tree node's path as consecutive keys of its span in `places`, so that its sums are
+    a chain's to the bit. `paths` `[any, 3]`: span, KV index, and the KV index of the key's slot."""
     for i in range(len(paths)):
         span, index, there = paths[i, 0], paths[i, 1], paths[i, 2]
         slot = tables[span, there // block_size] * block_size + there % block_size
@@ -167,13 +167,13 @@ def follow(paths: Any, facts: Any, tables: Any, block_size: Any, words: Any, pla
 
 @fast
 def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
-    """Keys that a row may not see, and those that fill up."""
+    """Mask the scores of keys that a row may not see, and of padding."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):
         if tile + i >= end or not (seen >> np.uint64(tile + i - start)) & np.uint64(1):
             scores[row, i] = -np.inf
 
 
-# Of two vectors, lanes of one and of the other alternately.
+# Shuffle masks that interleave the lanes of two vectors.
 _ALTERNATE = [
     ir.Constant(INTS, [i // 2 + LANES * (i % 2) for i in range(by, by + LANES)])
     for by in (0, LANES)
@@ -181,22 +181,22 @@ _ALTERNATE = [
 
 
 class _Plane:
-    """A head's keys or values in memory, float32 or words."""
+    """Emits loads of one head's keys or values, float32 or words."""
 
     def __init__(self, builder: Any, pointer: Any, kind: Any, parts: int) -> None:
-        """`parts`: vectors of words that are one key."""
+        """`parts`: vectors per key in memory."""
         self.words = kind.dtype != types.float32
         self.by_pairs = self.words and BY_PAIRS
         self.emit = Emit(builder, pairs=self.by_pairs)
         self.parts = range(parts)
-        self.columns = parts * (2 if self.words else 1)  # vectors in float32
+        self.columns = parts * (2 if self.words else 1)  # float32 vectors per key
         self.pointer = builder.bitcast(pointer, ir.IntType(32).as_pointer())
 
     def load(self, place: Any, part: int) -> Any:
         return self.emit.load(self.pointer, self.emit.at(place, part * LANES), INTS)
 
     def key(self, place: Any) -> list[Any]:
-        """What begins at a place, as vectors of float32 or of pairs."""
+        """Return the key at an offset as vectors of float32 or of pairs."""
         read = [self.load(place, part) for part in self.parts]
         if self.by_pairs or not self.words:
             return read
@@ -204,7 +204,7 @@ class _Plane:
         return [*even, *odd]
 
     def values(self, places: list[Any], part: int) -> list[Any]:
-        """The vectors of columns of a part: of one value or, as pairs, of two."""
+        """Return the column vectors of a part: of one value or, as pairs, of two values."""
         read = [self.load(place, part) for place in places]
         if not self.by_pairs:
             return self.emit.halves(read[0]) if self.words else read
@@ -216,7 +216,7 @@ class _Plane:
         ]
 
     def in_order(self, sums: list[Any]) -> list[Any]:
-        """Vectors of columns: of words the even ones come first."""
+        """Return vectors in column order; for words, sums hold the even columns first."""
         if not self.words:
             return sums
         half, join = len(self.parts), self.emit.builder.shuffle_vector
@@ -233,8 +233,8 @@ def _score(
     typing: Any, parts: Any, queries: Any, rows: Any, keys: Any, values: Any, base: Any,
     places: Any, at: Any, chunks: Any, out: Any,
 ) -> Any:  # fmt: skip
-    """The products of `queries` `[rows, dim]` with the keys of the head at `base`, at sixteen times
-    `chunks` places from `at` on: `out` float32 `[rows, TILE]`. Their values are asked for."""
+    """Write the dot products of `queries` `[rows, dim]` with 16 * `chunks` keys, at the offsets
+    `places[at:]` of the head at `base`, to `out` float32 `[rows, TILE]`. Prefetch their values."""
     whole = types.int64
     signature = types.void(parts, queries, whole, keys, values, whole, places, whole, whole, out)
 
@@ -268,8 +268,8 @@ def _score(
 
 
 def _summed(emit: Emit, vector: Any, first: int, count: int) -> Any:
-    """In one vector, the sums of the lanes of `count` vectors from `vector(first)` on, by halves;
-    each one's are `LANES / count` neighbours still."""
+    """Return one vector of partial lane sums, by halves, of `count` vectors from `vector(first)`
+    on. Each vector's partial sums are `LANES / count` neighbouring lanes."""
     if count == 1:
         return vector(first)
     two = [_summed(emit, vector, at, count // 2) for at in (first, first + count // 2)]
@@ -284,9 +284,9 @@ def _soften(
     typing: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any, totals: Any,
     fades: Any,
 ) -> Any:  # fmt: skip
-    """A tile's `scores` `[rows, TILE]` become weights relative to the largest scaled score so far,
-    `most` `[rows, 16]`, equal in all lanes. `totals` `[rows, 16]`: sums of weights. `fades`
-    `[rows, 16]`: what earlier weights are to be multiplied by."""
+    """Turn a tile's `scores` `[rows, TILE]` into softmax weights relative to the largest scaled
+    score so far, `most` `[rows, 16]`, equal in all lanes. Updates `totals` `[rows, 16]`, the sums
+    of weights, and writes `fades` `[rows, 16]`, the factors that rescale earlier weights."""
     whole, single = types.int64, types.float32
     signature = types.void(whole, scores, whole, single, most, totals, fades)
 
@@ -326,7 +326,7 @@ def _soften(
 def _answer(
     typing: Any, parts: Any, i: Any, totals: Any, sums: Any, kind: Any, out: Any, at: Any
 ) -> Any:
-    """The weighted mean that is the i-th query's, columns in their order, to `at` in `out`."""
+    """Write the i-th query's weighted mean to `out[at:]`, in column order."""
     signature = types.void(parts, types.int64, totals, sums, kind, out, types.int64)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -349,10 +349,10 @@ def _add(
     typing: Any, parts: Any, row: Any, rows: Any, weights: Any, fades: Any, count: Any,
     values: Any, places: Any, keys: Any, where: Any, sums: Any,
 ) -> Any:  # fmt: skip
-    """`sums` `[rows, dim]`, faded, plus `weights` `[rows, TILE]` times the values at the first
-    `count` places, of up to GROUP rows from `row` on. `where`: the head in `values`, the first
-    place, the head in `keys` that comes next, its first place, and the number of its keys, which
-    are asked for."""
+    """Rescale `sums` `[rows, dim]` by `fades` and add `weights` `[rows, TILE]` times the first
+    `count` values, for up to GROUP rows from `row` on. `where`: offset of the head in `values`,
+    first index in `places`; then for the keys to prefetch: offset of their head, first index in
+    `places`, and number of keys."""
     whole, kind = types.int64, values
     signature = types.void(
         parts, whole, whole, weights, fades, whole, values, places, keys, where, sums
@@ -378,7 +378,7 @@ def _add(
 
 
 def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> None:
-    """A few columns of all rows after the others, where not all fit the registers."""
+    """Process all rows, as many columns at a time as fit in registers."""
     (values, keys), (weights, fades, sums, places, later) = planes, arrays
     count, ahead = counts
     emit, builder, step = values.emit, values.emit.builder, 2 if values.by_pairs else 1

@@ -1,9 +1,9 @@
-"""A whole decoder as one compiled call, and a chain of guesses: forwards with draws between them.
+"""A decoder's forward pass as one compiled call, and `chain`, which alternates forwards and draws.
 
-Rows are float32 between the products. In bfloat16 they are rounded where they meet a product or are
-kept as keys and values. Every row goes through the same arithmetic whoever its neighbours are, so
-a token's logits are the same to the bit alone, in a batch, in a verification, and behind a prompt
-that was computed in other chunks.
+Activations are float32 between matrix products. In bfloat16 they are rounded at the input of a
+product and when stored as keys and values. Each row's arithmetic is independent of other rows, so a
+token's logits are bit-identical alone, in a batch, in verification, and after any split of the
+prompt into prefill chunks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def forward(
     block_size: Any, weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any,
     shown: Any, layers: Any, states: Any, logits: Any,
 ) -> None:  # fmt: skip
-    """Logits of the rows `asked`, and of the rows `shown` what stands behind `layers`, LAST among
-    them, to `states` `[shown, layers, width]`. `facts` `[spans, 3]` as of
-    `kernels_attention.attend`, a sequence each in `tables`, or parts of one in order; `paths` as of
-    `kernels_attention.follow`; `keys` and `values` words `[layers, kv_heads, slots, words]`.
-    `weights` of `weights.packed_weights`; `shape`: heads, key-value heads, inner width, dimensions
-    of a head; `numbers`: epsilon, scaling of attention, and `rounded` of `product`."""
+    """Compute the logits of the rows `asked`, and write the outputs of `layers` (may include LAST)
+    for the rows `shown` to `states` `[shown, layers, width]`. `facts` `[spans, 3]`: see
+    `kernels_attention.attend`, with one row of `tables` per span; one sequence may have several
+    spans, in order. `paths`: see `kernels_attention.follow`. `keys`, `values`: words `[layers,
+    kv_heads, slots, words]`. `weights`: from `weights.packed_weights`. `shape`: heads, KV heads,
+    inner width, head dim. `numbers`: epsilon, attention scale, `rounded` of `product`."""
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
     epsilon, scaling, rounded = numbers
     heads, kv_heads, inner, dim = shape
@@ -66,7 +66,7 @@ def forward(
     if (layers == LAST).any():
         normalise(hidden, last_norm, epsilon, normed)
         _show(normed, LAST, shown, layers, states)
-    for i in range(len(asked)):  # rising, so nothing is written over that is still needed
+    for i in range(len(asked)):  # `asked` is ascending, so no row is overwritten before it is read
         hidden[i] = hidden[asked[i]]
     normalise(hidden[: len(asked)], last_norm, epsilon, normed[: len(asked)])
     product(normed[: len(asked)], head, rounded, logits)
@@ -87,7 +87,7 @@ def padded(outputs: Any) -> Any:
 
 @fast
 def _causal(facts: Any, count: Any) -> Any:
-    """Masks of rows that see all before them and themselves."""
+    """Return causal masks: each row sees itself and all earlier rows of its span."""
     seen = np.empty(count, np.uint64)
     for span in range(facts.shape[0]):
         for row in range(facts[span, 1]):
@@ -97,7 +97,7 @@ def _causal(facts: Any, count: Any) -> Any:
 
 @fast
 def _embed(numbers: Any, out: Any) -> None:
-    """float32, or the bits of bfloat16, to float32."""
+    """Copy float32, or bfloat16 given as its bits, to float32."""
     if numbers.itemsize == 4:
         out[:] = numbers
         return
@@ -112,11 +112,11 @@ def chain(
     angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any,
     leads: Any, second_best: Any,
 ) -> None:  # fmt: skip
-    """The token, the lead and the next best token of each sequence's steps into `out`, `leads` and
-    `second_best` `[sequences, steps]`; NOT_FINITE is a sequence's last. The last one is not run.
-    `items`, `words` as of `kernels_draws.draw`, the first row of `logits` being the one before all,
-    the others those that follow; and of each the tokens before it that `tables` leave out.
-    `penalties` as of `engine.sampling.penalties.packed`."""
+    """Draft up to `steps` tokens per sequence: write tokens, leads and second-best tokens to `out`,
+    `leads` and `second_best` `[sequences, steps]`. NOT_FINITE ends a sequence; no forward runs for
+    its last token. `items` `[n, 9]`, `words`: as for `kernels_draws.draw`, where an item has its
+    row of `logits`, its number of steps, and, last, how many earlier tokens `tables` leave out.
+    `penalties`: from `engine.sampling.penalties.packed`."""
     count, vocab = len(items), logits.shape[1]
     wide = np.empty((count, padded(vocab)), np.float32)
     for i in range(count):
@@ -152,7 +152,7 @@ def chain(
 
 @fast
 def _penalise(row: Any, sequence: Any, penalties: Any) -> None:
-    """As `engine.sampling.logits` does, in place. Factors: repetition, frequency, presence."""
+    """Apply penalties in place, like `engine.sampling.logits`."""
     table, spans, factors = penalties
     repetition, frequency, presence = factors[sequence]
     first, count = spans[sequence]
@@ -167,7 +167,7 @@ def _penalise(row: Any, sequence: Any, penalties: Any) -> None:
 
 @fast
 def _remember(sequence: Any, token: Any, penalties: Any) -> None:
-    """A token more of a sequence that has penalties."""
+    """Count a new token of a sequence that has penalties."""
     table, spans, _ = penalties
     first, count = spans[sequence]
     for i in range(first, first + count):

@@ -1,14 +1,13 @@
-"""Draws in compiled code: a row of logits to its token, without a tensor in between.
+"""Sample tokens from rows of logits in compiled code, without intermediate tensors.
 
-`draw` answers UNSURE where the two best scores, or a token and a filter's edge, lie closer than any
-rounding could move them, and the caller draws row by row on the host
-(`engine.sampling.device_draws`). A token that is told is the one drawn there. `guess`, for drafts,
-takes what seems best.
+`draw` returns UNSURE where rounding could change the result: the two best scores, or a token and a
+filter's threshold, are too close. The caller then draws that row on the host
+(`engine.sampling.device_draws`). Every token that `draw` does return equals the host's draw.
+`guess`, for drafts, returns the apparent best token instead of UNSURE.
 
-Tokens stand in groups: all whose ids are equal modulo their number, so that neighbours belong to
-different groups and one vector instruction serves many of them. The largest logit and the smallest
-hash of a group say how well any of its tokens can score; logarithms are taken only where that may
-win.
+Tokens are grouped by id modulo the number of groups, so neighbouring tokens belong to different
+groups and one vector instruction handles many groups. A group's largest logit and smallest hash
+bound the score of all its tokens. Logarithms are computed only for groups that may win.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from engine.sampling.plain import NOT_FINITE, UNSURE
 
 _DEPTH = 16  # tokens of a group
 _UNSIGNED = np.int32(0x7FFFFFFF)
-_TRIES = 64  # tokens beyond an edge that may score best
+_TRIES = 64  # best-scoring tokens that filters may remove before the draw gives up
 
 
 @fast
 def space_for(vocab: Any) -> Any:
-    """What a draw needs: of groups the largest logits, the smallest hashes and what their scores
-    do not exceed; of one group, its hashes and scores; masses of all tokens."""
+    """Return a draw's scratch arrays: per group the largest logit, smallest hash and score bound;
+    for one group its hashes and scores; per token its probability mass."""
     groups = (vocab + _DEPTH - 1) // _DEPTH
     return (
         np.empty(groups, np.float32),
@@ -60,14 +59,14 @@ def space_for(vocab: Any) -> Any:
 
 @fast
 def _look(row: Any, scale: Any, peaks: Any) -> Any:
-    """`peaks`: the largest of each group of the scaled row. The largest without its sign of all,
-    but for what is removed, as bits: from those of infinity on, some are no finite numbers."""
+    """Write each group's largest scaled logit to `peaks`. Return the bits of the row's largest
+    absolute value, ignoring removed (-inf) tokens; >= INFINITE means some are not finite."""
     size, groups = np.int32(0), len(peaks)
     peaks[:] = np.float32(-np.inf)
     for first in range(0, len(row), groups):
         part = row[
             first : first + groups
-        ]  # an index that is no sum is known to be none from the end
+        ]  # sliced so that no index is a sum, which numba would check for being negative
         for g in range(len(part)):
             x = part[g] * scale
             bits = bits_of(x)
@@ -86,7 +85,7 @@ def _largest(numbers: Any) -> Any:
 
 @fast
 def _bound(words: Any, low: Any, high: Any, space: Any) -> Any:
-    """What no score of a group exceeds. The group that may score best."""
+    """Write each group's upper bound of its scores; return the group with the largest bound."""
     peaks, hashes, bounds = space[:3]
     groups = len(peaks)
     hashes[:] = TOP
@@ -107,8 +106,8 @@ def _two_best(
     row: Any, scale: Any, low: Any, high: Any, words: Any, space: Any, start: Any, bar: Any,
     margin: Any,
 ) -> Any:  # fmt: skip
-    """Of the tokens above `bar` the one that scores best and the next, -1 for none, and their
-    scores; the next is right if it lies within `margin` of the best."""
+    """Return the best and second-best scoring tokens above `bar` (-1: none) and their scores. The
+    second is exact only if its score is within `margin` of the best."""
     peaks, _, bounds, hashes, scores = space[:5]
     groups = len(peaks)
     best = second = np.float32(-np.inf)
@@ -134,7 +133,7 @@ def _two_best(
 
 @fast
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
-    """Where the largest stands first, how far it lies above the next, and where that stands."""
+    """Return the first index of the largest logit, its lead over the next, and that one's index."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
     for group in range(groups):
         if peaks[group] == most:
@@ -162,8 +161,8 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
 def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
-    """The token, its lead, and the next best, -1 for none. `sure`: UNSURE where it is close, and
-    the rest says nothing."""
+    """Return the token, its lead, and the second-best token (-1: none). With `sure`, the token is
+    UNSURE where the draw is too close; the other two values are then meaningless."""
     scale, low, high = float_of(np.int32(item[4])), np.uint32(key), np.uint32(key >> np.uint64(32))
     fields = item[5], double_of(item[6]), double_of(item[7])
     close = CLOSE + SHIFTED * size
@@ -209,25 +208,25 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
 
 @fast
 def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
-    """What a draft draws from its row of logits for a position, NOT_FINITE where nothing can be,
-    how far its score lies above the next, MOST_SURE at most, and that next one, -1 for none. `item`
-    as of `draw`; `space` of `space_for`."""
-    sure = np.bool_(False)  # a literal would have its callees compiled twice
+    """Return a draft's token at `position` from its row of logits (NOT_FINITE if none can be
+    drawn), its lead over the second best (at most MOST_SURE), and that second best (-1: none).
+    `item`: see `draw`; `space`: from `space_for`."""
+    sure = np.bool_(False)  # with a literal, numba would compile the callees twice
     token, lead, second_best = _drawn(row, words, item, position, space, sure)
     return max(token, NOT_FINITE), lead, second_best
 
 
 @fast
 def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
-    """`rows` int64 `[2, all items' rows]`: tokens, NOT_FINITE or UNSURE instead of some. Where
-    they hold a guess before, not a negative number, that is not what is drawn at its parent, they
-    keep it, as do those behind it: it is not kept, whatever is drawn there.
-    Behind these, the row of its item that each one follows, -1 for the first. `logits` float32
-    `[any, vocab]`. `items` int64 `[n, 8]`: first row, how many, position of the first, and
-    plain.Plain.words. `words` uint32 `[vocab]`: noise._token_words."""
+    """Draw the tokens of all items into `rows` int64 `[2, all items' rows]`: `rows[0]` receives
+    tokens, NOT_FINITE or UNSURE; `rows[1]` holds each row's parent within its item, -1 for the
+    first. On entry `rows[0]` holds each row's draft token, or a negative number for none. A draft
+    token that differs from the draw at its parent is rejected: its row and its descendants are not
+    drawn and keep their values. `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row,
+    row count, first position, plain.Plain.words. `words` uint32 `[vocab]`: noise.words_of."""
     tokens, parents = rows[0], rows[1]
     space, sure = space_for(logits.shape[1]), np.bool_(True)
-    at, depths = 0, np.zeros(len(tokens), np.int64)  # -1: of what is not drawn
+    at, depths = 0, np.zeros(len(tokens), np.int64)  # depth -1: not drawn
     for i in range(len(items)):
         for j in range(at, at + items[i, 1]):
             if parents[j] >= 0:
@@ -242,7 +241,7 @@ def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
 
 @fast
 def guess_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
-    """`guess` of all rows."""
+    """Apply `guess` to all rows."""
     space = space_for(logits.shape[1])
     at = 0
     for i in range(len(items)):

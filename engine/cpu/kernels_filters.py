@@ -1,9 +1,8 @@
-"""Whether a token stays under top_k, top_p and min_p, in compiled code: yes, no, or too close to
-call (`engine.sampling.filters` knows).
+"""Decide in compiled code whether a token passes top_k, top_p and min_p: yes, no, or too close to
+call (then `engine.sampling.filters` decides).
 
-A filter keeps what stands before an edge in the order of likelihood. So nothing is sorted: a token
-stays if few enough tokens and little enough mass lie above it; otherwise neither it nor what lies
-below it does.
+Each filter keeps a prefix of the tokens in order of likelihood, so no sort is needed: a token stays
+if few enough tokens and little enough mass lie above it. Otherwise it and all below it are removed.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from engine.cpu.jit import fast
 from engine.cpu.kernels_rows import exp
 
 REMOVED, STAYS, DOUBT = 0, 1, 2
-MOST_RANKED = 128  # of top_k, where top_p is asked for as well; beyond, there is doubt
+MOST_RANKED = 128  # largest top_k that is combined with top_p here; beyond, the result is DOUBT
 
-_MOST_GROUPS = 64  # that are looked into for what stays
-_REACHES = (2, 4, 8, 16)  # below the largest logit
-_EDGE = 2e-5  # of all mass: more than sums in float32 can differ
-_LANES = 256  # sums in float32 that are summed in float64
+_MOST_GROUPS = 64  # groups that are searched for the tokens that stay
+_REACHES = (2, 4, 8, 16)  # distances below the largest logit that are searched in turn
+_EDGE = 2e-5  # share of all mass; bounds the error of float32 sums
+_LANES = 256  # float32 partial sums, which are added in float64
 
 
 @fast
 def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
-    """The sum of `mass` where the scaled row lies above `bar`."""
+    """Return the sum of `mass` over tokens whose scaled logit is above `bar`."""
     sums = np.zeros(_LANES, np.float32)
     total = 0.0
     for first in range(0, len(row), _LANES):
@@ -40,7 +39,7 @@ def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
 
 @fast
 def _largest(row: Any, scale: Any, found: Any) -> None:
-    """`found`: as many of the largest of the scaled row, largest first."""
+    """Fill `found` with the largest scaled logits, largest first."""
     found[:] = np.float32(-np.inf)
     last = len(found) - 1
     for v in range(len(row)):
@@ -55,7 +54,7 @@ def _largest(row: Any, scale: Any, found: Any) -> None:
 
 @fast
 def _ranks(row: Any, scale: Any, mine: Any) -> Any:
-    """How many of the scaled row lie above this one, and how many are equal to it."""
+    """Return how many scaled logits are above `mine`, and how many are equal to it."""
     above = equal = np.int32(0)
     for v in range(len(row)):
         x = row[v] * scale
@@ -66,8 +65,8 @@ def _ranks(row: Any, scale: Any, mine: Any) -> Any:
 
 @fast
 def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
-    """`mass` `[vocab]` of each token, relative to that of the largest, `most`; all that top_k (0 is
-    off) leaves of it, or infinity where that is not known."""
+    """Write each token's mass, relative to that of the largest logit `most`, to `mass` `[vocab]`.
+    Return the total mass of the top_k tokens (0 is off), or infinity where that is unknown."""
     whole, sums = 0.0, np.zeros(_LANES, np.float32)
     for first in range(0, len(row), _LANES):
         some, masses = row[first : first + _LANES], mass[first : first + _LANES]
@@ -89,8 +88,8 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
 
 @fast
 def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -> Any:
-    """`found`: what lies above `bar`. How many, and their mass; one more than there is room for
-    where they are too many, or too scattered for it to pay."""
+    """Write the scaled logits above `bar` to `found`. Return how many they are and their mass; the
+    count is `len(found) + 1` where they are too many or in too many groups."""
     count, total, groups = 0, 0.0, len(peaks)
     some = np.int32(0)
     for group in range(groups):
@@ -113,7 +112,7 @@ def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -
 
 @fast
 def _sort(numbers: Any) -> None:
-    """Largest first."""
+    """Sort in place, largest first."""
     for i in range(1, len(numbers)):
         x, at = numbers[i], i
         while at > 0 and numbers[at - 1] < x:
@@ -126,9 +125,9 @@ def _sort(numbers: Any) -> None:
 def cut_of(
     row: Any, scale: Any, most: Any, fields: Any, peaks: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
-    """Whatever is as large as this, or smaller, is removed by top_k or top_p for sure; -inf where
-    too many stay to say. `peaks` of groups of the row, whose members are as far apart as there are
-    groups; others as of `stays`."""
+    """Return a logit such that top_k or top_p surely removes it and all below; -inf where too many
+    tokens stay to find one. `peaks`: the largest scaled logit of each group (token id modulo the
+    number of groups). Other arguments as for `stays`."""
     found = np.empty(MOST_RANKED, np.float32)
     top_k = fields[0] if 0 < fields[0] < len(row) else len(row)
     top_p = fields[1] + _EDGE + 1e-6 * abs(np.float64(most)) if fields[1] < 1 else np.inf
@@ -155,9 +154,9 @@ def cut_of(
 def stays(
     row: Any, scale: Any, mine: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
-    """Of a token whose scaled logit is `mine`, the largest being `most`. `fields`: top_k (0 is
-    off), top_p, the logarithm of min_p; `mass` and `whole` of `whole_of` if there is a top_p;
-    `close`: what rounding may move."""
+    """Return REMOVED, STAYS or DOUBT for a token with scaled logit `mine`; `most` is the largest.
+    `fields`: top_k (0 is off), top_p, log of min_p; `mass` and `whole`: from `whole_of`, if top_p
+    is set; `close`: a bound on rounding errors."""
     top_k, top_p, floor = fields
     above, equal = _ranks(row, scale, mine)
     if equal > 1:

@@ -1,7 +1,7 @@
-"""The noise of `engine.sampling.noise` in compiled code, up to the last bits of its two logarithms,
-and the order of floats as integers, which see NaN and infinities as well.
+"""Compute the noise of `engine.sampling.noise` in compiled code, equal up to the last bits of its
+two logarithms; and map floats to integers of the same order, which also orders NaN and infinities.
 
-No loop branches inside, so that each becomes vector instructions.
+The functions do not branch, so that loops over them become vector instructions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from engine.cpu.jit import fast
 
-MOST_SURE = np.float32(99)  # as sampler's
-CLOSE = np.float32(1e-4)  # more than noise can differ: it is below 23, its relative error 1e-6
-SHIFTED = np.float32(1e-6)  # per unit of the logits: several roundings in float32
-INFINITE, REMOVED_BITS = np.int32(0x7F800000), np.int32(-0x800000)  # bits of the infinities
+MOST_SURE = np.float32(99)  # engine.sampling.plain.MOST_SURE
+CLOSE = np.float32(1e-4)  # bounds the error of noise, which is below 23 with relative error 1e-6
+SHIFTED = np.float32(1e-6)  # bounds several float32 roundings, per unit of the logits
+INFINITE, REMOVED_BITS = np.int32(0x7F800000), np.int32(-0x800000)  # bits of +inf and -inf
 BOTTOM, TOP = np.int32(-(2**31)), np.int32(2**31 - 1)
 
-# The factors of noise.
+# The factors of `engine.sampling.noise.hashed`.
 _FIRST, _SECOND, _THIRD = np.uint32(0x7FEB352D), np.uint32(0x846CA68B), np.uint32(0x31848BAB)
 
 
@@ -39,7 +39,7 @@ def double_of(bits: Any) -> Any:
 
 @fast
 def _log(x: Any) -> Any:
-    """Natural logarithm of a positive normal float32, as in FreeBSD's msun: below 1 ulp."""
+    """Return the natural logarithm of a positive normal float32: error < 1 ulp (FreeBSD msun)."""
     shifted = np.int32(bits_of(x) + np.int32(0x3F800000 - 0x3F3504F3))
     power = np.float32(np.int32(shifted >> 23) - np.int32(127))
     f = float_of(np.int32((shifted & np.int32(0x007FFFFF)) + np.int32(0x3F3504F3))) - np.float32(1)
@@ -55,7 +55,7 @@ def _log(x: Any) -> Any:
 
 @fast
 def key_of(seed: Any, position: Any) -> Any:
-    """noise.row_key."""
+    """Return the key of a row, like noise.row_key."""
     return _splitmix(_splitmix(np.uint64(seed)) ^ np.uint64(position))
 
 
@@ -69,8 +69,8 @@ def _splitmix(x: Any) -> Any:
 
 @fast
 def mixed(word: Any, low: Any, high: Any) -> Any:
-    """noise._hash of one token: 0 .. 2**31-1, and the smaller, the larger the noise. `word`: its
-    own, see noise._token_words; `low` and `high`: the halves of its row's key."""
+    """Return noise.hashed of one token, 0 .. 2**31-1; a smaller hash means larger noise. `word`:
+    the token's word (noise.words_of); `low`, `high`: the halves of the row's key."""
     x = np.uint32(np.uint32(word ^ low) * _FIRST)
     x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(19))) ^ high)
     x = np.uint32(x * _SECOND)
@@ -80,8 +80,8 @@ def mixed(word: Any, low: Any, high: Any) -> Any:
 
 @fast
 def gumbel(word: Any) -> Any:
-    """noise.gumbel_of one `mixed` word. log1p is the logarithm and what rounding its argument
-    lost."""
+    """Return noise.gumbel_of one `mixed` word. log1p is computed as the logarithm plus a correction
+    for the rounding of its argument."""
     u = np.float32(word) * np.float32(2.0**-31) + np.float32(2.0**-32)
     u = min(u, np.float32(1 - 2**-24))
     rest = np.float32(1) - u
@@ -91,13 +91,13 @@ def gumbel(word: Any) -> Any:
 
 @fast
 def ordered(x: Any) -> Any:
-    """int32 in the order of floats, zeros being one number: NaN lies beyond the infinities, on
-    either side."""
+    """Return an int32 with the order of float32: both zeros map to one number, and NaN lies beyond
+    the infinity of its sign."""
     bits = bits_of(x + np.float32(0))
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @fast
 def value(order: Any) -> Any:
-    """The float32 that `ordered` made it of."""
+    """Return the float32 whose `ordered` is `order`."""
     return float_of(np.int32(order ^ np.int32(np.int32(order >> 31) & np.int32(0x7FFFFFFF))))

@@ -1,17 +1,16 @@
-"""Products of rows with packed weights by vectors (`engine.cpu.weights.pack`).
+"""Vector products of rows with packed weights (`engine.cpu.weights.pack`).
 
-Each output is the sum over the inputs in order, one multiply-add at a time in float32, whoever the
-neighbours are: a row's result is the same to the bit however many rows share the product. (The
-usual kernels choose another order of summation for another number of rows; He et al., "Defeating
-Nondeterminism in LLM Inference", 2025.) The inner loop is written as LLVM vectors, since no loop
-over an array keeps its sums in registers. Weights are asked for ahead of their use: processors
-foresee no page but the present one.
+Each output is summed over the inputs in order, one float32 multiply-add at a time, so a row's
+result is bit-identical for any number of rows in the product. (Usual kernels change the order of
+summation with the number of rows; He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+The inner loop is written as LLVM vectors, since no loop over an array keeps its sums in registers.
+Weights are prefetched, because hardware prefetchers do not cross pages.
 
-Weights in int8 are half the bytes. They are widened, which is exact, and an output's scale joins
-its sum. In bfloat16 rows are rounded first. AMX multiplies tiles (`engine.cpu.kernels_tiles`). Else
-one instruction takes pairs of inputs (AVX512_BF16): on AMD's processors it makes twice as many
-products a second as float32 arithmetic, on Intel's half as many, so there rows and weights are
-multiplied as float32, which is exact.
+int8 weights have half the bytes; they are widened, which is exact, and each output's sum is
+multiplied by its scale. In bfloat16, rows are rounded first. With AMX, tiles are multiplied
+(`engine.cpu.kernels_tiles`). Otherwise AVX512_BF16 has one instruction for pairs of inputs: on AMD
+it does twice as many products per second as float32 arithmetic, but on Intel half as many, so on
+Intel rows and weights are multiplied as float32, which is exact.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ from engine.cpu.vectors import (
     pointers,
 )
 
-VECTORS = PANEL // LANES  # of a panel
-ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # whose sums of a panel are registers
-# Panels that one row, two, ... read at once, as far as registers hold their sums: memory is read
-# faster at several places. Of words multiplied as pairs, of others.
+VECTORS = PANEL // LANES  # per panel
+ROWS_AT_ONCE = 10 if HAS_AVX512 else 2  # rows whose sums of a panel fit in registers
+# Panels read at once for 1, 2, ... rows, limited by registers for their sums: memory is read faster
+# at several places. For words multiplied as pairs, and for others.
 _OF_PAIRS, _OF_OTHERS = np.array([4, 4, 3, 3, 2, 2]), np.array([2] * (5 if HAS_AVX512 else 1))
 BY_PAIRS = MULTIPLIES_PAIRS and not SLOW_PAIRS
-# Pairs asked for ahead of their turn, of long panels and of others: to the second cache, to the
-# first. Of one panel; of each of some.
+# Prefetch distances in pairs, (long panels, others): into L2, into L1; for one panel read at a
+# time, then for several. A panel of more than _LONG pairs is long.
 _AHEAD, _LONG = (((64, 64), (8, 8)), ((16, 32), (4, 8))), 320
-_BEHIND = 16  # numbers behind a row: else long rows share a set of the first cache
+_BEHIND = 16  # padding per row: without it, long rows fall into the same set of the L1 cache
 
 
 @intrinsic  # type: ignore[misc]
 def _panels(
     typing: Any, way: Any, x: Any, row: Any, words: Any, panel: Any, y: Any, sizes: Any
 ) -> Any:
-    """The outputs of `panel` for rows of `x` from `row` on. `way`: how many rows, up to
-    ROWS_AT_ONCE; beyond, so many more, and of all panels that these read at once. `sizes`: numbers
-    from a row of `x` to the next, pairs, numbers from a row of `y` to the next, panels from one
-    that is read at once to the next. `x` is float32, or words of two bfloat16, multiplied as pairs.
-    (Slices as arguments would be counted.)"""
+    """Compute the outputs of `panel` for rows of `x` from `row` on. `way` n <= ROWS_AT_ONCE: n
+    rows, one panel; ROWS_AT_ONCE + n: n rows, all panels that n rows read at once. `sizes`: stride
+    of `x`, pairs, stride of `y`, and panels between two that are read at once. `x` is float32, or
+    words of two bfloat16 multiplied as pairs. (Offsets, not slices: numba would count slices'
+    references.)"""
     whole = types.int64
     signature = types.void(whole, x, whole, words, whole, y, sizes)
     as_pairs, coded = x.dtype != types.float32, words.dtype == types.int8
@@ -121,8 +120,8 @@ def _emit(emit: Emit, rows: int, count: int, arrays: Any, sizes: Any, coded: boo
 
 @fast
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
-    """`x` rows of so many pairs of float32 or words of two bfloat16; `y` float32
-    `[rows, panels * PANEL]`; `words` or int8, without their scales."""
+    """Compute y = x W'. `x` has `pairs` pairs of float32, or words of two bfloat16, per row; `y`
+    float32 `[rows, panels * PANEL]`; `words` may be int8, whose scales are not applied."""
     rows, panels = x.shape[0], words.shape[0]
     counts = _OF_PAIRS if x.shape[1] == pairs and words.itemsize == 4 else _OF_OTHERS
     parts = (rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
@@ -178,10 +177,10 @@ def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
 
 
 def product(x: Any, weights: Any, rounded: Any, y: Any) -> None:
-    """y = x W'. `x` float32 `[rows, in]`; `weights` of any of `engine.cpu.weights`' forms; `y`
-    float32 `[rows, padded(out)]`. `rounded`: in bfloat16, as codes always are. Compiled code knows
-    the form by the type of a number, and whether rows are rounded by a tuple, () or (0,): what a
-    model does not use is not compiled."""
+    """Compute y = x W'. `x` float32 `[rows, in]`; `weights` in any form of `engine.cpu.weights`;
+    `y` float32 `[rows, padded(out)]`. `rounded`: round rows to bfloat16, which codes always do.
+    Compiled code chooses by type, so that unused forms are not compiled: the form by the dtype of
+    `weights`, rounding by a tuple, () or (0,)."""
     _of(weights.dtype, bool(rounded))(x, weights, y)
 
 
@@ -203,7 +202,7 @@ def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
 
 @fast
 def as_words(x: Any) -> Any:
-    """Rows of float32 as words of two bfloat16, the first in the low half."""
+    """Return float32 rows as words of two bfloat16 each, the first in the low half."""
     rows, pairs = x.shape[0], x.shape[1] // 2
     words, whole = np.empty((rows, pairs), np.uint32), pairs // LANES * LANES
     for row in range(rows):
@@ -216,8 +215,8 @@ def as_words(x: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def keep(typing: Any, x: Any, first: Any, out: Any, at: Any, count: Any, kind: Any) -> Any:
-    """The float32 from `first` on, as `count` of what an array of that `kind` holds, float32 or
-    words, in `out` from `at` on. A multiple of LANES; of arrays without gaps."""
+    """Convert float32 numbers `x[first:]` to `count` elements `out[at:]` of the dtype of `kind`,
+    float32 or words. `count` is a multiple of LANES; arrays are contiguous."""
     whole = types.int64
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -237,7 +236,7 @@ def keep(typing: Any, x: Any, first: Any, out: Any, at: Any, count: Any, kind: A
 
 @fast
 def rounded_rows(x: Any) -> Any:
-    """Rows of float32 as what bfloat16 keeps of them."""
+    """Return float32 rows rounded to bfloat16, still as float32, with `_BEHIND` padding."""
     rows, width = x.shape
     found = np.empty((rows, width + _BEHIND), np.float32)
     for row in range(rows):
@@ -249,8 +248,8 @@ def rounded_rows(x: Any) -> Any:
 
 @fast
 def upper_half(bits: Any) -> Any:
-    """Of a float32 to bfloat16, to nearest, ties to even, in the upper half of the word. A NaN
-    stays one."""
+    """Round float32 bits to bfloat16 in the upper half of the word: to nearest, ties to even. NaN
+    stays NaN."""
     low = (bits >> np.uint32(16)) & np.uint32(1)
     number = (bits + np.uint32(0x7FFF) + low) & np.uint32(0xFFFF0000)
     return np.uint32(0x7FC00000) if bits & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000) else number

@@ -1,5 +1,5 @@
-"""What stands between the products of a Llama: norm, rotation, gate. Every row by itself, so that
-its bits do not depend on its neighbours."""
+"""A Llama's operations between matrix products: norm, rotary embedding, gate. Each row is computed
+by itself, so its bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.cpu.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, pointers
 
 @fast
 def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
-    """RMSNorm (arXiv:1910.07467) of each row `[rows, width]`."""
+    """Write the RMSNorm (arXiv:1910.07467) of each row of `rows` `[rows, width]` to `out`."""
     width = rows.shape[1]
     for row in range(rows.shape[0]):
         mine, normed = rows[row], out[row]
@@ -28,7 +28,7 @@ def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
 
 @fast
 def add(added: Any, rows: Any) -> None:
-    """`rows` `[rows, width]` += `added` `[rows, width or more]`."""
+    """Add `added` `[rows, width or more]` to `rows` `[rows, width]`."""
     for row in range(rows.shape[0]):
         mine, more = rows[row], added[row]
         for i in range(len(mine)):
@@ -37,9 +37,9 @@ def add(added: Any, rows: Any) -> None:
 
 @fast
 def rotate(packed: Any, cosine: Any, signed: Any, positions: Any, heads: Any) -> None:
-    """Rotary embedding (arXiv:2104.09864) of the first `heads` heads of each row of `packed`
-    `[rows, heads or more * dim]`, in place. Angles `[positions, dim]`, the sine of the first half
-    negated."""
+    """Apply the rotary embedding (arXiv:2104.09864) in place to the first `heads` heads of each row
+    of `packed` `[rows, heads or more * dim]`. `cosine`, `signed`: `[positions, dim]`; `signed` is
+    the sine with its first half negated."""
     dim = cosine.shape[1]
     half = dim // 2
     for row in range(packed.shape[0]):
@@ -54,7 +54,7 @@ def rotate(packed: Any, cosine: Any, signed: Any, positions: Any, heads: Any) ->
 
 @fast
 def gate(wide: Any, out: Any) -> None:
-    """`out` `[rows, inner]`: silu(gate) * up; `wide` `[rows, 2 * inner or more]`: gate, then up."""
+    """Write silu(gate) * up to `out` `[rows, inner]`; `wide` `[rows, >= 2 * inner]`: gate, up."""
     rows, inner = out.shape
     for row in range(rows):
         gates, ups, mine = wide[row, :inner], wide[row, inner:], out[row]
@@ -64,8 +64,8 @@ def gate(wide: Any, out: Any) -> None:
 
 @fast
 def exp(x: Any) -> Any:
-    """e**x to some 2e-6, in a form that becomes vector code: 2**n times a polynomial (Cephes,
-    expf). numba's own calls the C library for each number."""
+    """Return e**x with an error of about 2e-6, in a form that becomes vector code: 2**n times a
+    polynomial (Cephes, expf). numba's own exp calls the C library for each number."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     r = x - n * np.float32(0.693147181)
@@ -81,9 +81,9 @@ def exp(x: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def dot(typing: Any, one: Any, other: Any, count: Any) -> Any:
-    """Sum of the products of the first `count` numbers of two arrays of float32: sixteen sums,
-    which are added up by halves, then what is left over, one by one. The order is this code's, and
-    never the compiler's choice."""
+    """Return the dot product of the first `count` numbers of two float32 arrays: sixteen sums,
+    added by halves, then the remainder one by one. This code fixes the order of summation; the
+    compiler does not."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         one, other, count = pointers(context, builder, signature, args)

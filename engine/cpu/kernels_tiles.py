@@ -1,14 +1,14 @@
-"""Products of rows in bfloat16 for processors that multiply tiles of it (AMX).
+"""Matrix products of bfloat16 rows with AMX tiles.
 
-One instruction takes sixteen pairs of inputs of up to sixteen rows for sixteen outputs, so that so
-many rows take as long as reading the weights for one does; of more rows, two tiles share what was
-loaded. A row's sums run over the inputs in order whoever its neighbours are, so its result is the
-same to the bit however many rows share the product, though not that of vectors: a pair's two
-products are added to each other last.
+One instruction multiplies sixteen input pairs of up to sixteen rows for sixteen outputs, so sixteen
+rows take only as long as reading the weights for one. With more rows, two tiles of rows share each
+loaded weight. A row's sums run over the inputs in a fixed order, so its result is bit-identical for
+any number of rows in the product. It differs from the vector kernels' result, because a tile sums
+even and odd inputs separately and adds the two sums last.
 
-Weights are words as `engine.cpu.weights.pack` has them, or codes of eight or twelve bits, which
-become words again a step before they are multiplied: such a product is the reading of its weights.
-A step is a tile's height of a panel: SIDE pairs of inputs, two tiles side by side.
+Weights are words (`engine.cpu.weights.pack`), or eight- or twelve-bit codes that are unpacked to
+words one step before they are multiplied, so the time is that of reading the codes. A step is
+a tile's height of a panel: SIDE input pairs, two weight tiles side by side.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from numba.extending import intrinsic
 from engine.cpu.jit import fast
 from engine.cpu.vectors import INTS, LANES, PANEL, WIDE, Emit, pointers
 
-SIDE = 16  # rows of a tile, and words in a row of it
-STEP = 2 * SIDE * PANEL  # weights
-NONE = np.uint32(0xFFFFFFFF)  # behind the exceptions of a panel of twelve bits
-_SUMS, _ROWS, _WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # tiles; a panel is two of weights wide
-_AHEAD = 512  # words that few rows ask ahead, more than _FEW twice as many: a step takes longer
+SIDE = 16  # rows of a tile, and words per tile row
+STEP = 2 * SIDE * PANEL  # weights per step
+NONE = np.uint32(0xFFFFFFFF)  # ends a panel's list of exceptions
+_SUMS, _ROWS, _WEIGHTS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # tile registers; a panel is two wide
+_AHEAD = 512  # prefetch distance in words; doubled above _FEW rows, whose steps take longer
 _FEW = 8
-_CODES_AHEAD = 2048  # bytes
-_STREAMS = 12  # places from which the next panel of twelve bits is asked for
+_CODES_AHEAD = 2048  # prefetch distance in bytes
+_STREAMS = 12  # places from which the next twelve-bit panel is prefetched
 _LINE = 64  # bytes
-TAIL = 3 * _LINE  # behind the eight bits of a panel: a number of each output, and NONE
+TAIL = 3 * _LINE  # bytes after a panel's eight-bit codes: a number per output, and NONE
 _BYTE, _SHORT, _INT = (ir.IntType(bits) for bits in (8, 16, 32))
 _BYTES, _ALL = (ir.VectorType(_BYTE, lanes) for lanes in (2 * LANES, 4 * LANES))
 _SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
 
 class Tiles:
-    """Instructions on tiles at one place of a function."""
+    """Emits tile instructions at the builder's position."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Of LLVM's for this processor. Ints are numbers of tiles, as part of the instruction."""
+        """Call the LLVM intrinsic `llvm.x86.<name>`. Ints are tile numbers, encoded in it."""
         given = [ir.Constant(_BYTE, a) if isinstance(a, int) else a for a in arguments]
         kind = ir.FunctionType(ir.VoidType(), [a.type for a in given])
         called = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.x86.{name}")
         self.builder.call(called, given)
 
     def place(self, array: Any, index: Any, more: int = 0) -> Any:
-        """Of an element of the array."""
+        """Return a byte pointer to an array element."""
         at = self.builder.add(index, ir.Constant(WIDE, more))
         return self.builder.bitcast(self.builder.gep(array, [at]), _BYTE.as_pointer())
 
     def shape(self, shapes: Mapping[int, tuple[Any, Any]]) -> None:
-        """Give tiles so many rows of so many words, both int64. What follows is the thread's until
-        `end_of_tiles`."""
+        """Configure tiles as (rows, words per row), both int64. The thread keeps this
+        configuration until `end_of_tiles`."""
         builder = self.builder
         facts = cgutils.alloca_once(builder, _BYTE, size=64)
         cgutils.memset(builder, facts, ir.Constant(WIDE, 64), 0)
-        builder.store(ir.Constant(_BYTE, 1), facts)  # the one palette there is
+        builder.store(ir.Constant(_BYTE, 1), facts)  # palette 1, the only one
         for tile, (rows, words) in shapes.items():
             place = builder.gep(facts, [ir.Constant(WIDE, 16 + 2 * tile)])
             width = builder.trunc(builder.mul(words, ir.Constant(WIDE, 4)), _SHORT)
@@ -75,7 +75,7 @@ class Tiles:
 
 @intrinsic  # type: ignore[misc]
 def begin_tiles(typing: Any, rows: Any) -> Any:
-    """Sums and inputs of so many rows, for one tile of rows or two."""
+    """Configure the tiles for sums and inputs of `rows` rows each."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = ir.Constant(WIDE, SIDE)
@@ -88,7 +88,7 @@ def begin_tiles(typing: Any, rows: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def end_of_tiles(typing: Any) -> Any:
-    """Nothing of the tiles needs to be kept when another thread has its turn."""
+    """Release the tiles, so that a context switch need not save them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         Tiles(builder)("tilerelease")
@@ -108,13 +108,13 @@ def _no_sums(typing: Any) -> Any:
 
 
 def _multiply(tiles: int) -> Any:
-    """A function of compiled code: a step's products join the sums of one tile of rows or two, so
-    that each weight is loaded once for both."""
+    """Return an intrinsic that adds a step's products to the sums of one or two tiles of rows. Each
+    weight is loaded once for both."""
 
     @intrinsic  # type: ignore[misc]
     def multiply(typing: Any, x: Any, at: Any, pairs: Any, second: Any, words: Any, to: Any) -> Any:
-        """`x[at:]` words, rows of `pairs`, those of the second tile `second` rows below; the step
-        is `words[to:]`."""
+        """`x[at:]`: input rows of `pairs` words, the second tile starting `second` rows below;
+        `words[to:]`: the step's weights."""
         whole = types.int64
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -137,11 +137,11 @@ def _multiply(tiles: int) -> Any:
 
 
 def _store(tiles: int) -> Any:
-    """A function of compiled code that stores the sums of a tile of rows or two."""
+    """Return an intrinsic that stores the sums of one or two tiles of rows."""
 
     @intrinsic  # type: ignore[misc]
     def store(typing: Any, y: Any, to: Any, stride: Any, second: Any) -> Any:
-        """`y[to:]` float32, rows `stride` apart, the second tile `second` rows below."""
+        """Write to `y[to:]` float32, rows `stride` apart, the second tile `second` rows below."""
         whole = types.int64
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -166,7 +166,7 @@ _multiply_one, _multiply_two, _store_one, _store_two = (
 
 @intrinsic  # type: ignore[misc]
 def _ask_for(typing: Any, words: Any, at: Any) -> Any:
-    """The step `words[at:]`."""
+    """Prefetch the step `words[at:]`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, at = pointers(context, builder, signature, args)
@@ -180,8 +180,8 @@ def _ask_for(typing: Any, words: Any, at: Any) -> Any:
 
 @fast
 def product_of_tiles(x: Any, words: Any, y: Any) -> None:
-    """y = x W'. `x` uint32 `[rows, in / 2]`, a multiple of SIDE; `words` of `weights.pack`; `y`
-    float32 `[rows, padded(out)]`."""
+    """Compute y = x W'. `x` uint32 `[rows, in / 2]`, in / 2 a multiple of SIDE; `words` from
+    `weights.pack`; `y` float32 `[rows, padded(out)]`."""
     rows, pairs = x.shape
     if rows == 0:
         return
@@ -189,15 +189,15 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
     ahead = _AHEAD if rows <= _FEW else 2 * _AHEAD
     for panel in range(words.shape[0]):
         for row in range(0, rows, 2 * SIDE):
-            # The first rows ask for the weights that come next.
+            # Only the first rows prefetch; later rows of a panel find its weights in the cache.
             _rows(x, row, words, panel * pairs * PANEL, y, panel * PANEL, ahead * int(row == 0))
     end_of_tiles()
 
 
 @fast
 def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any) -> None:
-    """A panel's outputs of the rows from `row` on, of two tiles or of one. The last ones begin
-    earlier instead of being of another height."""
+    """Compute a panel's outputs for one or two tiles of rows from `row` on. The last tile starts
+    earlier, overlapping rows already computed, so that all tiles have the same height."""
     (rows, pairs), stride = x.shape, y.shape[1]
     second = min(SIDE, rows - row - SIDE)
     first = row if second > 0 else max(rows - SIDE, 0)
@@ -218,7 +218,7 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
 
 @fast
 def product_of_codes(x: Any, codes: Any, y: Any) -> None:
-    """The same with codes: uint16 and int8 are of eight bits, uint8 of twelve."""
+    """`product_of_tiles` for codes: uint16 (`pack_eight`), int8 or uint8 (`pack_twelve`)."""
     rows, pairs = x.shape
     if rows == 0:
         return
@@ -240,15 +240,15 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
 
 @fast
 def _first_rows(x: Any, second: Any, codes: Any, words: Any, width: Any, space: Any) -> None:
-    """Sums of a panel and the rows of the first tile, or the first two; its weights are in `space`
-    afterwards. `words` are the codes, too."""
+    """Compute a panel's sums for the first one or two tiles of rows, and leave its unpacked weights
+    in `space`. `words`: the codes, viewed as uint32."""
     pairs, numbers = x.shape[1], space.view(np.uint16)
     steps = pairs // SIDE
     odd = exceptions_at(codes, steps)
     then = np.int64(words[odd])
     for step in range(steps + 1):
         if step < steps:
-            # A tile is loaded only when all that was stored before it has left for the caches.
+            # Unpack one step ahead: a tile load waits until earlier stores have reached the cache.
             unpack(codes, step, steps, width, space)
             while then < (step + 1) * STEP:
                 numbers[then] = words[odd + 1]
@@ -264,7 +264,7 @@ def _first_rows(x: Any, second: Any, codes: Any, words: Any, width: Any, space: 
 
 @intrinsic  # type: ignore[misc]
 def exceptions_at(typing: Any, codes: Any, steps: Any) -> Any:
-    """The word of a panel at which its exceptions begin."""
+    """Return the index of the word at which a panel's list of exceptions begins."""
     step, more = (STEP * 3 // 2, _LINE) if codes.dtype == types.uint8 else (STEP, 2 * _LINE)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -275,8 +275,8 @@ def exceptions_at(typing: Any, codes: Any, steps: Any) -> Any:
 
 @intrinsic  # type: ignore[misc]
 def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: Any) -> Any:
-    """The weights of a step of a panel's `codes`, to their places in `space`. Panels are `width`
-    numbers apart; what comes next is asked for."""
+    """Unpack a step of a panel's `codes` to its place in `space`, and prefetch what comes next.
+    Panels are `width` numbers apart."""
     whole = types.int64
     signature = types.void(codes, whole, whole, whole, space)
     ways = {"int8": _unpack_int8, "uint16": _unpack_eight, "uint8": _unpack_twelve}
@@ -292,7 +292,7 @@ def unpack(typing: Any, codes: Any, step: Any, steps: Any, width: Any, space: An
 
 
 def _unpack_int8(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
-    """Without their scales, which belong to sums."""
+    """Leaves out the scales, which multiply the sums later."""
     for line in range(2 * SIDE):
         pair, side = divmod(line, 2)
         at = emit.at(sizes[0], 0, STEP, pair * 2 * PANEL + side * LANES)
@@ -303,8 +303,8 @@ def _unpack_int8(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
 
 
 def _unpack_eight(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
-    """A byte's lowest seven bits are an exponent's lowest three and a mantissa of four, whose place
-    in a bfloat16 is three bits further; the bases of a line's outputs are added."""
+    """A code is a sign, three exponent bits and four mantissa bits. Shifted left by three, they are
+    in place for a bfloat16, and the output's base is added."""
     (step, steps, _), builder = sizes, emit.builder
     bases = [emit.load(codes, emit.at(steps, 0, STEP, v * _LINE), _SHORTS) for v in range(2)]
     for line in range(2 * SIDE):
@@ -318,9 +318,9 @@ def _unpack_eight(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
 
 
 def _unpack_twelve(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
-    """Four lines at a time: their signs and mantissas, and half bytes that look up exponents. The
-    next panel is asked for from several places: processors foresee more of many pages than of
-    one."""
+    """Unpack four lines at a time, from sign-and-mantissa bytes and half bytes that index the
+    exponent table. The next panel is prefetched from several places: hardware prefetchers follow
+    many pages better than one."""
     (step, steps, width), builder, size = sizes, emit.builder, STEP * 3 // 2
     table = emit.load(codes, emit.at(steps, 0, size), _ALL)
     share, groups = size // _STREAMS, STEP // (8 * LANES)
@@ -341,7 +341,7 @@ def _unpack_twelve(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
 
 
 def _exponents(emit: Emit, table: Any, halves: Any) -> list[Any]:
-    """Of four lines the exponents, where a bfloat16 has them; in its other bits is anything."""
+    """Return four lines' exponents in bfloat16 position; the other bits are undefined."""
     builder, found = emit.builder, []
     high = builder.lshr(builder.bitcast(halves, _SHORTS), _every(_SHORTS, 4))
     for codes in (halves, builder.bitcast(high, _ALL)):
@@ -352,7 +352,7 @@ def _exponents(emit: Emit, table: Any, halves: Any) -> list[Any]:
 
 
 def look_up(emit: Emit, table: Any, codes: Any) -> Any:
-    """Bytes of the table's quarters."""
+    """Return table bytes by code; each quarter of the lanes uses its own quarter of the table."""
     function = emit.function("llvm.x86.avx512.pshuf.b.512", _ALL, [_ALL, _ALL])
     return emit.builder.call(function, [table, codes])
 
@@ -363,8 +363,8 @@ def _every(kind: Any, number: int) -> Any:
 
 @fast
 def room(rows: Any, words: Any) -> Any:
-    """float32 `[rows, words]` from a border of cache lines on: a tile of rows that lie across two
-    each takes six times as long to load."""
+    """Return uninitialised float32 `[rows, words]`, aligned to a cache line: a tile whose rows each
+    cross a cache line takes six times as long to load."""
     space = np.empty(rows * words + SIDE, np.float32)
     first = -(space.ctypes.data // 4) % SIDE
     return space[first : first + rows * words].reshape(rows, words)

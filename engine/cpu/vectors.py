@@ -1,5 +1,5 @@
-"""Vector code for intrinsics of numba: sixteen lanes of 32 bits, written as LLVM vectors, since
-no loop over an array keeps its sums in registers.
+"""Emit vector code for numba intrinsics: LLVM vectors of sixteen 32-bit lanes. A plain loop over an
+array would not keep its sums in registers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 LANES = 16
-PANEL = 2 * LANES  # outputs whose packed weights stand together
+PANEL = 2 * LANES  # outputs whose packed weights are stored together
 
 FLOAT, INT, WIDE = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
@@ -21,7 +21,7 @@ BYTES, LINE = (ir.VectorType(ir.IntType(8), lanes) for lanes in (LANES, 4 * LANE
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's `bfloat`, which llvmlite does not name."""
+    """LLVM's `bfloat` type, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -34,14 +34,14 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-# Lower and upper bytes of what bfloat16 has for 0 to 127.
+# Lower and upper bytes of 0 to 127 as bfloat16.
 _SIZES = (
     (np.arange(128, dtype=np.float32).view(np.uint32) >> 16).astype("<u2")[:, None].view("u1").T
 )
 
 
 def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
-    """Data pointers of the arguments that are arrays; the others as they are."""
+    """Return the arguments, with arrays replaced by their data pointers."""
     return [
         context.make_array(kind)(context, builder, arg).data
         if isinstance(kind, types.Array)
@@ -51,7 +51,7 @@ def pointers(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]
 
 
 def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None]) -> None:
-    """Code of its own for each `count` from 1 to `most`."""
+    """Emit separate code for each value of `count` from 1 to `most`."""
     end = builder.append_basic_block("end")
     blocks = [builder.append_basic_block(f"of.{n + 1}") for n in range(most)]
     choice = builder.switch(count, blocks[-1])
@@ -66,15 +66,15 @@ def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None])
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
 HAS_AVX512 = bool(_FEATURES.get("avx512f", False))  # 32 registers of sixteen lanes, not 16 of eight
-MULTIPLIES_PAIRS = bool(_FEATURES.get("avx512bf16", False))  # of bfloat16, by an instruction
+MULTIPLIES_PAIRS = bool(_FEATURES.get("avx512bf16", False))  # has the bfloat16 pair instruction
 
-# Whether float32 arithmetic makes more products a second than that instruction does: on all
-# processors that have it but AMD's.
+# Whether float32 arithmetic does more products per second than that instruction: true on all
+# processors with it except AMD's.
 SLOW_PAIRS = not llvmlite.binding.get_host_cpu_name().startswith("znver")
 
 
 def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) -> Any:
-    """All lanes joined by halves, in every lane."""
+    """Reduce all lanes by halves with `join`; every lane of the result holds the total."""
     step = LANES // 2
     while step:
         turn = ir.Constant(INTS, [(lane + step) % LANES for lane in range(LANES)])
@@ -84,7 +84,7 @@ def over_lanes(builder: Any, vector: Any, join: Callable[[Any, Any, Any], Any]) 
 
 
 class Emit:
-    """Vector code at one place of a function."""
+    """Emits vector code at the builder's position."""
 
     def __init__(self, builder: Any, *, pairs: bool = False) -> None:
         self.builder = builder
@@ -107,25 +107,25 @@ class Emit:
         self.builder.store(vector, self.builder.bitcast(place, vector.type.as_pointer()), align=4)
 
     def at(self, value: Any, more: int, factor: int = 1, last: int = 0) -> Any:
-        """`(value + more) * factor + last`."""
+        """Return `(value + more) * factor + last`."""
         scaled = self.builder.mul(value, ir.Constant(WIDE, factor))
         return self.builder.add(scaled, ir.Constant(WIDE, more * factor + last))
 
     def fetch(self, pointer: Any, at: Any, *, near: bool) -> None:
-        """Ask for the cache line of an element: to the first cache, or to the second only."""
+        """Prefetch an element's cache line into L1 (`near`) or only into L2."""
         byte = ir.IntType(8).as_pointer()
         place = self.builder.bitcast(self.builder.gep(pointer, [at]), byte)
-        how = [ir.Constant(INT, n) for n in (0, 3 if near else 2, 1)]  # to read, where to, data
+        how = [ir.Constant(INT, n) for n in (0, 3 if near else 2, 1)]  # read, locality, data
         name = "llvm.prefetch.p0i8"
         self.builder.call(self.function(name, ir.VoidType(), [byte, *[INT] * 3]), [place, *how])
 
     def halves(self, words: Any) -> list[Any]:
-        """Of pairs of bfloat16 the first and the second numbers as float32, in integer vectors."""
+        """Split words of two bfloat16 into the first and the second numbers: float32 bits."""
         low, high = (ir.Constant(INTS, [n] * LANES) for n in (16, 0xFFFF0000))
         return [self.builder.shl(words, low), self.builder.and_(words, high)]
 
     def widened(self, pointer: Any, at: Any) -> Any:
-        """int8 of sixteen outputs and two inputs, a PANEL apart, as `halves` gives words."""
+        """Load int8 of sixteen outputs and two inputs, a PANEL apart; return them like `halves`."""
         numbers = (
             self.load(pointer, self.builder.add(at, ir.Constant(WIDE, i)), BYTES)
             for i in (0, PANEL)
@@ -133,8 +133,8 @@ class Emit:
         return [self.builder.bitcast(self.builder.sitofp(n, FLOATS), INTS) for n in numbers]
 
     def looked_up(self, pointer: Any, at: Any) -> list[Any]:
-        """A panel's two vectors of words, from 64 signs and sizes of int8: by AVX512_VBMI, which
-        AMD's processors with instructions for pairs have."""
+        """Return a panel's two vectors of words from 64 int8 as sign and size. Uses AVX512_VBMI,
+        which all AMD processors with AVX512_BF16 have."""
         b, codes = self.builder, self.load(pointer, at, LINE)
         select = self.function("llvm.x86.avx512.vpermi2var.qi.512", LINE, [LINE] * 3)
         tables = [[ir.Constant(LINE, list(half)) for half in np.split(t, 2)] for t in _SIZES]
@@ -145,13 +145,13 @@ class Emit:
         return [b.bitcast(b.shuffle_vector(low, high, mask), INTS) for mask in masks]
 
     def joined(self, halves: Sequence[Any]) -> Any:
-        """The words again, of numbers that bfloat16 holds."""
+        """Return the words of two `halves` that bfloat16 holds exactly."""
         low, high = halves
         return self.builder.or_(self.builder.lshr(low, ir.Constant(INTS, [16] * LANES)), high)
 
     def rounded(self, low: Any, high: Any) -> Any:
-        """32 float32 in order as sixteen words of two bfloat16, to nearest, ties to even. A NaN
-        stays one."""
+        """Round 32 consecutive float32 to sixteen words of two bfloat16: to nearest, ties to even.
+        NaN stays NaN."""
         b = self.builder
         if MULTIPLIES_PAIRS:
             name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -169,25 +169,25 @@ class Emit:
         return b.or_(parts[0], b.shl(parts[1], by))
 
     def everywhere(self, element: Any, kind: Any) -> Any:
-        """One element in every lane."""
+        """Return a vector with the element in every lane."""
         nothing = ir.Constant(kind, ir.Undefined)
         single = self.builder.insert_element(nothing, element, ir.Constant(INT, 0))
         return self.builder.shuffle_vector(single, nothing, ir.Constant(INTS, [0] * LANES))
 
     def spread(self, pointer: Any, at: Any) -> Any:
-        """An element of memory in every lane."""
+        """Load an element into every lane."""
         place = self.builder.bitcast(self.builder.gep(pointer, [at]), INT.as_pointer())
         return self.everywhere(self.builder.load(place), INTS)
 
     def added(self, total: Any, left: Any, right: Any) -> Any:
-        """`total` + `left` * `right`, the factors given as integer vectors."""
+        """Return `total + left * right`; the factors are bits in integer vectors."""
         kind = PAIRS if self.pairs else FLOATS
         factors = [self.builder.bitcast(x, kind) for x in (left, right)]
         given = [total, *factors] if self.pairs else [*factors, total]
         return self.builder.call(self._add, given)
 
     def add_product(self, total: Any, left: Any, right: Any) -> None:
-        """`*total` += `left` * `right`."""
+        """Add `left * right` to the variable `total`."""
         self.builder.store(self.added(self.builder.load(total), left, right), total)
 
     def larger(self, one: Any, other: Any) -> Any:
@@ -198,16 +198,16 @@ class Emit:
         return ir.Constant(FLOATS, [float(np.float32(value))] * LANES)
 
     def total(self, vector: Any) -> Any:
-        """The sum of the lanes, in every lane."""
+        """Return the sum of the lanes, in every lane."""
         return over_lanes(self.builder, vector, lambda b, *two: b.fadd(*two))
 
     def largest(self, vector: Any) -> Any:
-        """The largest lane, in every lane."""
+        """Return the largest lane, in every lane."""
         return over_lanes(self.builder, vector, lambda _, *two: self.larger(*two))
 
     def exp(self, x: Any) -> Any:
-        """e**x for x <= 0, to some 2e-7: 2**n times a polynomial (Cephes, expf); 0 below -87. A NaN
-        stays one."""
+        """Return e**x for x <= 0, 0 below -87, with an error of about 2e-7: 2**n times a polynomial
+        (Cephes, expf). NaN stays NaN."""
         b = self.builder
         add = self.function(f"llvm.fmuladd.v{LANES}f32", FLOATS, [FLOATS] * 3)
         magic = self.number(12582912.0)  # 1.5 * 2**23: adding it rounds to a whole number

@@ -1,10 +1,10 @@
-"""Weights in the forms in which compiled code reads them: fewer bytes, in the order of their use.
+"""Pack weights for compiled code: fewer bytes, in the order in which they are read.
 
-`pack` keeps sixteen bits. `pack_twelve` keeps the same numbers in twelve: the eight bits of
-exponent hardly differ among weights that were trained, and sixteen of them serve nearly all of a
-panel. `pack_eight` is not exact: a sign, three bits of exponent, counted from the least that an
-output needs, and four of mantissa. These two are for processors that multiply tiles
-(`engine.cpu.kernels_tiles`). `pack_int8`, for who asks for it, has one scale for an output.
+`pack` keeps sixteen bits per weight. `pack_twelve` stores the same numbers in twelve bits: trained
+weights use few of the 256 exponents, and sixteen of them cover nearly all of a panel. `pack_eight`
+is lossy: a sign, three bits of exponent relative to the output's base, and four of mantissa.
+`pack_twelve` and `pack_eight` need AMX (`engine.cpu.kernels_tiles`). `pack_int8`, used only on
+request, has one scale per output.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from engine.cpu.kernels_products import BY_PAIRS
 from engine.cpu.kernels_tiles import NONE, SIDE, STEP, TAIL
 from engine.cpu.vectors import LANES, PANEL
 
-SMALL = 1 << 24  # parameters; a smaller model is read from the caches, where twelve bits are slower
+SMALL = 1 << 24  # parameters; a smaller model fits in the caches, where twelve bits are slower
 
 Floats = npt.NDArray[np.float32]
 Packed = npt.NDArray[Any]
 
 _HUGE_PAGE = 1 << 21  # bytes
-_LINE = 64  # bytes: of a cache, and of a panel's sixteen exponents, four times over
-_BIAS, _LEAST = 127, -119  # of bfloat16; the exponent of the smallest largest weight
-_EXPONENTS, _MANTISSAS = 8, 16  # of eight bits
-_SMALLEST = 2.0**-100  # scale of int8, of an output that is zero
+_LINE = 64  # bytes in a cache line, and in a panel's table: sixteen exponents, four times
+_BIAS, _LEAST = 127, -119  # of bfloat16: exponent bias, and the lowest top exponent of an output
+_EXPONENTS, _MANTISSAS = 8, 16  # of eight-bit codes
+_SMALLEST = 2.0**-100  # least int8 scale, also that of an output whose weights are all zero
 
 
 class DoesNotFit(Exception):
-    """Too many weights whose exponents are not among their panel's sixteen."""
+    """Too many weights have an exponent outside their panel's sixteen."""
 
 
 def is_exact(weight: Tensor) -> bool:
-    """Whether bfloat16 holds every number of `weight`."""
+    """Whether bfloat16 represents every number of `weight` exactly."""
     return bool(torch.equal(weight.to(torch.bfloat16).to(weight.dtype), weight))
 
 
 def padded(outputs: int) -> int:
-    """Columns that a product with so many outputs writes."""
+    """Return how many columns a product with `outputs` outputs writes."""
     return -(-outputs // PANEL) * PANEL
 
 
 def pack(weight: Tensor) -> npt.NDArray[np.uint32]:
-    """`[out, in]`, `in` even -> `[panels, in / 2, PANEL]`. A word holds an output's weights for two
-    inputs, the first in its low half; missing outputs are zero."""
+    """Return `[out, in]` (`in` even) as `[panels, in / 2, PANEL]`. A word holds an output's weights
+    for two inputs, the first in the low half. Padding outputs are zero."""
     outputs, inputs = weight.shape
     assert inputs % 2 == 0
     bits = weight.detach().to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
@@ -61,10 +61,10 @@ def pack(weight: Tensor) -> npt.NDArray[np.uint32]:
 
 
 def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
-    """`[out, in]` -> `[panels, bytes]`. By steps of `kernels_tiles`: a byte of sign and mantissa
-    for each weight in the order of `pack`, then half bytes that name one of the panel's exponents.
-    Then those, four times over. Then the weights with another exponent: place in the panel and
-    bits, 32 bits each, and NONE. Raises DoesNotFit."""
+    """Return `[out, in]` as `[panels, bytes]`. Per step of `kernels_tiles`: a sign-and-mantissa
+    byte per weight in the order of `pack`, then half bytes that index the panel's exponents. After
+    the steps: the table of exponents, four times; then the weights with another exponent, as place
+    in the panel and bits, 32 bits each; then NONE. Raises DoesNotFit if there are too many."""
     numbers = pack(weight).view(np.uint16)
     numbers = numbers.reshape(len(numbers), -1, STEP)
     (panels, steps, _), most = numbers.shape, weight.shape[1] // 8
@@ -82,7 +82,7 @@ def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
         code[code == 255] = 0
         steps_out = out[: steps * STEP * 3 // 2].reshape(steps, -1)
         steps_out[:, :STEP] = (mine >> 8) & 0x80 | mine & 0x7F
-        # Four lines of 32: the second two in the upper halves, of either two alternately.
+        # Four lines of 32: two lines interleaved in the lower halves, the other two in the upper.
         lines = code.reshape(steps, -1, 2, 2, 2 * LANES)
         halves = lines[:, :, 0] | lines[:, :, 1] << 4
         steps_out[:, STEP:] = halves.transpose(0, 1, 3, 2).reshape(steps, -1)
@@ -96,8 +96,8 @@ def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def pack_eight(weight: Tensor) -> npt.NDArray[np.uint16]:
-    """`[out, in]` -> `[panels, numbers]`: two inputs' codes of each output in the order of `pack`,
-    then the bases of all exponents as bfloat16, twice each, then NONE (no exceptions)."""
+    """Return `[out, in]` as `[panels, numbers]`: two inputs' codes per output in the order of
+    `pack`, then each output's base exponent as bfloat16, twice, then NONE (no exceptions)."""
     outputs, inputs = weight.shape
     assert inputs % (2 * SIDE) == 0
     codes, bases = _eight_bits(weight.detach().float())
@@ -115,15 +115,15 @@ def pack_eight(weight: Tensor) -> npt.NDArray[np.uint16]:
 
 
 def _eight_bits(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-    """Of each weight the code, of each output the base."""
+    """Return the code of each weight and the base of each output."""
     size = weight.abs()
     top = torch.log2(size.amax(1, keepdim=True)).floor().clamp_min(_LEAST)
     lowest = top - (_EXPONENTS - 1)
     exponent = torch.log2(size).floor().clamp(lowest, top)
     mantissa = (size / 2.0**exponent * _MANTISSAS).round() - _MANTISSAS
-    # A rounded mantissa may be the next exponent's first; what is too small is the least there is.
+    # Rounding up may carry into the exponent. Weights below the range get the least code.
     code = ((exponent - lowest) * _MANTISSAS + mantissa).clamp(0, _EXPONENTS * _MANTISSAS - 1)
-    odd = (torch.arange(weight.shape[1]) % 2 == 1).expand_as(weight)  # or zeros would add up
+    odd = (torch.arange(weight.shape[1]) % 2 == 1).expand_as(weight)  # zeros alternate in sign
     negative = torch.where(size > 0, weight < 0, odd)
     codes = (code + 128 * negative).to(torch.uint8).numpy()
     bases = ((lowest[:, 0] + _BIAS).to(torch.int64) << 7).numpy().astype(np.uint32)
@@ -131,9 +131,9 @@ def _eight_bits(weight: Tensor) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
 
 
 def pack_int8(weight: Tensor, *, pairs: bool = BY_PAIRS) -> npt.NDArray[np.int8]:
-    """`[out, in]` -> `[panels, bytes]`: of each input a panel's numbers, then their scales as
-    float32, then NONE (no exceptions). `pairs`, for `Emit.looked_up`: of each pair of inputs four
-    outputs of the panel's first half, four of its second and so on, as a sign and a size."""
+    """Return `[out, in]` as `[panels, bytes]`: the panel's numbers of each input in turn, then the
+    scales as float32, then NONE (no exceptions). `pairs`, for `Emit.looked_up`: per pair of inputs
+    alternately four outputs of the panel's first half and four of its second, as sign and size."""
     outputs, inputs = weight.shape
     full = torch.zeros(padded(outputs), inputs, dtype=torch.int8)
     every = torch.ones(len(full))
@@ -151,8 +151,8 @@ def pack_int8(weight: Tensor, *, pairs: bool = BY_PAIRS) -> npt.NDArray[np.int8]
 
 
 def int8_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 `[out, in]` and float32 scales `[out]`, whose products are the weights to half a scale;
-    the largest of an output is 127. NaN is in a scale, so that it is not lost."""
+    """Return int8 `[out, in]` and float32 scales `[out]`; their product is within half a scale of
+    each weight. An output's largest is 127. A NaN weight makes the scale NaN, so it is not lost."""
     weight = weight.detach().float()
     scales = weight.abs().amax(1) / 127
     scales[scales < _SMALLEST] = _SMALLEST
@@ -160,8 +160,8 @@ def int8_of(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantised(model: Any) -> tuple[Packed, ...]:
-    """`packed_weights` in int8. The model's own become what those stand for, as near as they can,
-    for rows that are not compiled code's."""
+    """Return the packed weights in int8, and set the model's own linear weights to the dequantised
+    values (rounded to their dtype), for rows that compiled code does not run."""
     weights = _weights(model, pack_int8)
     for part in model.modules():
         if isinstance(part, nn.Linear):
@@ -171,9 +171,9 @@ def quantised(model: Any) -> tuple[Packed, ...]:
 
 
 def packed_weights(model: Any, *, eight: bool) -> tuple[int, tuple[Packed, ...]]:
-    """Bits of a packed weight, and the weights of a plain model as `kernels_decoder.forward` takes
-    them, in the form that has the least to be read. Embedding and norms are shared with a model in
-    float32. `eight`: in eight bits, which must suit."""
+    """Return the bits per packed weight, and a plain model's weights for `kernels_decoder.forward`
+    in the smallest exact form. A float32 model's embedding and norms are shared. `eight`: use eight
+    bits, lossy; `has_whole_tiles` must hold."""
     if eight:
         return 8, _weights(model, pack_eight)
     size = sum(p.numel() for p in model.parameters())
@@ -187,7 +187,7 @@ def packed_weights(model: Any, *, eight: bool) -> tuple[int, tuple[Packed, ...]]
 
 
 def _weights(model: Any, form: Callable[[Tensor], Packed]) -> tuple[Packed, ...]:
-    """Of every layer one behind the other."""
+    """Return the weights of all layers, stacked, packed by `form`."""
     body, head = model.base_model, model.get_output_embeddings().weight
     embedding, layers = body.embed_tokens.weight.detach().contiguous(), body.layers
     attention, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
@@ -212,9 +212,9 @@ def _weights(model: Any, form: Callable[[Tensor], Packed]) -> tuple[Packed, ...]
 
 
 def _aligned(parts: Iterable[Packed], count: int) -> Packed:
-    """`count` equal ones in a row, from a border of cache lines on: no vector then lies across two.
-    From half a huge page on, from one of those, and numpy asks Linux for such pages. One after the
-    other: memory need not hold them twice."""
+    """Return `count` parts of equal shape stacked, aligned to a cache line so that no vector
+    crosses two. From half a huge page on, aligned to huge pages, which numpy requests from Linux.
+    Parts are consumed one at a time, so that memory does not hold all of them twice."""
     found: Packed | None = None
     for i, words in enumerate(parts):
         if found is None:
@@ -240,12 +240,12 @@ def head_dim(config: Any) -> int:
 
 
 def has_even_inputs(config: Any) -> bool:
-    """Whether inputs of all products come in pairs."""
+    """Whether all products have an even number of inputs."""
     return all(inputs % 2 == 0 for inputs in _inputs_of(config))
 
 
 def has_whole_tiles(config: Any) -> bool:
-    """Whether there are tiles here, and inputs of all products fill them."""
+    """Whether this process has AMX tiles, and the inputs of all products fill whole tiles."""
     return HAS_TILES and all(inputs % (2 * SIDE) == 0 for inputs in _inputs_of(config))
 
 

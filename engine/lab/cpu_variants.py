@@ -1,10 +1,10 @@
-"""Does each variant of the CPU's code earn its lines? `python -m engine.lab.cpu_variants`.
+"""Is each variant of the CPU code worth its lines? `python -m engine.lab.cpu_variants`.
 
-Each variant is timed against the next simpler one in turns, in one process and one thread, over the
-cells in which both apply. Between two turns other weights are read, as a draft's are between two
-forwards of its target. A cell's ratio is that of the medians, simpler by variant: above 1 the
-variant is faster. A variant stays if the geometric mean of its cells is at least `EARNS`. Code for
-AVX512_BF16 and AMX is timed where the processor has them, else left out.
+Times each variant and the next simpler one in turns, in one process and one thread, over the cells
+in which both apply. Other memory is read between turns, like a draft's weights between two forwards
+of its target. A cell's ratio is the simpler one's median time over the variant's: above 1, the
+variant is faster. A variant stays if the geometric mean of its cells is at least `EARNS` (1.15).
+Code for AVX512_BF16 and AMX is timed only on processors that have them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ EARNS = 1.15
 ROWS = (1, 4, 8, 16)
 CONTEXT = 256  # tokens before the rows
 BLOCK = 16  # tokens
-SWEPT = 1 << 26  # bytes read between two turns
-WIDTH = 1024  # of the matrix whose products are timed
+SWEPT = 1 << 26  # bytes read between turns
+WIDTH = 1024  # of the matrix in the timed products
 
 Run = Callable[[], object]
 
@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 
 def models() -> Iterator[tuple[str, Any]]:
-    """In float32, and exact in bfloat16."""
+    """Yield names and models, in float32 and exact in bfloat16."""
     for role in ("draft", "target"):
         built_in = read_llama(Path(demo.__file__).parent / role)
         assert built_in is not None
@@ -75,7 +75,7 @@ def models() -> Iterator[tuple[str, Any]]:
 
 
 def forwards(name: str, model: Any) -> Iterator[Pair]:
-    """The ways of a float32 forward, and the attention of all layers."""
+    """Yield the variants of a float32 forward, and of the attention of all layers."""
     config = model.config
     dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     layers = [LayerShape(i, kv_heads, dim, dim) for i in range(config.num_hidden_layers)]
@@ -118,7 +118,7 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
 
 
 def draws(vocab: int) -> Iterator[Pair]:
-    """Compiled against torch's, at T=0 and 1, and with top_p."""
+    """Yield compiled draws against torch's: at temperature 0 and 1, and with top_p."""
     processor = LogitsProcessor([0])
     quick = QuickDraws(processor, vocab)
     exact = DeviceDraws(processor, vocab, torch.device("cpu"))
@@ -136,7 +136,7 @@ def draws(vocab: int) -> Iterator[Pair]:
 
 
 def products() -> Iterator[Pair]:
-    """Those in bfloat16 that only some processors have, and those by int8, of one matrix."""
+    """Yield products with one matrix: in int8, and in bfloat16 where the processor has it."""
     weight = (torch.randn(WIDTH, WIDTH) * 0.02).bfloat16()
     words, int8 = weights.pack(weight), weights.pack_int8(weight)
     for rows in ROWS:
@@ -159,10 +159,10 @@ def products() -> Iterator[Pair]:
 
 
 def medians(pair: Pair, turns: int) -> tuple[float, float]:
-    """In seconds: of the variant, and of the simpler one."""
+    """Return the median seconds of the variant and of the simpler one."""
     swept = np.ones(SWEPT, np.uint8)
     found = []
-    for _ in range(turns + 2):  # of which two warm up
+    for _ in range(turns + 2):  # two are warm-ups
         for run in (pair.run, pair.simpler):
             swept.max()
             begin = perf_counter()

@@ -1,4 +1,4 @@
-"""Files and folders that programs write their findings to: whole or not at all."""
+"""Write result files and folders atomically: completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Name = str | Path
 
 
 def writable(given: Mapping[str, Name | None], *, reads: Iterable[Name] = ()) -> None:
-    """Raise ConfigError, before any work is done, if what options name cannot become files, or not
-    different ones, or is among the files that are read."""
+    """Check output files before any work. Raises ConfigError if a file named by an option cannot be
+    written, is named by another option too, or is one of the input files `reads`."""
     taken = {os.path.realpath(read): "which is read" for read in reads}
     for option, name in given.items():
         if name is None:
@@ -29,8 +29,8 @@ def writable(given: Mapping[str, Name | None], *, reads: Iterable[Name] = ()) ->
 
 
 def _check(path: Path) -> None:
-    """As it will be written: whatever the system then refuses, a folder that is not there, a name
-    too long or a file system that is only read, it refuses now."""
+    """Write a temporary file as the program will later, so that a missing folder, a name that is
+    too long or a read-only file system is found now. Raises ConfigError."""
     if os.path.isdir(path):
         raise ConfigError(f"cannot write {path}: it is a folder")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -40,8 +40,8 @@ def _check(path: Path) -> None:
 
 
 def replace_file(name: Name, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file next to `name`, then give it that name. Raises ConfigError,
-    or what `write` raises, and leaves no temporary file behind."""
+    """Let `write` fill a temporary file next to `name`, then rename it to `name`. Raises
+    ConfigError or any error of `write`, and leaves no temporary file behind."""
     path = Path(name)
     with _refusals(path), _part(path) as part:
         write(part)
@@ -50,8 +50,8 @@ def replace_file(name: Name, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_folder(name: Name) -> Iterator[Path]:
-    """An empty folder next to `name`, made before any work is done; it gets that name in the end,
-    or is gone after an exception. Raises ConfigError."""
+    """Make an empty temporary folder next to `name`. It is renamed to `name` at the end, or deleted
+    after an exception. Raises ConfigError."""
     folder = Path(name)
     if folder.exists():
         raise ConfigError(f"--output {name} exists already; give the name of a new folder")
@@ -62,14 +62,14 @@ def new_folder(name: Name) -> Iterator[Path]:
             part.mkdir()
         yield part
         with _refusals(folder):
-            for file in filter(Path.is_file, part.rglob("*")):  # safetensors writes for its owner
+            for file in filter(Path.is_file, part.rglob("*")):  # safetensors makes them owner-only
                 file.chmod(part.stat().st_mode & 0o666)
             part.replace(folder)
 
 
 @contextmanager
 def _refusals(path: Path) -> Iterator[None]:
-    """The system's, as ConfigErrors."""
+    """Turn OSError into ConfigError."""
     try:
         yield
     except OSError as error:
@@ -78,12 +78,12 @@ def _refusals(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _part(path: Path) -> Iterator[Path]:
-    """A temporary name next to `path`; what then has it is deleted."""
+    """Give a temporary name next to `path`; anything with that name is deleted at the end."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
     finally:
-        with suppress(OSError):  # of the kind that was just raised
+        with suppress(OSError):  # keeps the error that was just raised
             if part.is_dir():
                 shutil.rmtree(part)
             else:
@@ -91,7 +91,7 @@ def _part(path: Path) -> Iterator[Path]:
 
 
 def write_text(name: Name, text: str, check: Callable[[Path], None] = lambda part: None) -> None:
-    """`check` may refuse what was written by an exception. Raises ConfigError."""
+    """Write a text file. `check` may reject the written file by raising. Raises ConfigError."""
 
     def write(part: Path) -> None:
         part.write_text(text, encoding="utf-8", errors="replace")
@@ -101,5 +101,5 @@ def write_text(name: Name, text: str, check: Callable[[Path], None] = lambda par
 
 
 def write_json(name: Name, content: Any) -> None:
-    """One JSON value, indented. Raises ConfigError."""
+    """Write one JSON value, indented. Raises ConfigError."""
     write_text(name, json.dumps(content, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""`python -m engine.lab.forwards`: what a target's forward takes by sequences, rows of each and
-tokens before them, and a step of the draft's chain.
+"""`python -m engine.lab.forwards`: time a target's forward by number of sequences, rows per
+sequence and context length, and a step of the draft's chain.
 
-On the pool that an engine would have, sequences far apart in it, by the attention that is named.
+Uses a KV pool of an engine's size, with sequences far apart in it, and the given attention backend.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from engine.step.profiling import CHAINED, ForwardTimer
 
 SEQUENCES, ROWS, CONTEXTS = (1, 8, 32, 64), (1, 2, 5, 8), (64, 1024, 8192)
 
-Size = tuple[int, int, int]  # sequences, rows of each, tokens before them
+Size = tuple[int, int, int]  # sequences, rows per sequence, context length
 
 
 def sizes(timer: ForwardTimer, longest: int) -> Iterator[Size]:
-    """Those that there is room for."""
+    """Yield the sizes that fit in the KV pool and in `longest` tokens."""
     for sequences, rows, context in product(SEQUENCES, ROWS, CONTEXTS):
         if context + rows <= longest and timer.fits(sequences, rows, context):
             yield sequences, rows, context
 
 
 def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], dict[int, float]]:
-    """The attention's name, seconds of a forward by size, and of a step of a chain by sequences.
-    Raises EngineError."""
+    """Return the attention backend's name, seconds of a forward by size, and seconds of a chain
+    step by number of sequences. Raises EngineError."""
     cache, _ = build_cache(config, pair)
     target = runner_of(config, pair.target, cache)
     draft = runner_of(config, pair.draft, cache) if pair.draft else None
@@ -51,7 +51,7 @@ def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], 
 
 
 def show(parsed: argparse.Namespace) -> int:
-    """Measure and print; the exit code. Raises EngineError."""
+    """Measure and print; return the exit code. Raises EngineError."""
     writable({"--json": parsed.json})
     set_threads(parsed.threads)
     config = pair_config(parsed).model_copy(update={"attention": parsed.attention})
@@ -72,7 +72,7 @@ def show(parsed: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake."""
+    """Return exit code 0, or 2 for invalid arguments."""
     parser = Parser("python -m engine.lab.forwards", __doc__)
     add_pair(parser)
     parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")

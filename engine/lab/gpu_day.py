@@ -1,9 +1,9 @@
-"""`python -m engine.lab.gpu_day --output DIR`: all that a GPU has to be asked, in one command
+"""`python -m engine.lab.gpu_day --output DIR`: run all GPU tests and benchmarks in one command
 (`make gpu`).
 
-Whether the CUDA path is right (tests/gpu), then what it gives, the most telling first. Each part is
-a process of its own with a limit, so that one that fails or hangs loses no other; after each all
-that was found is written: `gpu_day.json`, and `gpu_day.md` for people.
+Tests the CUDA path (tests/gpu), then measures it, the most important parts first. Each part is a
+separate process with a time limit, so that one that fails or hangs does not affect the others. All
+results so far are written after each part: `gpu_day.json`, and `gpu_day.md` for people.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from engine.lab.files import write_json, write_text
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("attention", "fused", "engine_on", "graphs", "sampling", "packed_copy", "memory")
-KINDS = ("tests", "failures", "errors", "skipped")  # of tests in a report
-SHOWN = 100  # lines of what a part said, on the page
-Found = dict[str, Any]  # by part
+KINDS = ("tests", "failures", "errors", "skipped")  # counts in a JUnit report
+SHOWN = 100  # last lines of a part's output that the page shows
+Found = dict[str, Any]  # results by part
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`words`: of the Python that runs it; `limit`: seconds. It may write what it found to the file
-    that its folder has for it."""
+    """A part of the day. `words`: arguments of the Python process that runs it; `limit`: seconds.
+    It may write its results to a file `NAME.json` or `NAME.xml`."""
 
     name: str
     question: str
@@ -47,7 +47,7 @@ class Part:
 
 @dataclass(slots=True)
 class Outcome:
-    """`code`: of the process, None where its time was over. `said`: on either stream."""
+    """The outcome of a part. `code`: exit code, None after a timeout. `said`: stdout and stderr."""
 
     name: str
     question: str
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iterator[Part]:
-    """In this order. `quick`: as little as shows that they run."""
+    """Yield the parts in order. `quick`: only enough to show that they run."""
     pair, few = folder / "pair", ("--tokens", "128") if quick else ()
     ours = ("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--device", device)
     long = ("--rounds", "1", "--tokens", "16") if quick else ("--rounds", "2", "--minutes", "1.5")
@@ -94,7 +94,7 @@ def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iter
 
 
 def run(part: Part, folder: Path, left: float) -> Outcome:
-    """With all that it has started ended, too."""
+    """Run a part for at most `left` seconds, then kill its whole process group."""
     if left <= 0.0:
         return Outcome(part.name, part.question, None, 0.0, "")
     began, log = time.monotonic(), folder / f"{part.name}.txt"
@@ -117,7 +117,7 @@ def run(part: Part, folder: Path, left: float) -> Outcome:
 
 
 def found_by(part: Part, folder: Path) -> Any:
-    """What it wrote: figures, or of tests how many there were of each kind."""
+    """Return a part's results: its JSON figures, or for tests the counts of KINDS; else None."""
     with suppress(OSError, ValueError):
         return json.loads((folder / f"{part.name}.json").read_text())
     with suppress(OSError, ElementTree.ParseError, StopIteration):
@@ -131,7 +131,7 @@ def _ratio(cell: Any, mode: str, to: str) -> float:
     return float(rates[mode] / rates[to])
 
 
-# What is wanted, the least or most of it, and where it stands in what was found.
+# Goals: name, direction, limit, and where the value is in the results.
 WANTED: tuple[tuple[str, str, float, Callable[[Found], float]], ...] = (
     ("bytes read at K = 0, of those that a copy moves", ">=", 0.80,
      lambda f: f["machine"]["costs"]["read"] / f["machine"]["costs"]["copy"]),
@@ -151,7 +151,7 @@ WANTED: tuple[tuple[str, str, float, Callable[[Found], float]], ...] = (
 
 
 def judged(found: Found) -> Iterator[tuple[str, float | None, str, bool | None]]:
-    """Each of `WANTED`: what it is, measured, wanted, met; None where it is not known."""
+    """Yield name, value, limit and whether it is met for each of `WANTED`; None: unknown."""
     for name, sense, limit, get in WANTED:
         value = None
         with suppress(KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
@@ -161,7 +161,7 @@ def judged(found: Found) -> Iterator[tuple[str, float | None, str, bool | None]]
 
 
 def page(outcomes: Sequence[Outcome], found: Found) -> str:
-    """In Markdown."""
+    """Return the report as Markdown."""
     known = [of["facts"] for of in found.values() if of and "facts" in of]
     facts: dict[str, Any] = known[0] if known else {}
     lines = ["# The day of the GPU", "", ", ".join(f"{k}: {v}" for k, v in facts.items()), ""]
@@ -187,7 +187,7 @@ def _word(met: bool | None) -> str:
 
 
 def _check_device() -> None:
-    """Raises ConfigError where this Python finds no GPU."""
+    """Raise ConfigError if this Python finds no GPU."""
     asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=False)
     if done.returncode:
@@ -197,7 +197,7 @@ def _check_device() -> None:
 
 
 def day(parsed: argparse.Namespace) -> int:
-    """The exit code: 1 where a part failed. Raises ConfigError."""
+    """Run all parts; return exit code 1 if one failed, else 0. Raises ConfigError."""
     if parsed.device == "cuda":
         _check_device()
     folder, ends = Path(parsed.output).resolve(), time.monotonic() + 60 * parsed.minutes
@@ -217,13 +217,13 @@ def day(parsed: argparse.Namespace) -> int:
             write_json(folder / "gpu_day.json", {**kept, "judged": list(judged(found))})
             write_text(folder / "gpu_day.md", page(outcomes, found))
     finally:
-        shutil.rmtree(folder / "pair", ignore_errors=True)  # 18 GB
+        shutil.rmtree(folder / "pair", ignore_errors=True)  # 18 GB for an 8B target
     print(f"written: {folder / 'gpu_day.md'}")
     return 0 if all(each.code == 0 for each in outcomes) else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1 where a part failed; 2 for a mistake."""
+    """Return exit code 0, 1 if a part failed, or 2 for invalid arguments."""
     parser = Parser("python -m engine.lab.gpu_day", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [part.name for part in parts_of(Path(), "cuda", "8b", quick=True)]
     add("--only", type=names_of([*names, "forwards-sdpa"]), help="parts, with commas between them")
     parsed = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the part that runs ends, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `run` then kills the running part
     return exit_code(parser.prog, lambda: day(parsed))
 
 

@@ -1,8 +1,8 @@
-"""What the host adds to the forwards of a step: `python -m engine.lab.host_time`.
+"""Measure the host time of a step outside its forwards: `python -m engine.lab.host_time`.
 
-Engines of several modes decode the same texts in turns. For each batch size and mode a line holds
-the microseconds of a step in which all sequences decode: in forwards, outside of them, and that by
-part of the step (`messages.StepSeconds`). Means over the steps.
+Engines of several modes decode the same texts in turns. Prints a line per batch size and mode, with
+mean microseconds per step in which all sequences decode: in forwards, on the host, and the host
+time by part of the step (`messages.StepSeconds`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import POOL, Arm, parse_arms, pool
 from engine.messages import SamplingParams, StepSeconds, Submit
 
-TOKENS = 48  # of a text
+TOKENS = 48  # per reply
 HEADS = (
     *("", "mode", "forwards", "host"),
     *("schedule", "propose", "verify", "accept", "commit", "emit", "around"),
@@ -28,7 +28,7 @@ HEADS = (
 
 
 def parts_of(seconds: StepSeconds) -> list[float]:
-    """Under HEADS: forwards, the host in all, and its parts."""
+    """Return the columns of HEADS: seconds in forwards, on the host, and by part of the step."""
     s = seconds
     host = [s.schedule, s.propose - s.propose_forward, s.verify - s.verify_forward]
     host += [s.accept, s.commit, s.emit, s.around]
@@ -36,7 +36,7 @@ def parts_of(seconds: StepSeconds) -> list[float]:
 
 
 def batches(encode: Encode, size: int) -> Iterator[list[Submit]]:
-    """Of so many texts each, no two with one id."""
+    """Yield batches of `size` requests with unique ids, without end."""
     texts, number = [encode(text) for text in pool("code")], count()
     while True:
         places = [next(number) for _ in range(size)]
@@ -52,7 +52,7 @@ def batches(encode: Encode, size: int) -> Iterator[list[Submit]]:
 
 
 def decode(player: Offline, arm: Arm, submits: Sequence[Submit]) -> list[list[float]]:
-    """The parts of each step in which all of them decode."""
+    """Return `parts_of` each step in which all requests decode."""
     engine, clock = player.engines[arm]
     found = list[list[float]]()
     clock.start()
@@ -67,7 +67,7 @@ def decode(player: Offline, arm: Arm, submits: Sequence[Submit]) -> list[list[fl
 
 
 def show(parsed: argparse.Namespace) -> int:
-    """Measure and print. Raises EngineError."""
+    """Measure and print; return the exit code. Raises EngineError."""
     arms, clock = parse_arms(parsed.modes), clock_of(parsed)
     set_threads(parsed.threads)
     config, pair, encode = load(parsed)
@@ -81,7 +81,7 @@ def show(parsed: argparse.Namespace) -> int:
         for round_, submits in zip(range(parsed.rounds + 1), batches(encode, size), strict=False):
             for arm in arms:
                 found = decode(player, arm, submits)
-                steps[arm] += found if round_ else []  # the first one warms up
+                steps[arm] += found if round_ else []  # the first round is a warm-up
         for arm, each in steps.items():
             means = [f"{1e6 * mean(part):.0f}" for part in zip(*each, strict=True)]
             rows.append([f"x{size}", arm.name, *means])

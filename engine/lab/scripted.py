@@ -1,9 +1,9 @@
-"""A scripted engine: speaks the wire, computes nothing. It is the load of `foredraft bench front`.
+"""A scripted engine for `foredraft bench front`: speaks the engine protocol without a model.
 
-`python -m engine.lab.scripted --config .. --commands .. --events .. ...`: the real
-EngineProcess around an engine whose replies repeat their prompt, in steps of a fixed length.
-Speculation is played: each step commits `tokens_per_step`, all but one "accepted". Without torch.
-"""
+`python -m engine.lab.scripted --config .. --commands .. --events .. ...` runs the real
+EngineProcess around an engine whose replies repeat their prompt, in steps of fixed duration.
+Speculation is simulated: each step commits `tokens_per_step` tokens, all but one "accepted". Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Running:
 
 
 class ScriptedEngine:
-    """engine.process.StepEngine, by script. Honours max_tokens and stop_token_ids.
+    """A scripted engine.process.StepEngine. Honours max_tokens and stop_token_ids.
 
-    A step begins `step_seconds` after the one before, or at once when that was longer ago.
+    A step begins `step_seconds` after the previous one began, or at once if that is past.
     """
 
     def __init__(self, ready: Ready, *, step_seconds: float = 0.0) -> None:
@@ -53,12 +53,12 @@ class ScriptedEngine:
         self.ended: list[Output] = []
         self.num_steps = self.num_tokens = 0
         self.news: Swap | None = None
-        self.draft = ready.k_max  # proposed tokens of a step, all of them accepted
+        self.draft = ready.k_max  # draft tokens per step, all accepted
         self._step_seconds = step_seconds
         self._next_step = time.monotonic()
 
     def next_token(self, running: Running) -> int:
-        """The prompt again and again: replies that are text, whatever the vocabulary."""
+        """Return the next token of the repeated prompt, which is text for any vocabulary."""
         return running.tokens[-len(running.submit.prompt)]
 
     @property
@@ -86,15 +86,15 @@ class ScriptedEngine:
         )
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
-        """Nothing: the load stays as the command line says."""
+        """Do nothing: the command line fixes the load."""
 
     def swap_draft(self, path: str) -> None:
-        """It has none."""
+        """Refuse: there is no draft model."""
         self.news = Swap(path, "refused", "this engine is a script, without a draft model", "")
 
     def step(self) -> Outputs:
         time.sleep(max(self._next_step - time.monotonic(), 0.0))
-        # From when it was due, so that late wake-ups do not slow the rate.
+        # Counted from the due time, so that late wake-ups do not lower the rate.
         self._next_step = max(self._next_step + self._step_seconds, time.monotonic())
         self.num_steps += 1
         items, self.ended = self.ended, []
@@ -139,7 +139,7 @@ class ScriptedEngine:
 
 
 def make_ready(*, vocab_size: int, k_max: int, max_model_len: int = 4096) -> Ready:
-    """The facts of an engine that computes nothing; the last id ends a sequence."""
+    """Return the Ready message of a scripted engine; the last token id is EOS."""
     return Ready(
         pid=os.getpid(),
         target="scripted",
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens-per-step", type=whole(1, 10**6), default=1)
     parser.add_argument("--vocab-size", type=whole(2, 2**31), default=258)
     parsed = parser.parse_args(arguments)
-    read_config(parsed.config)  # what the supervisor wrote must be readable
+    read_config(parsed.config)  # checks that the supervisor's file is readable
     ready = make_ready(vocab_size=parsed.vocab_size, k_max=parsed.tokens_per_step - 1)
     engine = ScriptedEngine(ready, step_seconds=parsed.step_seconds)
     return EngineProcess(lambda: engine, parsed.commands, parsed.events).run()

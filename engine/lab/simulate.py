@@ -1,13 +1,12 @@
-"""`python -m engine.lab.simulate`: the controller in random worlds that it was not tuned on.
+"""`python -m engine.lab.simulate`: test the controller in random worlds it was not tuned on.
 
-Each world has four phases; acceptance, batch, machine, burstiness, the worth of confidences and the
-error of the start-up profile are drawn from its number. Times are relative to those of a reference
-on the same text; negative is faster. No model is run, and the clock is the worlds', so that the
-table is the same on every machine, but for the controller's own time.
+Each world has four phases. Its number is the random seed for acceptance, batch size, machine,
+burstiness, the informativeness of confidences and the error of the start-up profile. Times are
+relative to a reference on the same text; negative is faster. No model runs and the clock is
+simulated, so the table is the same on every machine, except for the controller's own time.
 
-Worlds 100 to 299 are for development, 1000 to 1049 were seen when the rule was designed. Worlds
-from 5000 on are the test: look at them once, after the last change.
-"""
+Worlds 100 to 299 are for development; 1000 to 1049 were used when the rule was designed. Worlds
+from 5000 on are the test set: look at them once, after the last change."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from engine.lab.replay.worlds import random_world
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a mistake in the arguments."""
+    """Return exit code 0, or 2 for invalid arguments."""
     parsed = build_parser().parse_args(arguments)
     return exit_code("engine.lab.simulate", lambda: show(answer(parsed)))
 
 
 def answer(parsed: argparse.Namespace) -> str:
-    """The text to print; figures are written on the way. Raises EngineError."""
+    """Return the text to print, and write the --json file. Raises EngineError."""
     writable({"--json": parsed.json})
     names = parsed.policy or [WHOLE]
     numbers = range(parsed.first, parsed.first + parsed.worlds)
@@ -58,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def play_world(number: int, *, names: Sequence[str], k_max: int, charge: float) -> Played:
-    """Every fixed K and every policy in one world."""
+    """Play every fixed K and every policy in one world."""
     world = random_world(number)
     return play(world, names, k_max=k_max, charge=charge, seed=world.number)
 

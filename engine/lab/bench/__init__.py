@@ -1,1 +1,1 @@
-"""Measurements on engines in this process: `foredraft bench` and its presets."""
+"""Benchmarks on engines in this process: `foredraft bench` and its presets."""

@@ -1,5 +1,5 @@
-"""`foredraft bench`: modes against each other, on engines in this process. Its presets `suite` and
-`machine` say what forwards cost, too; `record` is a program of its own.
+"""`foredraft bench`: compare modes on engines in this process. The presets `suite` and `machine`
+also report the cost of forwards; `record` is a separate program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUITE = Preset(
 MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
 TEXTS = (*(kind for kind in KINDS if kind != RANDOM),)
 ALONE = Preset(f"off,auto,{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
-# And what --quick makes of each.
+# Each preset, and its --quick version.
 PRESETS = {
     "": (GRID, QUICK),
     "suite": (SUITE, replace(SUITE, rounds=2, minutes=1.0)),
@@ -44,8 +44,8 @@ RECORD = "record"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The first word may name a preset, or be `record`. Exit code 0; 1 when a text differed where
-    it must not; 2 for a mistake."""
+    """Run the preset or `record` named by the first word. Return exit code 0; 1 if texts differ
+    that must be equal; 2 for invalid arguments."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words and words[0] in {*PRESETS, RECORD} else ""
     parser = record.build_parser() if name == RECORD else _parser(name)
@@ -62,10 +62,10 @@ def _parser(name: str) -> Parser:
 
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
-    """Measure and print; the exit code. Raises EngineError."""
+    """Measure and print; return the exit code. Raises EngineError."""
     variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS, TREE]
     usual, quick = PRESETS[name]
-    if parsed.target != BUILTIN and parsed.medusa is None:  # of which there are no heads
+    if parsed.target != BUILTIN and parsed.medusa is None:  # no Medusa heads for this target
         usual, quick = (
             replace(each, modes=each.modes.replace(",medusa", "")) for each in (usual, quick)
         )
@@ -95,7 +95,7 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
 
 
 def _check(arms: Sequence[Arm], concurrency: int) -> None:
-    """Raises ConfigError for what cannot be played."""
+    """Raise ConfigError for arms that cannot be run."""
     others = [arm.name for arm in arms if not arm.is_mode]
     if others and concurrency > 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""transformers' own generation, as arms beside our modes: the same files, dtype and prompts."""
+"""Run transformers' own generation as arms beside our modes: same files, dtype and prompts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.messages import Submit
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair
 
-# Plain generation, assisted by the draft as transformers chooses, and by four guesses each time.
+# Plain generation; assisted by the draft with K chosen by transformers; assisted with K = 4.
 NAMES = ("transformers", "assisted", "assisted-4")
 
 
 def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict[Arm, OtherArm]:
-    """What begins a session of those of NAMES that are among `arms`. `target`, `draft`: as on the
-    command line. Raises EngineError."""
+    """Return session factories for the arms among NAMES. `target`, `draft`: as on the command line.
+    Raises EngineError."""
     found: dict[Arm, OtherArm] = {}
     for arm in arms:
         if arm.name not in NAMES:
@@ -41,7 +41,7 @@ def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict
 
 
 def load_plain(folder: str, like: LoadedModel) -> Any:
-    """A model as transformers loads it. Its own end-of-text is forgotten, so that it goes on."""
+    """Load a model with transformers, without EOS so that replies reach their full length."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -56,8 +56,8 @@ def load_plain(folder: str, like: LoadedModel) -> Any:
 
 
 class TransformersSession(Session):
-    """`generate`, one request after the other. Its prompts count in a `cold` run only: elsewhere
-    ours are in a prefix cache, which it does not have. It is its own streamer."""
+    """Runs `generate`, one request after the other. Prefill time counts in a `cold` run only: in
+    others our prompts are in the prefix cache, which transformers lacks. Is its own streamer."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TransformersSession(Session):
         return not self.left[0]
 
     def step(self) -> None:
-        """One reply."""
+        """Generate one reply."""
         submit, _ = self.begin(0)
         self._asked, self._has_prompt = self.clock(), False
         torch.manual_seed(submit.params.seed)
@@ -91,7 +91,7 @@ class TransformersSession(Session):
             )  # fmt: skip
 
     def put(self, ids: torch.Tensor) -> None:
-        """Of a streamer: the prompt, then the tokens of each step."""
+        """Receive the prompt, then each step's tokens (streamer interface)."""
         if not self._has_prompt:
             self._has_prompt = True
             return
@@ -101,4 +101,4 @@ class TransformersSession(Session):
         self.deliver(reply, ids.numel(), self.seconds)
 
     def end(self) -> None:
-        """Of a streamer."""
+        """Do nothing at the end (streamer interface)."""

@@ -1,9 +1,8 @@
-"""What forwards cost here, by rows, next to what the memory can do and to what Leviathan's formula
-promises.
+"""Measure the cost of forwards by rows; compare it with bandwidth and with Leviathan's formula.
 
-Leviathan et al. (arXiv:2211.17192): with acceptance a at each position and a draft step of c
-target steps, k guesses give (1 - a^(k+1)) / (1 - a) tokens a round, and the round takes k c + 1
-target steps, as if verifying k + 1 rows took as long as one. `speed_up` charges what it does take.
+Leviathan et al. (arXiv:2211.17192): with acceptance a per position and a draft step costing c
+target steps, a round of k draft tokens gives (1 - a^(k+1)) / (1 - a) tokens and takes k c + 1
+target steps, as if k + 1 rows took as long as one. `speed_up` can use the measured cost instead.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from engine.scheduling.segment import Segment
 from engine.step.profiling import CHAINED, ForwardTimer
 
 CONTEXT = 256  # tokens before the timed rows
-COPIED, COPIES = 1 << 26, 8  # float32 numbers: more than any cache holds; at once
-SETTLING = 4  # forwards until a small model is in the caches again, which a copy drove it out of
+COPIED, COPIES = 1 << 26, 8  # float32 numbers, more than caches hold; how often they are copied
+SETTLING = 4  # untimed forwards that bring a small model back into the caches after a copy
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`rows[i]`: seconds of a target forward of i + 1 rows, `ratios[i]` of them to one row.
-    `draft`: seconds of a draft step after a target forward, `draft_ratio` to a target forward of
-    one row; 0 without a draft. Bandwidths in bytes a second: `copy` reads and writes, `read` what a
-    forward of one row must read."""
+    """`rows[i]`: seconds of a target forward of i + 1 rows; `ratios[i]`: relative to one row.
+    `draft`: seconds of a draft step after a target forward; `draft_ratio`: relative to a one-row
+    target forward; both 0 without a draft. Bandwidths in bytes per second: `copy` counts reads and
+    writes, `read` what a one-row forward must read."""
 
     rows: list[float]
     ratios: list[float]
@@ -54,13 +53,14 @@ class Costs:
 
 
 def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock) -> Costs:
-    """Each thing once a round; ratios are medians of ratios within a round. Raises EngineError."""
+    """Measure all costs once per round and return the medians, for ratios those of per-round ones.
+    Raises EngineError."""
     longest = min(CONTEXT + MAX_K + 1, pair.target.max_model_len)
     start = longest - MAX_K - 1
     found = _measured(config, pair, longest, rounds=rounds, clock=clock)
     if pair.target.device.type == "cuda":
         gc.collect()
-        torch.cuda.empty_cache()  # whoever plans memory next asks the device
+        torch.cuda.empty_cache()  # the engines' memory planning asks the device what is free
     *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
     shares = [[second / round_[0] for second in round_] for round_ in found]
     *ratios, draft_ratio, _ = (median(column) for column in zip(*shares, strict=True))
@@ -79,8 +79,8 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
 def _measured(
     config: EngineConfig, pair: Pair, longest: int, *, rounds: int, clock: Clock
 ) -> list[list[float]]:
-    """By round: seconds of 1 to MAX_K + 1 rows and of a draft step, and the rate of a copy. On the
-    pool that an engine would have, since what a step does may grow with it."""
+    """Return per round: seconds of 1 to MAX_K + 1 rows and of a draft step, and the rate of a copy.
+    Uses a KV pool of an engine's size, since the cost of a step may depend on it."""
     cache, _ = build_cache(config, pair)
     blocks = list(cache.own[: -(-longest // cache.block_size)])
     target = runner_of(config, pair.target, cache, clock)
@@ -95,11 +95,11 @@ def _measured(
         seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
         seconds.append(_drafted(draft, cache, start, blocks) if draft else 0.0)
         found.append([*seconds, _copy(source, sink, clock)])
-    return found[1:]  # the first one is warm-up
+    return found[1:]  # the first round is a warm-up
 
 
 def _drafted(draft: ModelRunner, cache: KVCache, start: int, blocks: list[int]) -> float:
-    """Seconds of a step; on CUDA of one within a chain, as drafts run there."""
+    """Return the seconds of a draft step; on CUDA of a step within a chain, as drafts run there."""
     timer = ForwardTimer(draft, cache)
     if cache.device.type == "cuda" and timer.chains(1, CHAINED):
         return timer.chained(1, CHAINED)
@@ -107,15 +107,15 @@ def _drafted(draft: ModelRunner, cache: KVCache, start: int, blocks: list[int]) 
 
 
 def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> float:
-    """Seconds of so many rows."""
-    tokens = [row % runner.model.vocab_size for row in range(rows)]  # equal ones have equal experts
+    """Return the seconds of a forward of `rows` rows."""
+    tokens = [row % runner.model.vocab_size for row in range(rows)]  # equal tokens share experts
     runner.forward([Segment(tokens, start, blocks, rows)])
     runner.wait()
     return runner.seconds
 
 
 def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
-    """Bytes per second, read and written; on CUDA by the device's own clock."""
+    """Return bytes per second read plus written; on CUDA by the device's clock."""
     timer = DeviceTimer() if source.is_cuda else HostTimer(clock)
     with timer:
         for _ in range(COPIES):
@@ -125,8 +125,8 @@ def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
 
 
 def weight_bytes(model: LoadedModel) -> int:
-    """What a forward of one row reads of the weights, in the size in which they are held for few
-    rows: all but the embedding, if the output has weights of its own."""
+    """Return the bytes of weights that a one-row forward reads, in the form used for few rows: all
+    weights, without the embedding if it is not tied to the head."""
     if model.compiled is not None:
         return model.compiled.packed_bytes
     if isinstance(model.logits, FusedDecoder) and model.logits.packed_bytes:
@@ -138,14 +138,14 @@ def weight_bytes(model: LoadedModel) -> int:
 
 
 def speed_up(acceptance: float, k: int, draft_cost: float, verification: float = 1.0) -> float:
-    """Over plain decoding; Leviathan's where `verification` is 1. `draft_cost`: a draft step,
-    `verification`: a target step of k + 1 rows, both in target steps of one row."""
+    """Return the speed-up over plain decoding; Leviathan's if `verification` is 1. `draft_cost`: a
+    draft step, `verification`: a target step of k + 1 rows, both in one-row target steps."""
     return expected_tokens(acceptance, k) / (k * draft_cost + verification)
 
 
 def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Of every fixed K at one request at a time, the speed-up over K = 0: what was reached, what
-    the formula promises, what is possible at these costs."""
+    """Yield for each fixed K at concurrency 1 the speed-up over K = 0: the measured one, the one by
+    Leviathan's formula, and the one possible at the measured costs."""
     for cell in comparison.cells:
         for arm, runs in cell.rounds.items():
             ratio = cell.ratio(arm, OFF)
@@ -163,7 +163,7 @@ def promises(costs: Costs, comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def cost_lines(costs: Costs, comparison: Comparison) -> Iterator[str]:
-    """The page for people."""
+    """Yield the report's lines."""
     yield (
         f"one row after {CONTEXT} tokens: {costs.rows[0] * 1e3:.2f} ms, "
         f"{costs.weight_bytes / 1e6:.0f} MB of weights: {costs.read / 1e9:.1f} GB/s read; "

@@ -1,12 +1,11 @@
-"""The comparison on engines in this process: one for each mode, over one loaded pair. Beside them
-transformers' own generation, if asked for.
+"""Compare modes on engines in this process: one engine per mode, over one loaded pair. Optionally
+beside transformers' own generation.
 
-The arms of a round take turns: each makes some two seconds' tokens, and its clock stands still
-while others have theirs. So whatever makes a machine slower for some seconds does so for all of
-them alike. Every engine has seen nothing but its own arm's traffic, like that of a server in that
-mode; all read the same weights, each has its own prefix cache and blocks of its own, in turns with
-the others', in one KV cache: where memory lies makes it faster or slower by up to 15 % for as long
-as the process lives, so it must be alike for all.
+The arms of a round take turns of about two seconds, and an arm's clock stops during other arms'
+turns, so that a temporary slowdown of the machine affects all arms alike. Each engine sees only its
+own arm's traffic, like a server in that mode. All engines share the weights and one KV cache, where
+each has its own prefix cache and its own blocks, interleaved with the others': the placement of
+memory changes speed by up to 15 % for the lifetime of a process, so it must be alike for all.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from engine.model.pair import Pair, load_pair, shared_cache
 Clock = Callable[[], float]
 Encode = Callable[[str], list[int]]
 
-# Arms that are auto with one proposer alone: of a configuration's kinds (no EAGLE), or free.
+# Arms that are auto with a single proposer: a configured kind (except EAGLE), or a free one.
 KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
 FREE = ("prediction",)
 PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), *FREE)
-TREE = "tree"  # auto with second-best guesses of the draft model
-REMEMBERED = 1 << 16  # tokens of earlier replies, for `suffix`
+TREE = "tree"  # auto with draft trees from the draft model's second-best tokens
+REMEMBERED = 1 << 16  # tokens of earlier replies kept for `suffix`
 LONGEST_PROMPT = 128  # tokens
-# Seconds of a turn, about: so long that an arm is measured as it serves alone. Behind another one a
-# round of 16 streams takes twice its time, and a hundred rounds until its data lies in the caches.
+# Seconds of a turn, about: long enough that an arm runs as if alone. After another arm's turn, a
+# round of 16 streams takes twice as long, and caches need a hundred rounds to fill.
 TURN = 2.0
 BLOCK = 16  # tokens
 
 
 class TurnClock:
-    """Seconds from its construction, standing still while others have their turn."""
+    """A clock that counts the seconds of its own turns, between `start` and `stop`."""
 
     def __init__(self, base: Clock = time.perf_counter) -> None:
         self._base = base
@@ -67,13 +66,13 @@ class TurnClock:
         self._stopped, self._runs = self._base(), False
 
     def rewind(self, reading: float) -> None:
-        """What came after this reading does not count."""
+        """Set the clock back to an earlier reading."""
         self._away += self() - reading
 
 
 class Session(ABC):
-    """One run of one arm, seconds counting from its begin, until the first of its lanes has nothing
-    left (`whole`: until all have). `clock` runs in its turns only."""
+    """One run of one arm, until its first lane runs out of requests (`whole`: until all do).
+    Seconds count from its start; `clock` runs during its turns only."""
 
     def __init__(
         self, clock: TurnClock, lanes: Sequence[Sequence[Submit]], *, whole: bool = False
@@ -92,29 +91,29 @@ class Session(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """The least that can be done in a turn."""
+        """Do the smallest unit of work."""
 
     def play(self, upto: float) -> None:
-        """Its turn, until it has made so many tokens or is over."""
+        """Run a turn, until `upto` tokens are generated in all or the run is over."""
         self.clock.start()
         while self.tokens < upto and not self.is_over:
             self.step()
         self.clock.stop()
 
     def begin(self, lane: int) -> tuple[Submit, Reply]:
-        """The next request of a lane."""
+        """Start the next request of a lane."""
         submit = self.left[lane].pop()
         self.run.replies.append(Reply(lane, submit.params.seed, self.seconds))
         return submit, self.run.replies[-1]
 
     def deliver(self, reply: Reply, tokens: int, now: float) -> None:
-        """`now`: seconds since the begin."""
+        """Record tokens of a reply. `now`: seconds since the start of the run."""
         self.tokens += tokens
         reply.arrivals.append((now, tokens))
 
 
 class EngineSession(Session):
-    """On an engine that has the same clock."""
+    """A run on an engine that uses the same clock."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class EngineSession(Session):
         return not self._open if self.whole else len(self._open) < len(self.left)
 
     def step(self) -> None:
-        """Raises ConfigError for a request that the engine refuses."""
+        """Run an engine step. Raises ConfigError if the engine refuses a request."""
         outputs = self._engine.step()
         now = self.seconds
         self.run.steps.add(outputs.metrics)
@@ -152,7 +151,7 @@ class EngineSession(Session):
                 self._next(reply.lane)
 
     def close(self) -> None:
-        """Nothing of it is left running."""
+        """Abort all requests that still run."""
         self._engine.abort(self._open)
         while self._engine.has_work:
             self._engine.step()
@@ -168,10 +167,10 @@ OtherArm = Callable[[TurnClock, Sequence[Sequence[Submit]], bool], Session]
 
 
 class Offline:
-    """race.Player over a pair that was loaded as `config` says. `others`: what begins a session of
-    an arm that is no engine; `settings`: of arms whose speculation is not that of `config`.
-    `prompts`: how many there are; of one longer than `longest_prompt` tokens the end is taken.
-    `reply`: tokens of the longest. Raises EngineError where the engines cannot be built."""
+    """A race.Player over a pair loaded for `config`. `others`: session factories of arms without an
+    engine; `settings`: speculation settings of arms that differ from `config`. `prompts`: number of
+    prompts; only the last `longest_prompt` tokens of each are used. `reply`: tokens of the longest
+    reply. Raises EngineError if the engines cannot be built."""
 
     def __init__(
         self,
@@ -196,7 +195,7 @@ class Offline:
         modes = [arm for arm in arms if arm.is_mode]
         prompt = -(-longest_prompt // BLOCK)
         text = prompt + (reply + max(arm.k for arm in modes)) // BLOCK + 2
-        # For what runs, as much again for what stays, and every prompt.
+        # Blocks for the running texts, as many for the cached ones, and for every prompt.
         shares = in_turns(len(modes), 2 * concurrency * text + prompts * prompt, text)
         self.engines: dict[Arm, tuple[Engine, TurnClock]] = {}
         caches: dict[AnyProposer, tuple[Pair, KVCache]] = {}  # drafts differ in shape
@@ -208,11 +207,11 @@ class Offline:
                 mine = pair if given else load_pair(said, pair.target)
                 whole = _config(said, arm, sum(map(len, shares)), concurrency, said.speculation)
                 caches[who] = mine, shared_cache(whole, mine)
-                if self.engines:  # the target's memory is one for all
+                if self.engines:  # all share the target's KV memory
                     first = next(iter(caches.values()))[1]
                     caches[who][1].planes["target"] = first.planes["target"]
             mine, cache = caches[who]
-            watch.start()  # by which it profiles its steps
+            watch.start()  # the engine profiles its steps with this clock
             engine = Engine(
                 said, pair=mine, cache=cache.part(own), clock=watch, controller=_controller(arm)
             )
@@ -221,7 +220,7 @@ class Offline:
             _set_mode(engine, arm)
 
     def warm(self, prompts: Sequence[str]) -> None:
-        """Into the prefix caches, planes of target and draft."""
+        """Put prompts into all prefix caches, for target and draft."""
         for arm, (engine, _) in self.engines.items():
             if arm.mode == "fixed":
                 engine.set_speculation("fixed", 1)
@@ -237,9 +236,9 @@ class Offline:
         cold: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[Arm, Run]:
-        """In turns, by tokens: all work on the same part of their texts. In any order, since whose
-        turn came before decides what the caches hold. `stop` is asked after each turn: what is
-        there by then is the answer."""
+        """Run the arms in turns, each up to the same number of tokens, so that all work on the same
+        part of their texts. The order of turns is random, since the previous turn decides what the
+        caches hold. If `stop` is true after a turn, return what there is."""
         salt = str(next(self._names)) if cold else ""
         sessions = {arm: self.begin(arm, lanes, salt=salt, whole=cold) for arm in arms}
         left, upto = list(arms), float(len(lanes))
@@ -261,7 +260,7 @@ class Offline:
     def begin(
         self, arm: Arm, lanes: Sequence[Lane], *, salt: str = "", whole: bool = False
     ) -> Session:
-        """Raises ConfigError for a prompt without tokens."""
+        """Start a run of an arm. Raises ConfigError for a prompt without tokens."""
         asked = [[self._submit(request, salt) for request in lane] for lane in lanes]
         if arm in self._others:
             return self._others[arm](TurnClock(self._clock), asked, whole)
@@ -286,7 +285,7 @@ class Offline:
 
 
 def _controller(arm: Arm) -> Callable[..., KController]:
-    """As Engine takes it."""
+    """Return the arm's controller factory for Engine."""
     variant = VARIANTS.get(arm.label)
     if variant is None:
         return build_controller
@@ -306,7 +305,8 @@ def _config(
     concurrency: int,
     speculation: SpeculationConfig | None = None,
 ) -> EngineConfig:
-    """`speculation`: the arm's own. Memory beyond what the blocks take is never touched."""
+    """Return an arm's config. `speculation`: the arm's own settings. The large memory limit is
+    harmless, because only the blocks are allocated."""
     said = config.model_dump()
     if speculation is not None:
         said["speculation"] = speculation.model_dump()
@@ -326,8 +326,8 @@ def _config(
 
 
 def in_turns(arms: int, least: int, run: int) -> list[list[int]]:
-    """Blocks of each arm, at least so many, from one numbering: `run` of the first arm, `run` of
-    the second, and so on, and over again. A text that fits a run lies in one piece, as alone."""
+    """Return each arm's block numbers, at least `least`: `run` blocks for the first arm, `run` for
+    the second, and so on in turns. A text that fits in a run is contiguous, as without others."""
     runs = arms * -(-least // run)
     return [
         [first * run + at for first in range(arm, runs, arms) for at in range(run)]

@@ -1,5 +1,5 @@
-"""What the offline command lines share: which pair, on what, with how many threads, whose seconds
-count."""
+"""Options shared by the offline programs: the pair, the device, the number of threads, and the
+clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine.model.pair import Pair, load_pair
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
-    """`add_target`, and who guesses, as `load` reads them."""
+    """Add the options of `add_target` and the proposer's, for `load`."""
     add_target(parser)
     add = parser.add_argument
     add("--draft", default=BUILTIN,
@@ -33,7 +33,7 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """A target, on what, the threads that `set_threads` sets, the clock that `clock_of` gives."""
+    """Add the options for target, device, threads (`set_threads`) and clock (`clock_of`)."""
     add = parser.add_argument
     add("--target", default=BUILTIN, help="model folder or hub name")
     add("--device", type=_device, default="auto", help="auto, cpu or cuda")
@@ -53,13 +53,13 @@ def _device(text: str) -> str:
 
 
 def set_threads(threads: int | None) -> None:
-    """Of torch in this process: so many, or as many as an engine of the server would have."""
+    """Set torch's threads in this process; None: as many as a server's engine would have."""
     if threads or VARIABLES[0] not in os.environ:
         torch.set_num_threads(threads or engine_threads())
 
 
 def clock_of(parsed: argparse.Namespace) -> Clock:
-    """The one asked for. Raises ConfigError."""
+    """Return the requested clock: wall time or CPU time. Raises ConfigError."""
     if not parsed.cpu_seconds:
         return time.perf_counter
     if parsed.threads != 1:
@@ -68,7 +68,7 @@ def clock_of(parsed: argparse.Namespace) -> Clock:
 
 
 def pair_config(parsed: argparse.Namespace) -> EngineConfig:
-    """The pair as named."""
+    """Return the config of the requested pair."""
     proposer = proposer_of(parsed.draft, parsed.dtype)
     if parsed.medusa is not None:
         proposer = {"kind": "medusa", "path": parsed.medusa}
@@ -78,14 +78,14 @@ def pair_config(parsed: argparse.Namespace) -> EngineConfig:
 
 
 def proposer_of(draft: str, dtype: str) -> dict[str, Any]:
-    """What `--draft` means."""
+    """Return the proposer settings for a value of `--draft`."""
     if own := re.fullmatch(r"self(?::(\d+))?", draft):
         return {"kind": "self", "layers": int(own[1]) if own[1] else "auto"}
     return {"kind": "draft_model", "path": draft, "dtype": dtype}
 
 
 def config_of(parsed: argparse.Namespace, proposer: dict[str, Any]) -> EngineConfig:
-    """The options of `add_target`, with this proposer."""
+    """Return the config for the options of `add_target` and this proposer."""
     target = {"path": parsed.target, "dtype": parsed.dtype, "quantization": parsed.quantization}
     return EngineConfig.model_validate(
         {"target": target, "device": parsed.device, "speculation": {"proposer": proposer}}
@@ -93,7 +93,7 @@ def config_of(parsed: argparse.Namespace, proposer: dict[str, Any]) -> EngineCon
 
 
 def load(parsed: argparse.Namespace) -> tuple[EngineConfig, Pair, Encode]:
-    """The pair as named, and what makes ids of its prompts. Raises EngineError."""
+    """Load the requested pair; return its config, the pair and its encoder. Raises EngineError."""
     config = pair_config(parsed)
     pair = load_pair(config)
     return config, pair, partial(tokenizer_of(parsed.target).encode, add_special_tokens=False)
@@ -115,7 +115,7 @@ def _draft_name(pair: Pair) -> str:
 
 
 def pair_facts(pair: Pair, clock: Clock) -> dict[str, Any]:
-    """What is measured, for headings."""
+    """Return facts about the pair, machine and clock, for headings."""
     return {
         "target": pair.target.path,
         "draft": _draft_name(pair),

@@ -1,9 +1,9 @@
-"""`foredraft bench record --output DIR`: traces of the engine on known texts, to be replayed.
+"""`foredraft bench record --output DIR`: record traces of the engine on built-in texts.
 
-`foredraft replay` and `engine.lab.replay.ablate` read them. One file for each kind of text,
+`foredraft replay` and `engine.lab.replay.ablate` read them. There is one file per kind of text,
 temperature and number of requests at a time, and for mixed batches (half predictable, half random).
-Half of the time the controller decides; in between every K is played for some steps, so that a
-replay knows what each costs here.
+The controller chooses K half of the time; in between, each K runs for a few steps, so that a replay
+knows its cost on this machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from engine.lab.files import new_folder
 from engine.messages import Mode
 
 CONCURRENCY = (1, 4, 16)
-# What runs together: one kind of text, or half of the lanes of a kind and half of random text.
+# Workloads that run together: one kind of text, or half the lanes with a kind and half random.
 MIXES = [(Workload(*cell),) for cell in product(USUAL, (0.0, 1.0), CONCURRENCY)] + [
     (Workload(kind, 0.0, count // 2), Workload(RANDOM, 1.0, count // 2))
     for kind, count in product(USUAL, CONCURRENCY)
     if kind != RANDOM and count > 1
 ]
-_STRETCH = 4  # steps under one mode
+_STRETCH = 4  # consecutive steps in one mode
 
 
 def build_parser() -> Parser:
@@ -46,7 +46,7 @@ def build_parser() -> Parser:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """A file for each workload; the exit code. Raises EngineError."""
+    """Write a trace per workload; return the exit code. Raises EngineError."""
     clock = clock_of(parsed)
     set_threads(parsed.threads)
     pools = {kind: pool(kind) for kind in USUAL}
@@ -69,7 +69,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def drive(engine: Engine, session: Session) -> None:
-    """To its end, some steps under each mode."""
+    """Run a session to its end, a few steps in each mode."""
     session.clock.start()
     for mode in _modes(engine.ready.k_max):
         engine.set_speculation(*mode)
@@ -80,7 +80,7 @@ def drive(engine: Engine, session: Session) -> None:
 
 
 def _modes(k_max: int) -> Iterator[tuple[Mode, int]]:
-    """In turn the controller and each K from 0 on, shuffled anew each time."""
+    """Yield the controller and a fixed K alternately, each K from 0 on once per shuffled pass."""
     rng = random.Random(SEED)
     while True:
         for k in rng.sample(range(k_max + 1), k_max + 1):

@@ -1,5 +1,5 @@
-"""What one arm did with one round of requests, the figures that come of it, and their statistics:
-medians of paired ratios with bootstrap confidence intervals (Efron 1979).
+"""The results of an arm's rounds, the figures computed from them, and their statistics: medians of
+paired ratios with bootstrap confidence intervals (Efron 1979).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ CONFIDENCE = 0.95
 
 @dataclass(slots=True)
 class Reply:
-    """`seed`: of its request. `arrivals`: (seconds, tokens) of each delivery; seconds count from
-    the start of the run."""
+    """A reply to the request with this `seed`. `arrivals`: (seconds since the start of the run,
+    tokens) per delivery."""
 
     lane: int
     seed: int
     started: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    text: list[int] | str = field(default_factory=list)  # token ids, or text where ids are unknown
+    text: list[int] | str = field(default_factory=list)  # token ids; text if ids are unknown
 
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums over steps. `*_at[d]`: proposals that reached depth d+1, and those accepted there;
-    `k_counts[k]`: rounds of sequences for which k was chosen; `*_behind`: the main proposer's
-    guesses by messages.CONTEXTS; seconds of steps, and of forwards."""
+    """Sums over steps. `proposed_at[d]`, `accepted_at[d]`: proposals that reached depth d+1, and
+    those accepted there; `k_counts[k]`: sequences' rounds with this K; `*_behind`: the main
+    proposer's draft tokens by messages.CONTEXTS; seconds of steps and of forwards."""
 
     proposed_at: list[float] = field(default_factory=list)
     accepted_at: list[float] = field(default_factory=list)
@@ -55,13 +55,13 @@ class StepSums:
 
     @property
     def acceptance(self) -> list[float]:
-        """[d-1]: share of the proposals reaching depth d that were accepted there."""
+        """At index d-1, the share of proposals reaching depth d that were accepted there."""
         reached = zip(self.accepted_at, self.proposed_at, strict=False)
         return [round(accepted / count, 4) for accepted, count in reached if count]
 
     @property
     def kept_by_context(self) -> dict[str, float]:
-        """By length of context, the share of the main proposer's guesses that was accepted."""
+        """The main proposer's share of accepted draft tokens by context length."""
         behind = zip(CONTEXTS, self.accepted_behind, self.proposed_behind, strict=False)
         return {name: round(accepted / count, 4) for name, accepted, count in behind if count}
 
@@ -76,16 +76,16 @@ class Run:
         return sum(count for reply in self.replies for _, count in reply.arrivals)
 
     def first_waits(self) -> list[float]:
-        """Seconds from each request to its first token."""
+        """Return the TTFT of each request in seconds."""
         return [reply.arrivals[0][0] - reply.started for reply in self.replies if reply.arrivals]
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one run. `rate`: tokens per second; it, `tokens` and `seconds` are of what `figures`
-    counts, the others of the whole run, None where they are not known. `between`: seconds between
-    tokens, the median over replies. `host`: share of steps outside of forwards.
-    `chance`: that a guess is accepted, given that those before it were."""
+    """The figures of one run. `rate` (tokens per second), `tokens` and `seconds` cover the part
+    that `figures` counts; the others cover the whole run, None if unknown. `between`: ITL in
+    seconds, median over replies. `host`: share of step time outside forwards. `chance`: probability
+    that a draft token is accepted, given that all before it were."""
 
     rate: float
     tokens: int
@@ -100,8 +100,8 @@ class Figures:
 
 
 def under_load(run: Run, lanes: int) -> int:
-    """Tokens up to the moment when the first lane had nothing left to ask for: till then the load
-    is the same throughout. Raises ValueError when a lane got nothing."""
+    """Return the tokens delivered until the first lane ran out of requests; the load is constant
+    until then. Raises ValueError if a lane got no tokens."""
     ends = [0.0] * lanes
     for reply in run.replies:
         if reply.arrivals:
@@ -112,10 +112,10 @@ def under_load(run: Run, lanes: int) -> int:
 
 
 def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
-    """Up to the first `upto` tokens, and as far as it was `under_load`. Of several runs of the same
-    requests the same number counts: each begins with a prompt of every lane, and where some lanes
-    are faster than others, the first is done when fewer tokens stand against these. Raises
-    ValueError as `under_load` does."""
+    """Return the figures of a run's first `upto` tokens, at most those `under_load`. Use the same
+    `upto` for all runs of the same requests: each run starts with one prompt per lane, and if lanes
+    differ in speed, a run ends with fewer tokens to set against those prompts. Raises ValueError
+    like `under_load`."""
     least = under_load(run, lanes)
     arrivals = sorted(arrival for reply in run.replies for arrival in reply.arrivals)
     totals = list(accumulate(count for _, count in arrivals))
@@ -144,15 +144,15 @@ def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
 
 
 def chance_of(proposed_at: Sequence[float], accepted_at: Sequence[float]) -> float:
-    """The chance that a guess is accepted, given that those before it were: of guesses that nothing
-    was rejected before, those accepted (the estimate of largest likelihood). Exact where all
-    proposals are of one length; 0 where nothing was proposed."""
+    """Return the probability that a draft token is accepted, given that all before it were: the
+    accepted share of tokens with no rejection before them (maximum likelihood). Exact if all
+    proposals have the same length; 0 if there were none."""
     judged = sum(map(min, proposed_at, [*proposed_at[:1], *accepted_at]))
     return sum(accepted_at) / judged if judged else 0.0
 
 
 def equal_texts(first: Run, second: Run) -> tuple[int, int]:
-    """(compared, equal) over replies that both began, each as far as both went."""
+    """Return how many replies exist in both runs, and how many are equal up to the shorter one."""
     theirs = {reply.seed: reply.text for reply in second.replies}
     pairs = [(reply.text, theirs[reply.seed]) for reply in first.replies if reply.seed in theirs]
     lengths = [min(len(a), len(b)) for a, b in pairs]
@@ -162,8 +162,8 @@ def equal_texts(first: Run, second: Run) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median, and the percentile interval of its bootstrap. With few values that interval is
-    hardly more than their range."""
+    """A median with its bootstrap percentile interval. With few values, the interval is roughly
+    their range."""
 
     value: float
     low: float
@@ -171,7 +171,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of at least one value; the same values give the same interval."""
+    """Return the estimate from at least one value. Deterministic."""
     draws = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.median(draws, axis=1), (tail, 1 - tail))
@@ -180,8 +180,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @dataclass
 class Cell:
-    """What every arm did with one workload. `rounds[arm]`: figures by round; `first_tokens[arm]`:
-    seconds to the first token of prompts that no cache knew."""
+    """The results of all arms for one workload. `rounds[arm]`: figures by round;
+    `first_tokens[arm]`: TTFTs of uncached prompts in seconds."""
 
     workload: Workload
     rounds: dict[Arm, list[Figures]] = field(default_factory=dict)
@@ -191,12 +191,12 @@ class Cell:
         return [run.rate for run in self.rounds[arm]]
 
     def fastest(self, mode: str) -> Arm | None:
-        """Over all rounds: of `fixed` the best K in hindsight, of `other` the best other system."""
+        """Return the fastest arm of a mode over all rounds, or None if the mode has no arm."""
         arms = [arm for arm in self.rounds if arm.mode == mode]
         return max(arms, key=lambda arm: median(self.rates(arm)), default=None)
 
     def ratio(self, ours: Arm, theirs: Arm | None) -> Estimate | None:
-        """Tokens per second of ours over theirs, round by round; None where one was not run."""
+        """Return the per-round ratio of tokens per second; None if either arm was not run."""
         if theirs is None or ours not in self.rounds or theirs not in self.rounds:
             return None
         pairs = zip(self.rates(ours), self.rates(theirs), strict=True)
@@ -205,7 +205,7 @@ class Cell:
 
 @dataclass
 class Comparison:
-    """`exact`: texts have to be equal among modes."""
+    """The results of a race. `exact`: all modes must give equal texts."""
 
     arms: tuple[Arm, ...]
     exact: bool = True
@@ -214,7 +214,7 @@ class Comparison:
     texts_equal: int = 0
 
     def add(self, cell: Cell, runs: Mapping[Arm, Run]) -> None:
-        """A round of a cell; texts of all modes are held against those of the first."""
+        """Add a round of a cell, and compare all modes' texts with the first mode's."""
         lanes = cell.workload.concurrency
         upto = min(under_load(run, lanes) for run in runs.values())
         for arm, run in runs.items():
@@ -227,5 +227,5 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """No text depends on the mode, where that is promised."""
+        """Whether all modes' texts are equal, or need not be."""
         return not self.exact or self.texts_equal == self.texts_compared

@@ -1,4 +1,4 @@
-"""The command line that all comparisons share, and what it means."""
+"""The command line shared by all comparisons, and its conversion to a Race."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Exit code 1: a text differed among modes where that is promised (`exact`). 2: a 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Which workloads are run when the command line does not say."""
+    """Default workloads, for options that the command line leaves out."""
 
     modes: str
     kinds: tuple[str, ...] = USUAL
@@ -92,8 +92,8 @@ def settings(
     others: Sequence[str] = (),
     variants: Sequence[str] = (),
 ) -> Race:
-    """`others`, `variants`: names that --modes may have, too. Raises ConfigError naming the option,
-    what was given and what is allowed."""
+    """Return the race of a command line. `others`, `variants`: further names for --modes. Raises
+    ConfigError naming the option, its value and the allowed values."""
     writable({"--json": parsed.json}, reads=[parsed.prompts] if parsed.prompts else [])
     if parsed.tokens is not None and parsed.minutes is not None and not parsed.ends:
         raise ConfigError("--minutes says how long replies may be, and --tokens how long they are")
@@ -102,7 +102,7 @@ def settings(
     preset = quick if parsed.quick else usual
     given: Pools = {} if parsed.prompts is None else {FROM_FILE: read_texts(parsed.prompts)}
     kinds = given or parsed.kinds or preset.kinds
-    # What shares prompts stays together.
+    # Cells of one kind are adjacent, because they share prompts.
     grid = product(
         kinds,
         dict.fromkeys(parsed.temperatures or preset.temperatures),

@@ -1,5 +1,5 @@
-"""Files of prompts, as every program of the lab reads them. What is wrong in one is a ConfigError
-with the file and the line."""
+"""Read prompt files, the same way for all lab programs. Errors in a file are ConfigErrors that name
+the file and the line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from engine.errors import ConfigError, one_line
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], str]
-Entry = tuple[str, Any]  # where a prompt stands, for sentences about it; its text or JSON object
+Entry = tuple[str, Any]  # file and line, for error messages; the text or JSON object
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """JSON objects, one a line, if the first line begins like one. Else texts, separated by blank
-    lines if there are any, else one a line. At least one; raises ConfigError."""
+    """Return JSON objects, one per line, if the first line looks like one; else texts, separated by
+    blank lines or, if there are none, one per line. Raises ConfigError, also for an empty file."""
     full = groupby(_lines(path), lambda line: bool(line[1].strip()))
     blocks = [list(block) for is_full, block in full if is_full]
     if blocks[0][0][1].lstrip().startswith("{"):
@@ -32,21 +32,21 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 
 def renderer(tokenizer: Any) -> Render:
-    """By the model's chat template; without one the last message is text to go on with."""
+    """Return a renderer by the model's chat template; without one, the last message is a prompt."""
     if not tokenizer.chat_template:
         return lambda messages: str(messages[-1]["content"])
     return partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
 
 
 def read_texts(path: str, render: Render | None = None) -> list[str]:
-    """Of entries that are texts, or objects with `prompt` or `messages`, by themselves or in the
-    `body` of OpenAI's batch format. A text is a message; without `render` it is a prompt, and there
-    are no messages. Raises ConfigError."""
+    """Return the prompts of a file of texts, or of objects with `prompt` or `messages` (bare, or in
+    the `body` of OpenAI's batch format). A text is rendered as a user message. Without `render`, a
+    text is a prompt and messages are not allowed. Raises ConfigError."""
     return [_text(where, said, render) for where, said in read_entries(path)]
 
 
 def read_text(path: str | Path, what: str = "text") -> str:
-    """Raises ConfigError."""
+    """Return the text of a UTF-8 file. Raises ConfigError."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -84,7 +84,7 @@ def _text(where: str, said: Any, render: Render | None) -> str:
         if isinstance(text, str) and text:
             return text
         why = "the text is empty, or no text"
-    except Exception as error:  # chat templates raise what they like
+    except Exception as error:  # chat templates raise many types
         why = one_line(error)
     allowed = "`prompt`" if render is None else "`prompt` or `messages`"
     raise ConfigError(f"{where} must be an object with {allowed}: {why}")

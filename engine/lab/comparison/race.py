@@ -1,10 +1,10 @@
-"""The race: every arm of a workload does the same work, round by round.
+"""Race arms: every arm of a workload does the same work, round by round.
 
-Machines drift, so only ratios within a round are compared, and a player that can plays the arms of
-a round in turns. Before the first round prompts are put into the prefix cache, so that a rate is
-one of decoding; the wait for a first token is measured apart, on prompts that no cache knows. A
-first round does not count: the controller meets the traffic, and the blocks of a text lie apart as
-in a server that has been running.
+Machine speed drifts, so only ratios within a round are compared, and a player alternates the arms
+of a round if it can. Prompts are put into the prefix cache before the first round, so that rates
+measure decoding; TTFT is measured separately, on uncached prompts. The first round does not count:
+the controller adapts to the traffic, and KV blocks become scattered as in a server that has been
+running for a while.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tqdm import tqdm
 from engine.lab.comparison.figures import Cell, Comparison, Run, figures
 from engine.lab.comparison.workload import Arm, Lane, Pools, Workload, lanes
 
-SHORTEST, LONGEST = 12, 256  # tokens of a reply whose length nobody said
-_TRIAL = 8  # tokens, to see how fast this is
-PATIENCE = 1.5  # times the minutes granted, after which further rounds are left out
+SHORTEST, LONGEST = 12, 256  # limits of a reply's tokens if the length is not given
+_TRIAL = 8  # tokens of the replies that measure the speed
+PATIENCE = 1.5  # multiple of the granted minutes after which further rounds are left out
 
 
 class Player(Protocol):
-    """Plays the same requests under each of several arms. `warm` has the prompts at hand (prefix
-    cache) for all arms. A `cold` round is of prompts that no cache knows, until every reply has
-    ended; another one ends with its first lane. `exact`: texts have to be equal among modes."""
+    """Plays the same requests under several arms. `warm` puts prompts into the prefix cache of all
+    arms. A `cold` round uses uncached prompts and runs until all replies have ended; another round
+    ends when its first lane does. `exact`: all modes must give equal texts."""
 
     exact: bool
 
@@ -42,8 +42,8 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What is raced. `minutes`: for workloads whose replies have no length yet. Where even the
-    shortest replies take half as long again, later rounds are left out."""
+    """The plan of a race. `minutes` sizes the replies whose length is not given. If even the
+    shortest replies take over PATIENCE times as long, later rounds are left out."""
 
     arms: tuple[Arm, ...]
     workloads: Sequence[Workload]
@@ -52,7 +52,7 @@ class Race:
     minutes: float = 12.0
 
     def run(self, player: Player) -> Comparison:
-        """All workloads, with a bar on stderr."""
+        """Run all workloads, with a progress bar on stderr."""
         found, began = Comparison(self.arms, player.exact), time.monotonic()
         is_limited = any(each.ends or not each.tokens for each in self.workloads)
         sized = self.sized(player)
@@ -77,9 +77,9 @@ class Race:
         return found
 
     def sized(self, player: Player) -> list[Workload]:
-        """With a reply's length for each number of requests at a time, unless it was said: so that
-        the race takes about as long as was granted, on any machine. Runs with more requests at a
-        time get more of it, since they have fewer steps in the same time."""
+        """Return the workloads with reply lengths, chosen per concurrency unless given, so that the
+        race takes about `minutes` on any machine. Higher concurrency gets more time, since it has
+        fewer steps in the same time."""
         granted = 60 * self.minutes / ((self.rounds + 1) * sum(map(_weight, self.workloads)))
         tokens: dict[int, int] = {}
         for workload in self.workloads:
@@ -88,7 +88,7 @@ class Race:
             plan = lanes(replace(workload, tokens=_TRIAL), self.pools, -1)
             player.warm([request.prompt for lane in plan for request in lane])
             runs = player.round(self.arms, plan).values()
-            each = sum(1 / figures(run, lanes=len(plan)).rate for run in runs)  # a token of all
+            each = sum(1 / figures(run, lanes=len(plan)).rate for run in runs)  # s/token, all arms
             replies = replace(workload, tokens=1).run_tokens
             length = round(granted * _weight(workload) / each / replies)
             tokens[workload.concurrency] = min(max(length, SHORTEST), LONGEST)
@@ -99,7 +99,7 @@ class Race:
 
 
 def rotated(arms: Sequence[Arm], round_: int) -> list[Arm]:
-    """Who goes first changes from round to round."""
+    """Return the arms in the order of this round; the first arm changes between rounds."""
     shift = round_ * 2 % len(arms)
     return [*arms[shift:], *arms[:shift]]
 

@@ -1,4 +1,4 @@
-"""Where results go: tables to stdout for people, JSON to files for programs."""
+"""Report results: tables on stdout for people, JSON files for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASES: dict[str, Base] = {
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """Lines with the cells of `rows` in columns, the first `left` of them aligned to the left."""
+    """Return lines with the cells of `rows` in columns, of which the first `left` align left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -40,7 +40,7 @@ def show(
     json: str | None,
     more: Mapping[str, Any] | None = None,
 ) -> int:
-    """Card to stdout, JSON to a file; the exit code. `more` goes into the JSON."""
+    """Print the card, write the JSON file (with `more` added), and return the exit code."""
     print(f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{card(comparison)}\n{ANSWER}", flush=True)
     if json is not None:
@@ -49,7 +49,7 @@ def show(
 
 
 def card(comparison: Comparison) -> str:
-    """Everything, for people."""
+    """Return the full report as text."""
     lines = [
         "tokens per second while all requests run, median of rounds; ratios are paired within a"
         " round, [95 % bootstrap interval]; milliseconds; host: share of a step outside forwards",
@@ -63,7 +63,7 @@ def card(comparison: Comparison) -> str:
 
 
 def _rows(comparison: Comparison) -> Iterator[list[str]]:
-    """A line of titles, then each arm of each cell."""
+    """Yield the row of titles, then a row per arm and cell."""
     bases = {
         title: base
         for title, base in BASES.items()
@@ -113,7 +113,7 @@ def _texts(comparison: Comparison) -> Iterator[str]:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Every figure, for programs."""
+    """Return all figures as JSON values."""
     return {
         "format": "foredraft-bench",
         "version": 2,

@@ -1,7 +1,7 @@
-"""Arms and workloads: which requests run together, and what is asked of every arm alike.
+"""Arms, workloads, and the requests that every arm gets.
 
-A request is a function of (workload, round, lane, place) alone, so that all arms of a round do the
-same work with the same seeds: common random numbers.
+A request depends only on (workload, round, lane, place), so that all arms of a round do the same
+work with the same seeds: common random numbers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from engine.demo.corpus import asked, heldout_prompts
 from engine.errors import ConfigError
 
 USUAL = ("code", "prose", "json", "random")
-EDITS = (
-    "edits"  # what is asked for is a function that the request's `prediction` has in other words
-)
+EDITS = "edits"  # asks for a function; `prediction` is the same function with a variable renamed
 KINDS = (*USUAL, "chat", EDITS)
-RANDOM, FROM_FILE = "random", "file"  # characters that nothing predicts; the prompts of --prompts
+RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
 SEED = 20261120
-POOL = 32  # prompts of each kind
-MAX_K = 16  # that any configuration allows (config.FixedConfig)
-_CHARACTERS, _RANDOM_CHARACTERS = 160, 48  # of a prompt; prompts are not what is measured
+POOL = 32  # prompts per kind
+MAX_K = 16  # the largest K of any configuration (config.FixedConfig)
+_CHARACTERS, _RANDOM_CHARACTERS = 160, 48  # per prompt; short, because decoding is measured
 
 Pools = Mapping[str, Sequence[str]]  # prompts by kind of text
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to choose K (`k` is that of `fixed`; `auto` with a `label` is a variant of it), a
-    server `served` as it is, or with mode `other` another system, named by `label`."""
+    """A way to choose K (`k` is for `fixed`; `auto` with a `label` is a variant of auto), a server
+    measured as it is (`served`), or another system named by `label` (`other`)."""
 
     mode: Literal["off", "fixed", "auto", "served", "other"]
     k: int = 0
@@ -47,7 +45,7 @@ class Arm:
 
     @property
     def is_mode(self) -> bool:
-        """Whether it is a mode of Foredraft, whose texts do not depend on the mode."""
+        """Whether this is a mode of Foredraft; texts do not depend on the mode."""
         return self.mode in ("off", "fixed", "auto")
 
 
@@ -57,8 +55,8 @@ OFF, AUTO, SERVED = Arm("off"), Arm("auto"), Arm("served")
 def parse_arms(
     text: str, others: Sequence[str] = (), variants: Sequence[str] = ()
 ) -> tuple[Arm, ...]:
-    """`off,1,2,4,auto`, each at most once, or the names of `others` and of `variants` of auto.
-    Raises ConfigError."""
+    """Return the arms of a list such as `off,1,2,4,auto`, which may also name `others` and
+    `variants` of auto. Raises ConfigError for unknown or repeated names."""
     known = {arm.name: arm for arm in (OFF, AUTO, *(Arm("other", label=name) for name in others))}
     known |= {name: Arm("auto", label=name) for name in variants}
     known |= {str(k): Arm("fixed", k) for k in range(1, MAX_K + 1)}
@@ -77,8 +75,8 @@ def parse_arms(
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests at a time, of `tokens` each (0: not yet known), or of at most so many where
-    the model `ends` them. `temperature` None: as the requests say."""
+    """`concurrency` requests at a time, with replies of `tokens` tokens (0: not yet known), or of
+    at most that if the model `ends` them. `temperature` None: each request has its own."""
 
     kind: str
     temperature: float | None
@@ -96,20 +94,19 @@ class Workload:
 
     @property
     def per_lane(self) -> int:
-        """Requests that one lane asks for; many lanes need fewer to fill the time."""
+        """Requests per lane; many lanes need fewer to fill the time."""
         return 4 if self.concurrency == 1 else 3 if self.concurrency < 16 else 2
 
     @property
     def run_tokens(self) -> float:
-        """Of all lanes, about, until the first lane has nothing left to ask for."""
+        """About how many tokens all lanes get until the first lane runs out of requests."""
         return self.tokens * (self.concurrency * (self.per_lane - 1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion of exactly `tokens` tokens, or of at most so many if it `ends` where the model
-    ends it. No other request of a round has its seed. `prediction`: what the caller expects it to
-    be."""
+    """A completion of exactly `tokens` tokens, or of at most that if it `ends` at the model's EOS.
+    The seed is unique within a round. `prediction`: the predicted output sent with the request."""
 
     prompt: str
     temperature: float
@@ -119,18 +116,19 @@ class Request:
     ends: bool = False
 
 
-Lane = list[Request]  # asked for one after the other, like a client that waits for each reply
+Lane = list[Request]  # sent one after the other, like a client that waits for each reply
 
 
 def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
-    """Round -1 does not count: other seeds, and where there are enough prompts other ones."""
+    """Return the lanes of a round. Rounds differ in seeds, and in prompts if the pool has enough;
+    round -1 is the warm-up."""
     count, per_lane, pool = workload.concurrency, workload.per_lane, pools[workload.kind]
     predicted = edits_asked() if workload.kind == EDITS else {}
 
     def request(lane: int, place: int) -> Request:
         index = ((round_ + 1) * count + lane) * per_lane + place
-        # The first of each lane is shorter than the next lane's, so that texts are of all ages at
-        # any time, as in a server that has been running.
+        # First replies grow in length from lane to lane, so that sequences of all ages run at any
+        # time, as in a server that has been running for a while.
         share = 1.0 if place else (lane + 1) / count
         return Request(
             prompt=pool[index % len(pool)],
@@ -145,7 +143,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
 
 
 def pool(kind: str, count: int = POOL) -> list[str]:
-    """At most `count` different texts of one of KINDS, unseen by the built-in models."""
+    """Return at most `count` different texts of one of KINDS, unseen by the built-in models."""
     assert kind in KINDS
     if kind == RANDOM:
         letters = string.ascii_letters + string.digits + string.punctuation
@@ -156,12 +154,12 @@ def pool(kind: str, count: int = POOL) -> list[str]:
     if kind == EDITS:
         return list(edits_asked())[:count]
     found = heldout_prompts(kind, 4 * count)  # type: ignore[arg-type]
-    if kind in ("code", "prose"):  # others ask for what follows, and must be whole
+    if kind in ("code", "prose"):  # prompts of other kinds must stay whole
         found = [text[-_CHARACTERS:] for text in found]
     return list(dict.fromkeys(text for text in found if text.strip()))[:count]
 
 
 @cache
 def edits_asked() -> dict[str, str]:
-    """By prompt, the prediction that is sent with it."""
+    """Return the predicted output of each prompt of EDITS."""
     return {asked(dialogue): prediction for dialogue, prediction in edits(SEED)}

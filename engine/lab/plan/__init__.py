@@ -1,5 +1,5 @@
-"""`foredraft plan`: whether speculation pays, on paper. No weights, no network.
+"""`foredraft plan`: predict whether speculation pays, from shapes alone. No weights, no network.
 
-presets (which config.json) -> shape (what that model multiplies) -> roofline (time of a pass and
-of a round) -> card.
+presets (find the config.json) -> shape (count weights and FLOPs) -> roofline (time a pass and a
+round) -> card (print).
 """

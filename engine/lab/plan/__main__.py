@@ -1,4 +1,4 @@
-"""`python -m engine.lab.plan` is `foredraft plan`. Exit code 0; 2 for a mistake of the caller."""
+"""`python -m engine.lab.plan` is `foredraft plan`. Exit code 0; 2 for invalid arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Needs no weights, and downloads nothing.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what was asked for; the exit code."""
+    """Print the answer; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser()
     parsed = parser.parse_args(given)
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def answer(parsed: argparse.Namespace) -> str:
-    """The text to print; a file is written on the way. Raises EngineError."""
+    """Return the text to print, and write the --json file. Raises EngineError."""
     if parsed.list:
         return presets()
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
@@ -86,12 +86,12 @@ def answer(parsed: argparse.Namespace) -> str:
 
 
 def settings(parsed: argparse.Namespace) -> Settings:
-    """What the options mean. Raises EngineError."""
+    """Convert the options to Settings. Raises EngineError."""
     if parsed.target is None:
         raise ConfigError("say which model with --target (--list shows the presets)")
     figures = {name: getattr(parsed, name) for name in ("bandwidth", "tflops", "memory")}
     if parsed.device == CUSTOM and None in (parsed.bandwidth, parsed.tflops):
-        from engine.lab.plan.machine import here  # which needs torch
+        from engine.lab.plan.machine import here  # imports torch, which is slow
 
         device = here(parsed.devices, **figures)
     else:
@@ -112,7 +112,7 @@ def settings(parsed: argparse.Namespace) -> Settings:
 
 
 def presets() -> str:
-    """Models and devices that can be named."""
+    """Return a list of the preset models and devices."""
     pair = f"{BUILTIN}: the built-in target as --target, the built-in draft as --draft"
     models = [model_line(find_model(name, "target")) for name in PRESETS]
     devices = [device_line(device_of(name)) for name in DEVICES]

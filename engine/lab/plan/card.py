@@ -1,4 +1,4 @@
-"""What was asked, and what is to be said of it: a card for people, figures for programs. Bytes are
+"""The settings of a plan and its output: a text card for people, JSON for programs. Bytes are
 decimal (GB), as on data sheets."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ EXPERT_ROWS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`launch`: seconds of overhead a layer; `draft_precision` None: the target's; `batches` and
-    `contexts` begin with the point that is shown in detail."""
+    """The settings of a plan. `launch`: seconds of overhead per layer; `draft_precision` None: the
+    target's; the first of `batches` and `contexts` is the point shown in detail."""
 
     target: ModelShape
     draft: ModelShape | None
@@ -46,7 +46,7 @@ class Settings:
         return Scenario(served(self.target, precision), draft, batch, context)
 
     def notes(self) -> Iterator[str]:
-        """What the reader should know before believing the figures."""
+        """Yield caveats for the reader of the figures."""
         target, draft, context = self.target, self.draft, self.contexts[0]
         for shape in self.models:
             limit = shape.served_positions
@@ -77,7 +77,7 @@ class Settings:
             yield f"{amount(self.launch, 's')} of overhead a layer"
 
     def as_json(self) -> dict[str, Any]:
-        """Bytes, seconds, FLOPs and counts, unrounded; costs in plain target steps."""
+        """Return unrounded bytes, seconds, FLOPs and counts; costs in plain target steps."""
         return {
             "settings": asdict(self),
             "notes": list(self.notes()),
@@ -86,7 +86,7 @@ class Settings:
         }
 
     def blocks(self) -> list[dict[str, Any]]:
-        """The figures of each precision."""
+        """Return the figures of each precision."""
         return [self._block(precision) for precision in self.precisions]
 
     def _block(self, precision: str) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class Settings:
         }
 
     def _read(self, precision: str) -> Iterator[dict[str, Any]]:
-        """Of a mixture: experts of a layer that so many rows read, and the best K of as many
-        sequences."""
+        """Yield, for a mixture of experts, how many experts of a layer are read by a number of
+        rows, and the best K for as many sequences."""
         if (experts := self.target.experts) is None:
             return
         for rows in EXPERT_ROWS:
@@ -149,7 +149,7 @@ On paper:
 
 
 def card(settings: Settings) -> str:
-    """Text of one screen for each precision."""
+    """Return the text card, about one screen per precision."""
     draft = settings.draft.name if settings.draft else "free guesses"
     lines = [f"{settings.target.name} with {draft} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
@@ -160,7 +160,7 @@ def card(settings: Settings) -> str:
 
 
 def device_line(device: Device) -> str:
-    """`4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s (fp8 7.92 PFLOP/s), 320 GB`."""
+    """Return a line like `4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s (fp8 7.92 PFLOP/s), 320 GB`."""
     rate, flops = amount(device.bandwidth, "B/s"), amount(device.bf16_flops, "FLOP/s")
     fp8 = f" (fp8 {amount(device.fp8_flops, 'FLOP/s')})" if device.fp8_flops else ""
     memory = f", {amount(device.memory)}" if device.memory is not None else ""
@@ -181,7 +181,7 @@ def model_line(shape: ModelShape) -> str:
 
 
 def amount(count: float, unit: str = "B") -> str:
-    """Three digits: `141 GB`, `30.7 kB`, `10.6 ms`, `185 us`."""
+    """Format with three significant digits: `141 GB`, `30.7 kB`, `10.6 ms`, `185 us`."""
     sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "u": 1e-6}
     prefix = next((prefix for prefix, size in sizes.items() if count >= size), "u")
     return f"{count / sizes[prefix]:.3g} {prefix}{unit}"

@@ -1,5 +1,5 @@
-"""This machine's own figures: bytes a second that a matrix-vector product reads, as decoding does,
-and the arithmetic of a product of matrices."""
+"""Measure this machine: bytes per second in a matrix-vector product, which is what decoding does,
+and FLOPs per second in a matrix product."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from engine.child import engine_threads
 from engine.lab.plan.roofline import Device, device_of
 from engine.model.runner import DeviceTimer, HostTimer
 
-_ROW = 4096  # numbers
-_TRIES = 4  # of which the fastest counts: others may use this machine, too
-_READ = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes, more than caches hold
-_SIDE = {"cpu": 768, "cuda": 8192}  # of the matrices
+_ROW = 4096  # numbers per row
+_TRIES = 4  # the fastest counts, because the machine may be shared
+_READ = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes; more than caches hold
+_SIDE = {"cpu": 768, "cuda": 8192}  # rows and columns of the matrices
 
 
 def here(
     count: int = 1, *, bandwidth: float | None = None, tflops: float | None = None,
     memory: float | None = None,
 ) -> Device:  # fmt: skip
-    """`count` of the GPU that is here, or of this CPU with an engine's threads. Figures as of
-    device_of; those not given are measured, which takes a second or two."""
+    """Return `count` devices like this machine's GPU, or like its CPU with an engine's threads.
+    Arguments as for device_of; missing figures are measured, which takes a second or two."""
     name, where = "cpu", torch.device("cpu")
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if torch.cuda.is_available():
@@ -48,14 +48,14 @@ def _bandwidth(where: torch.device) -> float:
 
 
 def _flops(where: torch.device) -> float:
-    """Of float32 or bfloat16, whichever is faster here."""
+    """Return FLOPs per second in float32 or bfloat16, whichever is faster."""
     side, kinds = _SIDE[where.type], (torch.float32, torch.bfloat16)
     matrices = [torch.ones(side, side, dtype=kind, device=where) for kind in kinds]
     return 2 * side**3 / min(_fastest(where, partial(torch.mm, m, m)) for m in matrices)
 
 
 def _fastest(where: torch.device, work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds of the fastest of `_TRIES` runs."""
     timer = DeviceTimer() if where.type == "cuda" else HostTimer(time.perf_counter)
     found = []
     for _ in range(_TRIES):

@@ -1,9 +1,9 @@
-"""Models by name: presets, the built-in pair, a config.json, its folder, or the hub's local cache.
-Nothing is ever downloaded.
+"""Find a model by name: a preset, the built-in pair, a config.json, its folder, or the hub's local
+cache. Nothing is ever downloaded.
 
-`models.csv` has the presets: the fields of a config.json that count, as their makers state them;
-the others are those that transformers gives the family. `qwen2.5` are the instruct models (32k
-positions without YaRN), `deepseek-v3` is without its multi-token prediction.
+`models.csv` has the presets: the relevant fields of each published config.json; other fields take
+transformers' defaults for the family. `qwen2.5` are the instruct models (32k positions without
+YaRN), `deepseek-v3` is without its multi-token prediction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") a
 
 
 def find_model(name: str, role: Role) -> ModelShape:
-    """The shape of the model that `name` means. Raises ModelError."""
+    """Return the shape of the model named `name`. Raises ModelError."""
     silence()
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -52,6 +52,6 @@ def find_model(name: str, role: Role) -> ModelShape:
             " one, or a model in the hub's local cache, and plan downloads nothing; presets: "
             + ", ".join([BUILTIN, *PRESETS])
         ) from error
-    except Exception as error:  # transformers raises what it likes
+    except Exception as error:  # transformers raises many types
         said = one_line(error)
         raise ModelError(f"the config.json of --{role} {name} cannot be used: {said}") from error

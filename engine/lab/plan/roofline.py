@@ -1,8 +1,8 @@
-"""The time of a forward pass and of a round from a roofline (Williams et al., CACM 2009).
+"""Predict the time of a forward pass and of a round with a roofline (Williams et al., CACM 2009).
 
-Each part of a pass takes the longer of moving its bytes and doing its arithmetic; the parts follow
-one another, so their times add up. Left out: activations, writing the new keys and values,
-sampling, communication between devices. What is left is the least time that the hardware allows.
+Each part of a pass takes the longer of moving its bytes and doing its arithmetic; parts run one
+after another, so their times add up. Left out: activations, writing new keys and values, sampling,
+and communication between devices. The result is a lower bound on the time.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 from engine.lab.plan.shape import ModelShape
 
-# Bytes of a weight inside the layers; int4: 128 weights share one 16-bit scale. Embeddings and the
+# Bytes per weight inside the layers; int4: 128 weights share one 16-bit scale. Embeddings and the
 # output head stay in 16 bits, as in published quantised checkpoints.
 PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
 TABLE_BYTES = 2.0
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
-CUSTOM = "cpu"  # any machine: the caller gives its figures, or `machine` measures them
+CUSTOM = "cpu"  # any machine: the caller gives its figures, or `machine` measures this one
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`count` devices that share every matrix evenly; all figures are those of all of them, as the
-    makers' data sheets state them: bytes/s, and FLOPs per second dense (no structured sparsity),
-    with accumulation in 32 bits; `fp8_flops` None: no such units. `memory` in bytes, None: not
-    known, so that nothing is said about what fits."""
+    """`count` devices that share every matrix evenly. All figures are totals over the devices, from
+    the makers' data sheets: bytes/s, and dense FLOPs per second (no structured sparsity) with
+    32-bit accumulation. `fp8_flops` None: no fp8 units. `memory` in bytes; None: unknown, so that
+    fit is not reported."""
 
     name: str
     count: int
@@ -38,8 +38,8 @@ class Device:
     memory: float | None
 
     def flops(self, precision: str) -> float:
-        """For weights in this precision. int4 weights are multiplied in bf16, and so are fp8 ones
-        where the device has no fp8 units."""
+        """Return FLOPs per second for weights in this precision. int4 weights are multiplied in
+        bf16, and fp8 weights too if the device has no fp8 units."""
         return self.fp8_flops or self.bf16_flops if precision == "fp8" else self.bf16_flops
 
 
@@ -60,8 +60,8 @@ def device_of(
     name: str, count: int = 1, *, bandwidth: float | None = None, tflops: float | None = None,
     memory: float | None = None,
 ) -> Device:  # fmt: skip
-    """`count` of a preset under tensor parallelism, with the caller's figures (GB/s, TFLOP/s, GB of
-    one device) in place of its own. Raises ConfigError for any machine without figures."""
+    """Return `count` tensor-parallel devices of a preset; the caller's figures (GB/s, TFLOP/s, GB
+    of one device) override its own. Raises ConfigError if a figure is missing."""
     sheet = DEVICES.get(name, (bandwidth, tflops, None, memory))
     rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[3]
     fp8 = None if tflops else sheet[2]
@@ -82,7 +82,7 @@ def device_of(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one part of a pass. `rate` in FLOPs per second."""
+    """The work of one part of a pass. `rate` in FLOPs per second."""
 
     bytes: float
     flops: float
@@ -91,8 +91,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model on a device: its weights in `precision`, its cache in `kv_bytes` a number, and
-    `launch` seconds of overhead for every layer of a forward pass."""
+    """A model on a device: weights in `precision`, a KV cache with `kv_bytes` bytes per number, and
+    `launch` seconds of overhead per layer of a forward pass."""
 
     shape: ModelShape
     device: Device
@@ -102,7 +102,7 @@ class Served:
 
     @property
     def weight_bytes(self) -> float:
-        """What the weights occupy in memory, the embedding table included."""
+        """Bytes of all weights in memory, embedding table included."""
         tables = self.shape.table_weights
         return (self.shape.parameters - tables) * PRECISIONS[self.precision] + tables * TABLE_BYTES
 
@@ -111,20 +111,20 @@ class Served:
         return self.shape.kv_values_per_token * self.kv_bytes
 
     def cache_bytes(self, context: int) -> float:
-        """What the keys and values of one sequence occupy; full windows do not grow."""
+        """Return the bytes of one sequence's KV cache; full windows do not grow."""
         return self.shape.attended(context) * self.shape.kv_values * self.kv_bytes
 
     def seconds(self, *, batch: int, tokens: int, context: int) -> float:
-        """Of one pass over `tokens` new tokens of each of `batch` sequences, all of which have
-        `context` tokens in the cache."""
+        """Return the seconds of one pass over `tokens` new tokens of each of `batch` sequences with
+        `context` cached tokens each."""
         bandwidth = self.device.bandwidth
         parts = self.parts(batch=batch, tokens=tokens, context=context)
         times = [max(part.bytes / bandwidth, part.flops / part.rate) for part in parts]
         return self.launch * self.shape.layers + sum(times)
 
     def parts(self, *, batch: int, tokens: int, context: int) -> tuple[Work, Work, Work, Work]:
-        """Of such a pass: dense weights, experts, head, attention. A sequence's cache is read once
-        for all of its tokens."""
+        """Return the work of such a pass: dense weights, experts, head, attention. A sequence's KV
+        cache is read once for all its tokens."""
         shape, rows, experts = self.shape, batch * tokens, self.shape.experts
         rate, wide = self.device.flops(self.precision), self.device.flops("bf16")
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
@@ -141,8 +141,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`batch` sequences decode together with `context` tokens each. `draft` None: guesses that
-    cost nothing (n-gram lookup, predictions)."""
+    """`batch` sequences of `context` tokens each decode together. `draft` None: proposals that cost
+    nothing (n-gram lookup, predicted outputs)."""
 
     target: Served
     draft: Served | None
@@ -150,35 +150,35 @@ class Scenario:
     context: int
 
     def target_seconds(self, k: int) -> float:
-        """One target pass over a committed token and `k` guesses of every sequence."""
+        """Return a target pass's seconds for one committed and `k` draft tokens per sequence."""
         return self.target.seconds(batch=self.batch, tokens=k + 1, context=self.context)
 
     @property
     def draft_seconds(self) -> float:
-        """One draft step: one token for every sequence."""
+        """Seconds of one draft step: one token for every sequence."""
         if self.draft is None:
             return 0.0
         return self.draft.seconds(batch=self.batch, tokens=1, context=self.context)
 
     @property
     def draft_cost(self) -> float:
-        """A draft step in units of a plain target step: Leviathan's c."""
+        """The cost of a draft step in plain target steps: Leviathan's c."""
         return self.draft_seconds / self.target_seconds(0)
 
     def verify_cost(self, k: int) -> float:
-        """A target pass with `k` guesses in plain target steps."""
+        """Return the cost of a target pass with `k` draft tokens in plain target steps."""
         return self.target_seconds(k) / self.target_seconds(0)
 
     def round_cost(self, k: int) -> float:
-        """A round with `k` guesses in plain target steps."""
+        """Return the cost of a round with `k` draft tokens in plain target steps."""
         return k * self.draft_cost + self.verify_cost(k)
 
     def speed_up(self, acceptance: float, k: int) -> float:
-        """Tokens per second against plain decoding."""
+        """Return tokens per second relative to plain decoding."""
         return expected_tokens(acceptance, k) / self.round_cost(k)
 
     def best(self, acceptance: float, k_max: int) -> tuple[int, float]:
-        """The best K of 0..k_max and its speed-up; K = 0 is 1.0."""
+        """Return the best K in 0..k_max and its speed-up, which is 1.0 for K = 0."""
         return best([self.speed_up(acceptance, k) for k in range(k_max + 1)])
 
     @property
@@ -191,42 +191,42 @@ class Scenario:
 
     @property
     def fits(self) -> bool | None:
-        """Whether weights and the cache of all sequences fit the memory; None: it is not known."""
+        """Whether weights and all KV caches fit in memory; None: the memory is unknown."""
         memory = self.target.device.memory
         cache = self.batch * sum(model.cache_bytes(self.context) for model in self.models)
         return None if memory is None else self.weight_bytes + cache <= memory
 
     @property
     def kv_tokens(self) -> int | None:
-        """Tokens whose keys and values fit beside the weights; None: the memory is not known."""
+        """How many tokens' KV cache fits beside the weights; None: the memory is unknown."""
         memory = self.target.device.memory
         per_token = sum(model.kv_bytes_per_token for model in self.models)
         return None if memory is None else max(0, int((memory - self.weight_bytes) / per_token))
 
     @property
     def within_positions(self) -> bool:
-        """Whether both models are served up to this length."""
+        """Whether all models can serve sequences of this length."""
         limits = [model.shape.served_positions for model in self.models]
         return all(limit is None or self.context <= limit for limit in limits)
 
 
 def expected_tokens(acceptance: float, k: int) -> float:
-    """Tokens of a round with `k` guesses, each kept with this chance if those before it were:
-    (1 - a^(k+1)) / (1 - a), from 1 to k+1 (Leviathan et al., arXiv:2211.17192)."""
+    """Return the expected tokens of a round with `k` draft tokens, each accepted with probability a
+    if all before it were: (1 - a^(k+1)) / (1 - a) (Leviathan et al., arXiv:2211.17192)."""
     return math.fsum(acceptance**i for i in range(k + 1))
 
 
 def best(speeds: Sequence[float]) -> tuple[int, float]:
-    """The fastest K, the smallest one of equals, and its speed-up. All are looked at: with mixtures
-    of experts the curve has more than one hump."""
+    """Return the fastest K (the smallest of equals) and its speed-up. Checks every K, because with
+    mixtures of experts the curve has several local maxima."""
     return speeds.index(max(speeds)), max(speeds)
 
 
 def break_even(k: int, round_cost: float) -> float | None:
-    """The acceptance at which `k` guesses are as fast as none, if a round of them takes
-    `round_cost` plain steps; None if not even perfect guesses would pay."""
+    """Return the acceptance at which a round of `k` draft tokens, costing `round_cost` plain steps,
+    is as fast as plain decoding; None if even full acceptance would not pay."""
     if round_cost >= k + 1:
         return None
-    steps = 10**9  # of the acceptance from 0 to 1
+    steps = 10**9  # resolution of the acceptance
     found = bisect_left(range(steps), round_cost, key=lambda i: expected_tokens(i / steps, k))
     return found / steps

@@ -1,8 +1,8 @@
-"""ModelShape: what one forward pass of a decoder reads and computes, counted in weights, on the
-model that transformers builds on torch's meta device: shapes without numbers.
+"""ModelShape: what one forward pass of a decoder reads and computes, counted from the model that
+transformers builds on torch's meta device, which has shapes but no data.
 
-Norms, biases and what lies outside of the matrix products are left out: less than a thousandth of
-a model of a billion parameters. A family is read only if its counts are tested.
+Norms, biases and everything outside matrix products are left out: less than a thousandth of a model
+of a billion parameters. Only families whose counts are tested are accepted.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Routed experts: `count` of them in a layer, `per_token` used by a token."""
+    """Routed experts: `count` per layer, of which a token uses `per_token`."""
 
     count: int
     per_token: int
-    weights: int  # of one in each layer, together
+    weights: int  # of one expert per layer, summed over layers
 
     def touched(self, tokens: int) -> float:
-        """Experts of a layer that at least one of `tokens` tokens is routed to, in expectation,
-        if tokens choose independently and evenly: E (1 - (1 - k/E)^n)."""
+        """Return the expected number of a layer's experts that at least one of `tokens` tokens
+        uses, if tokens choose independently and evenly: E (1 - (1 - k/E)^n)."""
         return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder-only transformer. `windows`: how far back each layer attends; None is all of it.
-    `kv_values`: numbers that a layer caches per token. `attention_flops`: of a layer, per query
-    token and cached position, scores and weighted sum together. `dense_weights`: those that every
-    forward pass reads whole, the output head apart. `max_positions`: of the model;
-    `served_positions`: the longest sequence that is served; None: it does not say."""
+    """A decoder-only transformer. `windows`: each layer's attention window, None: unlimited.
+    `kv_values`: numbers that a layer caches per token. `attention_flops`: a layer's FLOPs per query
+    token and cached position, scores and weighted sum together. `dense_weights`: weights that every
+    forward pass reads in full, without the output head. `max_positions`: the model's limit;
+    `served_positions`: the longest sequence that is served; None: not stated."""
 
     name: str
     vocab: int
@@ -47,7 +47,7 @@ class ModelShape:
     kv_values: int
     attention_flops: int
     dense_weights: int
-    head_weights: int  # and as many again of the embedding table
+    head_weights: int  # the embedding table has as many
     tied: bool
     experts: Experts | None
     max_positions: int | None
@@ -59,7 +59,7 @@ class ModelShape:
 
     @property
     def table_weights(self) -> int:
-        """Embedding table and head; tied ones are one."""
+        """Weights of the embedding table and head, counted once if tied."""
         return (1 if self.tied else 2) * self.head_weights
 
     @property
@@ -76,18 +76,18 @@ class ModelShape:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that one token adds to the cache, while no window is full."""
+        """Numbers that one token adds to the KV cache until a window is full."""
         return self.layers * self.kv_values
 
     def attended(self, context: int) -> int:
-        """Cached positions that one query attends to at this context, summed over layers."""
+        """Return how many cached positions one query attends to, summed over layers."""
         return sum(min(context, window or context) for window in self.windows)
 
 
 def model_shape(config: Any, name: str) -> ModelShape:
-    """Of a configuration of transformers; a multimodal one gives the shape of its text model.
-    Raises ModelError, and what transformers raises where it cannot build the model."""
-    import torch  # takes seconds, as transformers does
+    """Return the shape for a transformers config; for a multimodal one, of its text model. Raises
+    ModelError, and any error of transformers if it cannot build the model."""
+    import torch  # slow, like transformers
     from transformers import AutoModelForCausalLM
 
     config = config.get_text_config()
@@ -97,7 +97,7 @@ def model_shape(config: Any, name: str) -> ModelShape:
     kv_values, attention_flops = _attention(config)
     if min(config.vocab_size, config.hidden_size, config.num_hidden_layers, kv_values) < 1:
         raise ModelError(f"the config.json of {name} has a size below 1")
-    auto: Any = AutoModelForCausalLM  # its stubs know one return value
+    auto: Any = AutoModelForCausalLM  # its type stubs are too narrow
     with torch.device("meta"):
         model = auto.from_config(config)
     matrices = {key: weight for key, weight in model.named_parameters() if weight.ndim > 1}
@@ -120,7 +120,7 @@ def model_shape(config: Any, name: str) -> ModelShape:
 
 
 def _attention(config: Any) -> tuple[int, int]:
-    """A layer's numbers of KV per token, and its FLOPs per query token and cached position."""
+    """Return a layer's KV numbers per token, and FLOPs per query token and cached position."""
     heads, latent = config.num_attention_heads, getattr(config, "kv_lora_rank", None)
     if latent is not None:
         # Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), decoded in its absorbed form:
@@ -132,7 +132,7 @@ def _attention(config: Any) -> tuple[int, int]:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    """How far back each layer attends: all alike where the configuration has no kinds of layers."""
+    """Return each layer's window; without `layer_types` in the config, all layers are alike."""
     window = getattr(config, "sliding_window", None) or None
     if window is not None and not (isinstance(window, int) and window > 0):
         raise ModelError(f"sliding_window must be a number of tokens, but is {window!r}")
@@ -144,7 +144,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 
 
 def _experts(config: Any, routed: dict[str, Any]) -> Experts | None:
-    """`routed`: their matrices, in which transformers stacks the experts of a layer."""
+    """Return the experts, given their matrices, in which transformers stacks those of a layer."""
     if not routed:
         return None
     count, per_token = next(iter(routed.values())).shape[0], config.num_experts_per_tok

@@ -1,8 +1,8 @@
-"""What other policies would have done: the same requests, decided anew, on a clock of costs.
+"""Replay recorded requests under other policies, on a clock that adds up modelled costs.
 
-Under sample-and-match a guess is right or wrong whatever else was guessed, so one bit and one
-confidence per generated position suffice to play any controller. `play`: the step loop, with the
-protocol that the engine uses. `recorded` and `costs`: a trace's requests and times. `worlds`: both,
-drawn at random, for `python -m engine.lab.simulate`. `variants`: policies by name. `scores`: how
-they compare.
+Under sample-and-match, a draft token is right or wrong independently of all others, so one bit and
+one confidence per generated position suffice to run any controller. `play`: the step loop, with the
+engine's controller protocol. `recorded` and `costs`: requests and times from a trace. `worlds`:
+random ones, for `python -m engine.lab.simulate`. `variants`: policies by name. `scores`: their
+comparison.
 """

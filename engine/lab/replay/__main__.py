@@ -1,14 +1,14 @@
-"""`python -m engine.lab.replay TRACE` is `foredraft replay`: other policies on what was recorded.
+"""`python -m engine.lab.replay TRACE` is `foredraft replay`: other policies on a recorded trace.
 
 Set `speculation.trace` to a file name to record steps while serving: sizes, times, and whether
-guesses were right, but no text. Requests, arrivals and hits are then the same for every policy, so
-accepted lengths are exact wherever the guess is known; times are means of the trace.
+draft tokens were right, but no text. Every policy gets the same requests, arrivals and hits, so
+accepted lengths are exact wherever the draft token is known; times are means of the trace.
 
---ablate plays the controller and, in turn, the controller without one of its refinements, which
-shows in the column `vs adaptive`: above 0 the refinement pays.
+--ablate plays the controller, and the controller without each of its refinements in turn: above 0
+in the column `vs adaptive`, the refinement pays.
 
-A trace that the replay itself does not meet within a tenth is refused: it would rank its own error.
-"""
+A trace is refused if the replay of its own choices is off by more than a tenth of the time: the
+error would decide the ranking."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from engine.step.trace import read_trace
 
 _K_MAX = 8
 _MOST_PHASES = 24
-_MOST_ERROR = 0.1  # of the recorded time
+_MOST_ERROR = 0.1  # share of the recorded time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; exit code 0, or 2 for a mistake of the caller."""
+    """Print the table; return exit code 0, or 2 for invalid arguments."""
     parsed = build_parser().parse_args(arguments)
     return exit_code("foredraft replay", lambda: show(answer(parsed)))
 
@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def answer(parsed: argparse.Namespace) -> str:
-    """The text to print; figures are written on the way. Raises EngineError."""
+    """Return the text to print, and write the --json file. Raises EngineError."""
     paths = [path for name in parsed.traces for path in files(Path(name))]
     writable({"--json": parsed.json}, reads=paths)
     scenes = [recorded(read_trace(path), path.stem) for path in paths]
@@ -85,8 +85,8 @@ def answer(parsed: argparse.Namespace) -> str:
 
 
 def checked(told: Recorded) -> float:
-    """By what share of the recorded time the replay is off. Raises TraceError where that is too
-    much to rank by."""
+    """Return the replay's relative error in time. Raises TraceError if it is too large for a
+    ranking."""
     repeated, _, _ = check(told)
     error = repeated / told.seconds - 1
     if abs(error) > _MOST_ERROR:
@@ -99,7 +99,7 @@ def checked(told: Recorded) -> float:
 
 
 def sentence(played: Sequence[Played], error: float) -> str:
-    """The fastest of all policies and of every fixed K in hindsight, beside the first policy."""
+    """Return a sentence with the fastest policy or fixed K, and the first policy."""
     fixed = range(min(len(scene.fixed) for scene in played))
     seconds = {f"K = {k}": sum(scene.fixed[k].total for scene in played) for k in fixed}
     for i, score in enumerate(played[0].policies):
@@ -113,7 +113,7 @@ def sentence(played: Sequence[Played], error: float) -> str:
 
 
 def files(path: Path) -> list[Path]:
-    """Of a folder its traces, in order. Raises TraceError."""
+    """Return a file, or a folder's traces in order. Raises TraceError if a folder has none."""
     found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not found:
         raise TraceError(f"the folder {str(path)!r} holds no traces (*.jsonl)")
@@ -121,7 +121,7 @@ def files(path: Path) -> list[Path]:
 
 
 def report(told: Recorded, played: Played) -> Iterator[str]:
-    """The replay's own check, a line for each policy, and the phases."""
+    """Yield the check of the replay, the table of policies, and the phases."""
     repeated, same, other = check(told)
     yield (
         f"{len(told.requests)} requests, {told.tokens} tokens; the guess is known at"

@@ -1,6 +1,6 @@
-"""`python -m engine.lab.replay.ablate TRACE...`: which refinements of the controller pay. It is
-`foredraft replay --ablate --seeds 2 --passes 2`, on what `foredraft bench record` wrote. Over
-random worlds: `engine.lab.simulate --policy adaptive --policy "no hindsight"` and so on.
+"""`python -m engine.lab.replay.ablate TRACE...`: which refinements of the controller pay? Short for
+`foredraft replay --ablate --seeds 2 --passes 2` on traces of `foredraft bench record`. For random
+worlds, use `engine.lab.simulate --policy adaptive --policy "no hindsight"` and so on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a step costs, in seconds, as a trace says: means by size, and between them the shape that
-was profiled at start.
+"""Estimate the seconds of a step from a trace: means by size, interpolated with the shape of the
+start-up profile.
 
-No model of the controller's is used: it must not be scored on the curve that it learns. What
-context and heat cost is in the means.
+Does not use the controller's own cost model, so that the controller is not scored on the curve it
+learns. The costs of context and of a hot machine are contained in the means.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from engine.scheduling.step_record import StepRecord
 from engine.step.trace import Trace
 
 _PROMPT = -1  # the group of steps with prompt rows
-_OUTLIER = 3.0  # medians
+_OUTLIER = 3.0  # values are cut at this multiple of the median
 _SHORTEST = 1e-7  # seconds
 _FAR = 1 << 20  # rows; no step has more
 
 
 class Curve:
-    """Seconds by group and size: the profile's, without one a line through everything, times a
-    factor. Factors are means of what was seen of a size, outliers cut, and in between on a line
-    over the logarithm of the size; beyond the sizes seen the nearest one holds."""
+    """Seconds by group and size: those of the profile, or without one of a line through all data,
+    times a factor. A factor is the mean at a size, with outliers cut; between sizes it is linear in
+    the logarithm of the size, and beyond them constant."""
 
     def __init__(self, profile: Points, seen: Sequence[tuple[int, int, float]]) -> None:
-        """`seen`: (group, size, seconds)."""
+        """`seen`: measurements as (group, size, seconds)."""
         known = sorted(profile) if len(profile) > 1 else _line([(n, s) for _, n, s in seen])
         (near, before), (last, seconds) = known[-2:]
         slope = max(seconds - before, 0.0) / (last - near)
@@ -56,8 +56,8 @@ class Curve:
 
 
 class MeasuredCosts:
-    """Costs fitted to a trace. Target and host by rows within powers of two of the batch, steps
-    with prompt rows apart; `begin` is what drafting takes besides its forwards, see
+    """Costs fitted to a trace. Target and host time depend on rows, separately per power of two of
+    the batch and for steps with prompt rows. `begin`: seconds of drafting outside its forwards, see
     `_fit_drafts`."""
 
     def __init__(self, trace: Trace) -> None:
@@ -77,7 +77,7 @@ class MeasuredCosts:
         return self._step + self._row * rows
 
     def step(self, step: StepRecord) -> float:
-        """Of all that a recorded step did."""
+        """Return the seconds of everything a recorded step did."""
         if not step.parts:
             return 0.0
         group = _group(step)
@@ -95,13 +95,13 @@ def _group(step: StepRecord) -> int:
 
 
 def _depths(step: StepRecord) -> list[int]:
-    """Guesses that the main proposer made for each sequence that it drafted for."""
+    """Return the main proposer's number of draft tokens for each sequence that it drafted for."""
     return [part.drafted for part in step.parts if part.drafted and not part.source]
 
 
 def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, float, float]:
-    """Seconds that drafting takes once, for each forward, and for each row of a forward: least
-    squares over the means of steps alike, outliers cut, and the profile."""
+    """Return the seconds of drafting per step, per forward, and per row of a forward: non-negative
+    least squares over the profile and the means of similar steps, with outliers cut."""
     alike: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for n, seconds in profile:
         alike[0, 1, n].append(seconds)
@@ -113,7 +113,7 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
     weights = np.sqrt([len(found) for found in alike.values()])
     means = [fmean(min(s, _OUTLIER * fmean(found)) for s in found) for found in alike.values()]
     sizes, free = np.array(list(alike), float) * weights[:, None], [0, 1, 2]
-    while True:  # without what would be negative
+    while True:  # drops coefficients that would be negative
         found = np.linalg.lstsq(sizes[:, free], means * weights, rcond=None)[0]
         if min(found) >= 0.0:
             break
@@ -123,19 +123,19 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
 
 
 def _bin(size: int) -> int:
-    """Sizes that are told apart: each up to 16, then eight in an octave."""
+    """Return the bin of a size: one per size up to 16, then eight per octave."""
     step = max(1 << max(size.bit_length() - 4, 0), 1) if size > 16 else 1
     return max(size - size % step, 1)
 
 
 def _mean(logs: Sequence[float]) -> float:
-    """The logarithm of the mean of what these are logarithms of; outliers count as 3 medians."""
+    """Return the log of the mean of exp(logs), with outliers cut at _OUTLIER medians."""
     most = median(logs) + log(_OUTLIER)
     return log(fmean(exp(min(value, most)) for value in logs))
 
 
 def _line(seen: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Two points of the least-squares line, which never falls."""
+    """Return two points of the least-squares line, with its slope limited to be non-negative."""
     if not seen:
         return [(1, _SHORTEST), (2, _SHORTEST)]
     x, y = fmean(n for n, _ in seen), fmean(s for _, s in seen)

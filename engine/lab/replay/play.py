@@ -1,7 +1,7 @@
-"""The step loop without models: the controller's protocol as the engine uses it, on known bits.
+"""The step loop without models: the engine's controller protocol, on known bits.
 
-One round: choose, draft (asking `goes_on` after each forward), keep, verify, update. The clock
-counts the true costs; the controller sees them with the noise of a measurement.
+A round: choose, draft (asking `goes_on` after each forward), keep, verify, update. The clock counts
+true costs; the controller sees them with measurement noise.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from msgspec.structs import replace
 from engine.control.controller import KController, Load
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 
-MOST_JUDGED = 32  # positions of a request in one catch-up that are compared, as in the engine
+MOST_JUDGED = 32  # most positions of a request that one catch-up compares, as in the engine
 UNLIMITED = 1 << 30
 
 
 @dataclass(slots=True)
 class Request:
-    """What a policy is scored on. `hits[i]`: a guess for generated position i is right;
-    `confidences[i]`: how sure it is. It ends after `length` tokens; positions from there on may be
-    guessed in vain, and none from `guessable` on, by default all that have a bit. Before the first
-    of them stand `context` tokens, the last `prompt` of which must be computed. `due`: it comes
-    once that many tokens of all requests have been generated. `number`: its own, in a trace."""
+    """A request to play. `hits[i]`: whether a draft token for generated position i is right;
+    `confidences[i]`: its confidence. The request ends after `length` tokens; later positions may be
+    drafted in vain, up to `guessable` (default: all that have a bit). `context`: tokens before the
+    first generated one, of which the last `prompt` must be prefilled. `due`: arrives once that many
+    tokens in total have been generated. `number`: the request's number in a trace."""
 
     hits: Sequence[bool]
     confidences: Sequence[float]
@@ -51,9 +51,9 @@ class Request:
 @dataclass(slots=True, eq=False)
 class Live:
     """A request in the batch. `position`: tokens generated; `left`: committed rows still to
-    compute, one while it decodes; `known`: generated tokens that the drafter has been run over,
-    below 0 as long as it lacks rows of the prompt. Of the present step: guesses `asked` for, `made`
-    and `kept` for the target's forward."""
+    compute, one during decode; `known`: generated tokens that the draft has processed, below 0
+    while it lacks prompt rows. In the current step: draft tokens `asked` for, `made`, and `kept`
+    for verification."""
 
     request: Request
     position: int = 0
@@ -67,16 +67,16 @@ class Live:
         self.left, self.known = self.request.prompt, 1 - self.request.prompt
 
     def room(self, k: int) -> int:
-        """Guesses that can be scored, `k` at most."""
+        """Return how many of `k` draft tokens have a known bit."""
         return max(min(k, self.request.guessable - self.position), 0)
 
     def confidences(self, count: int) -> Sequence[float]:
-        """Of the next `count` guesses."""
+        """Return the confidences of the next `count` draft tokens."""
         return self.request.confidences[self.position : self.position + count]
 
     def catch_up(self) -> Agreement | None:
-        """Run the drafter over what it missed: of the latest of these positions, whether it would
-        have guessed them."""
+        """Run the draft over the positions it missed. Return whether it would have proposed the
+        right tokens at the latest of these."""
         span = slice(max(self.known, self.position - MOST_JUDGED, 0), self.position)
         self.known = self.position
         guesses = zip(self.request.confidences[span], self.request.hits[span], strict=True)
@@ -84,8 +84,8 @@ class Live:
         return found if found.guesses else None
 
     def step(self, rows: int) -> Part:
-        """Compute so many committed rows and, if these are the last, walk the guesses and move on.
-        A guess that was not verified is compared with the token that came instead."""
+        """Compute `rows` committed rows; if they are the last ones, accept draft tokens and commit.
+        An unverified draft token is compared with the token that was generated instead."""
         request, begin, k = self.request, self.position, self.asked
         drafted, proposed = self.made, self.kept
         self.asked = self.made = self.kept = 0
@@ -109,7 +109,7 @@ class Live:
 
 
 class Workload:
-    """Requests in order, of which at most `batch` run at a time, until `tokens` are generated."""
+    """Requests in order, at most `batch` at a time, until `tokens` tokens are generated."""
 
     def __init__(self, requests: Iterable[Request], tokens: int, batch: int = UNLIMITED) -> None:
         self.tokens = tokens
@@ -117,16 +117,16 @@ class Workload:
         self._next = next(self._requests, None)
 
     def admit(self, batch: list[Live], tokens: int) -> None:
-        """Add those that are due once so many tokens were generated."""
+        """Add to `batch` the requests that are due after `tokens` generated tokens."""
         while self._next and self._next.due <= tokens and len(batch) < self._batch:
             batch.append(Live(self._next))
             self._next = next(self._requests, None)
 
 
 class Costs(Protocol):
-    """Seconds of the parts of a step. `rows`: positions in a forward, of `sequences`; `context`:
-    tokens that they attend to, all sequences; `prompts`: whether rows of prompts are among them.
-    Drafting takes `begin` once, and `draft` for each of its forwards."""
+    """Seconds of the parts of a step. `rows`: rows of all `sequences` in a forward; `context`:
+    their context tokens, summed; `prompts`: whether prompt rows are among them. Drafting takes
+    `begin` once per step plus `draft` per forward."""
 
     begin: float
 
@@ -138,12 +138,12 @@ class Costs(Protocol):
 
 
 class Player:
-    """One controller through any number of workloads, learning all the while.
+    """Runs a controller through any number of workloads; it keeps learning.
 
-    `noise`: a factor of each timing that it sees. `budget`: target rows in a step. `stops`: each
-    draft step is a forward of its own, and the controller is asked between them. `charge`: how many
-    times its own time of the round before counts. `took`: by round, the batch and the controller's
-    seconds.
+    `noise`: returns a factor for each timing that the controller sees. `budget`: most target rows
+    per step. `stops`: each draft step is a separate forward, and the controller is asked between
+    them. `charge`: how many times the controller's own time of the previous round is added.
+    `took`: each round's batch and the controller's seconds.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Player:
         self._budget, self._stops, self._charge, self._clock = budget, stops, charge, clock
 
     def play(self, workload: Workload) -> Iterator[StepRecord]:
-        """Its steps, with the true costs."""
+        """Yield the steps, with their true costs."""
         batch: list[Live] = []
         tokens = 0
         while tokens < workload.tokens:
@@ -210,8 +210,8 @@ class Player:
         return answer
 
     def _plan(self, batch: Sequence[Live], k: int) -> list[int]:
-        """Committed rows of each, as the scheduler: what decoding leaves of the budget goes to
-        prompts, in order of arrival."""
+        """Return each request's committed rows, like the scheduler: the budget that decode leaves
+        goes to prefill, in order of arrival."""
         rows = [int(live.left == 1) for live in batch]
         room = max(self._budget - (1 + k) * sum(rows), 1)
         for i, live in enumerate(batch):
@@ -221,8 +221,8 @@ class Player:
         return rows
 
     def _draft(self, sampling: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
-        """Guess, until the controller has enough; drop what it does not want verified. Seconds,
-        rows caught up with, and what these showed."""
+        """Draft until the controller stops, and drop the tokens that it does not want verified.
+        Return seconds, catch-up rows, and their agreements."""
         controller, most = self._controller, self._controller.max_speculating if k else 0
         for live in sampling[:most]:
             live.asked = live.room(k)
@@ -250,8 +250,8 @@ class Player:
 
 @dataclass(slots=True)
 class Score:
-    """One policy. Lists are by phase; `drafted` counts draft forwards, `switches` changes of the K
-    played from one round of a phase to the next."""
+    """The score of a policy. Lists are by phase; `drafted` counts draft forwards, `switches` counts
+    changes of K between consecutive rounds of a phase."""
 
     name: str
     seconds: list[float]
@@ -263,7 +263,7 @@ class Score:
 
     @classmethod
     def of(cls, name: str, phases: int, steps: Iterable[tuple[int, StepRecord]]) -> Score:
-        """From the steps, each with its phase."""
+        """Return the score of steps given with their phases."""
         score, last = cls(name, [0.0] * phases, [0] * phases, [0] * phases), (-1, 0)
         for phase, step in steps:
             score.seconds[phase] += step.seconds

@@ -1,8 +1,8 @@
-"""A trace as a workload: its requests, who came when, and the phases of its load.
+"""A trace as a workload: its requests, their arrivals, and the phases of its load.
 
-Time is another under another policy, so arrivals are told by progress: a request is admitted once
-as many tokens of all requests have been generated as when it came. Then every policy serves the
-same batch at the same token, and the policy that recorded meets exactly its own rounds.
+Time passes differently under each policy, so arrivals are expressed as progress: a request is
+admitted once as many tokens in total have been generated as when it arrived. Every policy then
+serves the same batch at the same token, and the recording policy repeats exactly its own rounds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from engine.lab.replay.play import Player, Request, Score, Workload
 from engine.scheduling.step_record import Part, StepRecord
 from engine.step.trace import Trace
 
-Bit = tuple[bool, float]  # was a guess right, and its confidence
+Bit = tuple[bool, float]  # whether a draft token is right, and its confidence
 
-_SHORTEST_PHASE = 16  # steps; shorter ones belong to the phase before
-_SEED = 20241120  # of the draws for positions that nobody guessed
+_SHORTEST_PHASE = 16  # steps before a change of the batch can begin a new phase
+_SEED = 20241120  # for filling in positions without a draft token
 _SCORABLE = "draft_model", "self"
 
 
 @dataclass(slots=True)
 class Recorded:
-    """scores.Scene: what can be replayed. `begins`: tokens generated before each phase, ascending;
-    `sizes`: the mean batch of each. `known`: share of generated positions whose guess was found
-    out."""
+    """A scores.Scene from a trace. `begins`: tokens generated before each phase, ascending;
+    `sizes`: each phase's mean batch. `known`: share of generated positions whose draft token is
+    known."""
 
     name: str
     trace: Trace
@@ -47,11 +47,11 @@ class Recorded:
     known: float
 
     def workload(self) -> Workload:
-        """All of it, from the first request."""
+        """Return the whole trace as a workload."""
         return Workload(self.requests, self.tokens)
 
     def score(self, name: str, player: Player) -> Score:
-        """Play all of it."""
+        """Play the whole trace."""
         tokens, steps = 0, []
         for step in player.play(self.workload()):
             steps.append((self.phase(tokens), step))
@@ -59,13 +59,13 @@ class Recorded:
         return Score.of(name, len(self.begins), steps)
 
     def phase(self, tokens: int) -> int:
-        """Where in the trace so many tokens have been generated."""
+        """Return the phase after `tokens` generated tokens."""
         return bisect_right(self.begins, tokens) - 1
 
 
 @dataclass(slots=True)
 class _Story:
-    """What the trace says of one request."""
+    """The steps of one request in a trace."""
 
     number: int
     due: int
@@ -76,7 +76,7 @@ class _Story:
     bits: dict[int, Bit] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
-        """Its next step. Raises TraceError where one is missing or told twice."""
+        """Add the request's next step. Raises TraceError if a step is missing or repeated."""
         if part.position != self.length or self.finish:
             raise TraceError(
                 f"this trace contradicts itself: request {self.number} goes on at its token"
@@ -93,7 +93,7 @@ class _Story:
                 self.bits[part.position + i] = (i < part.right, confidences[i])
 
     def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
-        """With draws from what is known of all for the positions that nobody guessed."""
+        """Return the request. Positions without a known draft token get a random bit of `known`."""
         bits = [
             self.bits.get(i) or known[int(rng.integers(len(known)))] for i in range(self.length)
         ]
@@ -110,7 +110,7 @@ class _Story:
 
 
 def recorded(trace: Trace, name: str = "") -> Recorded:
-    """What a trace says. Raises TraceError where there is nothing to replay."""
+    """Return a trace as a scene. Raises TraceError if it cannot be replayed."""
     proposer = trace.header.proposer
     if proposer not in _SCORABLE:
         raise TraceError(
@@ -141,7 +141,7 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
 
 
 def _stories(steps: Sequence[StepRecord]) -> tuple[list[_Story], int]:
-    """By request in order of arrival, and the tokens of all."""
+    """Return the requests' stories in order of arrival, and the total number of tokens."""
     stories: dict[int, _Story] = {}
     tokens = 0
     for step in steps:
@@ -156,7 +156,7 @@ def _stories(steps: Sequence[StepRecord]) -> tuple[list[_Story], int]:
 
 
 def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
-    """Runs of steps whose batch is of one power of two."""
+    """Return `begins` and `sizes`: phases are runs of steps with one power of two of the batch."""
     runs: list[tuple[int, int, list[int]]] = []  # power, tokens before, batches
     tokens = 0
     for step in steps:
@@ -171,8 +171,8 @@ def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
 
 
 def check(told: Recorded) -> tuple[float, int, int]:
-    """Whether the replay meets what was recorded: seconds that the recorded choices take by its
-    costs, and the sequences whose accepted length comes out as recorded, or not, step by step."""
+    """Check the replay against the recording: return the seconds of the recorded choices by the
+    replay's costs, and how many accepted lengths, per sequence and step, are as recorded or not."""
     runs = {request.number: request.runs for request in told.requests}
     lengths = [
         min(part.proposed, runs[part.request][part.position]) == part.accepted

@@ -1,4 +1,4 @@
-"""Policies on scenes (a recorded trace, a random world): what each takes, beside every fixed K."""
+"""Score policies on scenes (a recorded trace, a random world) by time, beside every fixed K."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from engine.lab.replay.recorded import Recorded
 from engine.lab.replay.variants import VARIANTS
 from engine.lab.replay.worlds import World
 
-NOISE = 0.05  # of a timing that a controller sees: standard deviation of its logarithm
+NOISE = 0.05  # standard deviation of the logarithm of a timing that a controller sees
 ORACLE = "oracle: best K by phase"
-_SLOWER = 1.02  # than K = 0: what a policy may not be
+_SLOWER = 1.02  # a policy's time over that of K = 0 above which it counts as slower
 
-Scene = Recorded | World  # what policies are played on, all on the same bits
+Scene = Recorded | World  # what policies are played on; all see the same bits
 
 
 @dataclass(slots=True)
 class Played:
-    """All policies on one scene. `own`: by policy, the batch and the controller's own seconds of
-    each round."""
+    """The scores of all policies on one scene. `own`: by policy, each round's batch and the
+    controller's own seconds."""
 
     name: str
     tokens: int
@@ -39,12 +39,12 @@ class Played:
 
     @property
     def best(self) -> Score:
-        """The best K for all of it, in hindsight."""
+        """The best single K in hindsight."""
         return min(self.fixed, key=lambda score: score.total)
 
     @property
     def oracle(self) -> Score:
-        """The best K of each phase, known beforehand."""
+        """The best K of each phase in hindsight."""
         phases = range(len(self.fixed[0].seconds))
         best = [min(self.fixed, key=lambda score: score.seconds[i]) for i in phases]
         return Score(
@@ -55,14 +55,14 @@ class Played:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Every figure, for programs."""
+        """Return all figures as JSON values."""
         found = asdict(self)
         del found["own"]
         return {**found, "oracle": asdict(self.oracle)}
 
 
 def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:
-    """What every program has that plays policies."""
+    """Add the options shared by all programs that play policies."""
     add = parser.add_argument
     add("--policy", action="append", choices=VARIANTS, metavar="NAME",
         help=f"one of: {', '.join(VARIANTS)}; may be repeated")  # fmt: skip
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:
 
 
 def _player(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
-    """A fresh one of VARIANTS, which sees its timings with the noise of a measurement."""
+    """Return a player of a new controller of VARIANTS, which sees noisy timings."""
     controller = VARIANTS[policy](k_max, stops=scene.stops)
     controller.profile(scene.profile)
     noise = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, NOISE)
@@ -85,8 +85,8 @@ def play(
     scene: Scene, policies: Sequence[str], *, k_max: int, charge: float, seed: int = 0,
     passes: int = 1,
 ) -> Played:  # fmt: skip
-    """Every fixed K, and the named policies, of whose passes the last one counts. `charge`: how
-    many times a policy's own time does."""
+    """Play every fixed K, and the named policies for `passes` passes, of which the last counts.
+    `charge`: how many times a policy's own time is added."""
     players = [_player(name, scene, k_max, charge=charge, seed=seed) for name in policies]
     fixed = [
         scene.score(f"K={k}", Player(FixedK(k), scene.costs, budget=scene.budget))
@@ -100,7 +100,7 @@ def play(
 
 
 def policy_table(played: Sequence[Played]) -> list[str]:
-    """A line for each policy and reference, over all scenes; a K that all of them played."""
+    """Return a table with a line per policy and reference, over all scenes and their common Ks."""
     titles = ["policy", "seconds", "tokens/s", "drafts/round", "accepted", "switches/1k"]
     titles += ["us, B=1", "us, B=32", "vs K=0", "vs best fixed", "vs oracle"]
     titles += [f"vs {score.name}" for score in played[0].policies[:1]]
@@ -135,7 +135,7 @@ def _figures(scores: Sequence[Score], played: Sequence[Played]) -> list[str]:
 
 
 def _own_time(own: Sequence[Sequence[tuple[int, float]]]) -> list[str]:
-    """The controller's own microseconds in a round, with 1 and with 32 sequences."""
+    """Return the controller's own microseconds per round, with 1 and with 32 sequences."""
     found = [[s for took in own for size, s in took if size == batch] for batch in (1, 32)]
     return [f"{1e6 * median(seconds):.0f}" if seconds else "-" for seconds in found]
 

@@ -1,7 +1,7 @@
-"""Policies by name: the controller, and the controller with one refinement taken out.
+"""Policies by name: the controller, and the controller with one refinement removed.
 
-No variant serves anybody. Each is the controller but for a few lines, so that it changes along;
-`engine.lab.replay.ablate` says what the refinement is worth.
+Variants are never served. Each overrides a few lines of the controller, so that it follows changes
+of the controller; `engine.lab.replay.ablate` measures the gain of each refinement.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from engine.control.exploration import Exploration, Round
 from engine.scheduling.step_record import StepRecord
 
 WHOLE, STOP = "adaptive", "no confidence stop"
-_USUAL = 1.5  # a confidence that says nothing: all are the same
+_USUAL = 1.5  # a constant confidence, which carries no information
 
-Build = Callable[..., KController]  # of k_max, and `stops`: it is asked between draft steps
+Build = Callable[..., KController]  # takes k_max, and `stops`: it is asked between draft steps
 
 
 class _NoConfidences(AdaptiveK):
-    """Knows guesses by their depth alone, so that it verifies all that were made."""
+    """Judges draft tokens by depth alone, and verifies all of them."""
 
     def goes_on(self, confidences: Confidences) -> bool:
         return super().goes_on([[_USUAL] * len(sure) for sure in confidences])
@@ -42,7 +42,7 @@ class _NoConfidences(AdaptiveK):
 
 
 class _Uniform(AdaptiveK):
-    """As many rows as it would verify, but the same number for every sequence."""
+    """Verifies as many rows in all, but the same number for every sequence."""
 
     def keep(self, confidences: Confidences) -> list[int]:
         kept = super().keep(confidences)
@@ -51,22 +51,22 @@ class _Uniform(AdaptiveK):
 
 
 class _KeepAll(AdaptiveK):
-    """Verifies every guess that was made."""
+    """Verifies all draft tokens."""
 
     def keep(self, confidences: Confidences) -> list[int]:
-        super().keep(confidences)  # which remembers them
+        super().keep(confidences)  # records the confidences
         return [len(sure) for sure in confidences]
 
 
 class _NoHindsight(AdaptiveK):
-    """Learns from guesses that were offered, not from those it would have made."""
+    """Learns from verified draft tokens only, not from those found out in catch-up rows."""
 
     def update(self, record: StepRecord) -> None:
         super().update(replace(record, hindsight=()))
 
 
 class _OnlyProbes(Exploration):
-    """Asks a few while K is 0, but plays no K that is not believed to pay."""
+    """Probes a few sequences while K is 0, but never tries a K that is not expected to pay."""
 
     def while_off(self, seconds: float, **said: Any) -> Round:
         found = super().while_off(seconds, **said)
@@ -85,7 +85,7 @@ def _only_probes(k_max: int, *, stops: bool = True) -> KController:
 
 
 def _without(part: Callable[[AdaptiveK], object], **answers: object) -> Build:
-    """A controller in which these methods of a part always answer so."""
+    """Return a builder of controllers in which these methods of a part return fixed answers."""
 
     def build(k_max: int, *, stops: bool = True) -> KController:
         controller = AdaptiveK(k_max, stops=stops)

@@ -1,8 +1,8 @@
-"""Random worlds: text of changing predictability, load and machine, none of it known beforehand.
+"""Random worlds: texts of varying predictability, loads and machines, unknown to the controller.
 
-A world is four phases; acceptance, batch, machine, burstiness, the worth of confidences and the
-error of the start-up profile are drawn from its number. Common random numbers: the text of request
-j in phase p of world s is a function of (s, p, j), so all policies are scored on the same text.
+A world has four phases. Its number is the random seed for acceptance, batch size, machine,
+burstiness, the informativeness of confidences and the error of the start-up profile. Request j in
+phase p of world s depends only on (s, p, j), so all policies are scored on the same text.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from engine.control.profile import BATCHES, CONTEXT, Profile, alone, in_fours
 from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 
-# Graphs are captured for these numbers of rows; a step is padded to the next one.
+# CUDA graphs exist for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
 _ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
-BEYOND = 24  # positions after the end of a request, where guesses are in vain
+BEYOND = 24  # positions after the end of a request, where draft tokens are wasted
 
 _SHORTEST, _LONGEST = 200, 600
 _PHASES = 4
@@ -30,8 +30,8 @@ _PHASES = 4
 
 @dataclass(slots=True)
 class Roofline:
-    """Costs of a device that reads its weights in `weights` seconds and computes as long at `ridge`
-    rows; launches and the KV cache come on top. All in seconds, and exact."""
+    """Exact costs, in seconds, of a device that reads its weights in `weights` seconds and at
+    `ridge` rows computes for as long; launches and reading the KV cache are added."""
 
     weights: float = 5e-3
     ridge: float = 42.0
@@ -59,7 +59,7 @@ class Roofline:
         return 0.0
 
     def profile(self) -> Profile:
-        """What a start-up profile of this machine says, as engine.step.profiling makes it."""
+        """Return this machine's start-up profile, in the form of engine.step.profiling."""
         alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
         return Profile(
             target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
@@ -75,9 +75,9 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Positions are easy or hard, guessed right with chance `easy` or `hard`; a position keeps the
-    state of the one before it with chance `stick`. Confidences are the log-odds of that chance plus
-    noise of deviation `blur`, as a margin."""
+    """Positions are easy or hard: a draft token is right with probability `easy` or `hard`. A
+    position keeps the previous one's state with probability `stick`. Confidences are the log-odds
+    of that probability plus noise with standard deviation `blur`, mapped to a positive margin."""
 
     hard: float = 0.25
     easy: float = 0.985
@@ -87,17 +87,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpec:
-    """A load: so many requests at a time, until so many tokens are generated."""
+    """A load: `batch` requests at a time until `tokens` tokens are generated."""
 
     acceptance: float
     batch: int
     tokens: int
-    spread: float = 0.05  # between requests
+    spread: float = 0.05  # standard deviation of acceptance between requests
 
 
 @dataclass(slots=True)
 class World:
-    """scores.Scene: a machine, what its start-up profile shows, and the phases."""
+    """A scores.Scene: a machine, its (inexact) start-up profile, and the phases."""
 
     number: int
     costs: Roofline
@@ -116,18 +116,18 @@ class World:
         return sum(phase.tokens for phase in self.phases)
 
     def workload(self, phase: int) -> Workload:
-        """Phase `phase`, from its first request: whoever ends is followed by the next."""
+        """Return the workload of a phase, from its first request; the supply is endless."""
         spec = self.phases[phase]
         requests = (self.request(phase, j) for j in count())
         return Workload(requests, spec.tokens, spec.batch)
 
     def request(self, phase: int, j: int) -> Request:
-        """Request j of a phase; the same object each time."""
+        """Return request j of a phase; the same object each time, while it is cached."""
         return _request(self.number, self.text, self.phases[phase], phase, j)
 
     def score(self, name: str, player: Player) -> Score:
-        """Play all phases. Each one's time is scaled to exactly its tokens, which the last round
-        may exceed."""
+        """Play all phases. Each phase's time is scaled to exactly its number of tokens, since the
+        last round may exceed it."""
         steps = [
             [(phase, step) for step in player.play(self.workload(phase))]
             for phase in range(len(self.phases))
@@ -139,8 +139,8 @@ class World:
 
 
 def random_world(number: int) -> World:
-    """World `number`: acceptance .2 to .95, 1 to 32 requests, a ridge of 15 to 300 rows, a draft
-    step of 3 to 35 % of the weights' time, a profile wrong by -30 to +40 %."""
+    """Return world `number`: acceptance 0.2 to 0.95, 1 to 32 requests, a ridge of 15 to 300 rows, a
+    draft step of 3 to 35 % of the weights' time, which the profile gets wrong by -30 to +40 %."""
     rng = np.random.default_rng(777000 + number)
     weights = 5e-3
     ridge = float(np.exp(rng.uniform(np.log(15), np.log(300))))
@@ -162,7 +162,7 @@ def random_world(number: int) -> World:
     return World(number, machine, profiled.profile(), text, phases)
 
 
-@lru_cache(1 << 14)  # requests; a world's are drawn once for all policies
+@lru_cache(1 << 14)  # requests; drawn once per world, for all policies
 def _request(number: int, text: Text, spec: PhaseSpec, phase: int, j: int) -> Request:
     rng = np.random.default_rng([9000 + number, phase, j])
     acceptance = float(np.clip(spec.acceptance + rng.normal(0, spec.spread), 0.12, 0.97))
@@ -177,6 +177,6 @@ def _request(number: int, text: Text, spec: PhaseSpec, phase: int, j: int) -> Re
     hits = rng.random(count) < chance
     odds = np.log(chance / (1 - chance)) + rng.normal(0, text.blur, count)
     context = int(rng.integers(500, 2500))
-    # As what is positive and as large where it is large, like the margin of a draw.
+    # softplus: positive like the margin of a draw, and equal to the odds where they are large.
     margins = np.logaddexp(0.0, odds)
     return Request(hits.tolist(), margins.tolist(), length, context)

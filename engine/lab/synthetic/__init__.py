@@ -1,9 +1,9 @@
-"""Synthetic pairs: random models of any size whose draft agrees with its target as often as asked.
+"""Synthetic pairs: random models of any size, whose draft has a chosen acceptance by its target.
 
-For measurements only: what a step costs does not depend on what the weights say, and how often a
-draft is right can be set. `python -m engine.lab.synthetic --output DIR`.
+For measurements only: the cost of a step does not depend on the values of the weights, and the
+acceptance can be chosen. `python -m engine.lab.synthetic --output DIR`.
 """
 
 from engine.attention.torchao_warnings import silence
 
-silence()  # its modules begin by importing transformers
+silence()  # must precede the import of transformers in this package's modules

@@ -1,9 +1,9 @@
-"""`python -m engine.lab.synthetic`: write a random target and a draft that agrees with it as often
-as asked, as two folders that `foredraft serve --target DIR/target --draft DIR/draft` takes.
+"""`python -m engine.lab.synthetic`: write a random target and a draft with a chosen acceptance, as
+two folders for `foredraft serve --target DIR/target --draft DIR/draft`.
 
-Acceptance is the mean of that at temperature 0 and at 1. Prints a table while it looks for the
-scale, then what the pair does on other texts, and writes it. The same arguments give the same
-weights.
+Acceptance is the mean of the acceptances at temperature 0 and 1. Prints a table of the scales it
+tries, then the pair's acceptance on other texts, and writes the pair. The same arguments give the
+same weights.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from engine.lab.synthetic.pair import (
 )
 from engine.model.loader import pick_device
 
-CHECKS = 3  # other texts, after the scale was found
+CHECKS = 3  # other texts on which the chosen scale is checked
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for arguments that cannot be honoured."""
+    """Return exit code 0, or 2 for invalid arguments."""
     parsed = build_parser().parse_args(arguments)
     return exit_code("python -m engine.lab.synthetic", lambda: run(parsed))
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """The exit code. Raises EngineError."""
+    """Make and write the pair; return the exit code. Raises EngineError."""
     device = str(pick_device(parsed.device))
     shape = replace(parsed.parameters, positions=parsed.positions)
     if parsed.draft_layers >= shape.layers:
@@ -77,7 +77,7 @@ def build_parser() -> Parser:
 
 
 def write(parsed: argparse.Namespace, shape: Shape, device: str, folder: Path) -> None:
-    """Build, calibrate, save; a line for each scale that is tried."""
+    """Build, calibrate and save the pair; print a line for each scale that is tried."""
     layers = parsed.draft_layers
     print(
         f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "

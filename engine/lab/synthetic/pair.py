@@ -1,15 +1,15 @@
-"""A random Llama and a draft made of its own first layers, which agree as often as asked.
+"""Make a random Llama and a draft from its own first layers, with a chosen acceptance.
 
-What the target has beyond the draft writes to the residual stream through scaled projections: at
-scale 0 both compute the same, and the larger the scale, the rarer they agree. The numbers below
-give text that does not settle into loops at temperature 0: attention looks at a few tokens at
-random distances, so that the next token is a function of many, and the head is loud enough for a
-favourite (the likeliest token has some 0.7 of the probability).
+The target's layers beyond the draft write to the residual stream through scaled projections: at
+scale 0 both models are equal, and a larger scale lowers acceptance. The constants below avoid text
+that loops at temperature 0: attention looks at a few tokens at random distances, so that the next
+token depends on many, and the head's logits are large enough for a clear favourite (the likeliest
+token has a probability of about 0.7).
 
-Agreement is acceptance under sample-and-match: at temperature 0 both argmaxes are equal, at 1 both
-are once the same Gumbel noise is added (the draw is the argmax of log q + noise). It is measured on
-text that the draft writes at temperature 1, whole models, in float32; where the text is from does
-not matter, since either model's next token is a pseudo-random function of what was read.
+Agreement is acceptance under sample-and-match: the argmaxes of both models are equal, at
+temperature 0 as they are, at 1 after the same Gumbel noise is added (a draw is the argmax of log q
++ noise). It is measured on text that the draft writes at temperature 1, with whole models. The
+source of the text does not matter: each next token is a pseudo-random function of its context.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from engine.config import BUILTIN, model_folder
 from engine.demo.tokens import SPECIAL, VOCABULARY
 
 HEAD_DIM = 64
-POSITIONS = 2048  # as many as the tokenizer says
+POSITIONS = 2048  # the tokenizer's model_max_length
 MOST_POSITIONS = 1 << 17
-QUERY_KEY = 1.8  # standard deviation of queries and keys; their products' is the square
-EMBEDDING = 0.7  # of the residual stream's first summand; those of the draft's layers are near 1
+QUERY_KEY = 1.8  # standard deviation of queries and of keys; that of attention scores is its square
+EMBEDDING = 0.7  # standard deviation of the embedding; the draft's layers add summands near 1
 LOGITS = 9.0
 SMALLEST, LARGEST = 100_000, 4_000_000_000  # parameters
-PROMPT = 16  # random tokens before a text; not counted
-DRAWS = 4  # of the noise, for each token
-STEPS = 7  # of the bisection
+PROMPT = 16  # random tokens before each text; not counted
+DRAWS = 4  # noise samples per token
+STEPS = 7  # bisection steps
 LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a target: heads of 64, four to a key-value head where they divide, unless said."""
+    """The shape of a target."""
 
     width: int
     layers: int
@@ -57,7 +57,7 @@ class Shape:
     positions: int = POSITIONS
 
     def config(self, layers: int) -> LlamaConfig:
-        """For this many of the layers."""
+        """Return the config of a model with this many layers."""
         return LlamaConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.width,
@@ -74,15 +74,15 @@ class Shape:
         )
 
     def parameters(self, layers: int) -> int:
-        """Embedding and head included."""
+        """Return the number of parameters with this many layers, embedding and head included."""
         attention = 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
         one = attention + 3 * self.width * self.inner + 2 * self.width
         return layers * one + (2 * self.vocabulary + 1) * self.width
 
 
 def shape_of(parameters: float) -> Shape:
-    """About so many, in the proportions of small Llamas: 0.3e9 is 25 layers of width 1024, 1e9 some
-    38 of width 1536."""
+    """Return a shape with about this many parameters, in the proportions of small Llamas: 0.3e9 is
+    25 layers of width 1024, 1e9 about 38 of width 1536; 4 heads per KV head where they divide."""
     step = 256 if parameters > 5e7 else HEAD_DIM
     width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
     heads = width // HEAD_DIM
@@ -97,7 +97,7 @@ EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as L
 
 
 def shape_named(size: str) -> Shape:
-    """`8b`, or a number of parameters. Raises ArgumentTypeError."""
+    """Return the shape for `8b` or a number of parameters. Raises ArgumentTypeError."""
     return EIGHT_B if size.lower() == "8b" else shape_of(number(SMALLEST, LARGEST)(size))
 
 
@@ -105,8 +105,8 @@ def shape_named(size: str) -> Shape:
 def random_target(
     shape: Shape, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Any:
-    """A LlamaForCausalLM whose numbers are exact in bfloat16, made where it will lie; the same for
-    the same arguments. Nothing in it is scaled yet."""
+    """Return a LlamaForCausalLM made on `device`, with unscaled weights that are exact in bfloat16.
+    The same arguments give the same weights."""
     model = _empty(shape.config(shape.layers), device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -115,7 +115,7 @@ def random_target(
             continue
         parameter.normal_(0.0, _deviation(name, parameter), generator=generator)
         parameter.copy_(parameter.bfloat16())
-    model.lm_head.weight[: len(SPECIAL)] = 0  # never likely: texts end at their limit
+    model.lm_head.weight[: len(SPECIAL)] = 0  # keeps EOS unlikely: texts end at their limit
     return model
 
 
@@ -127,7 +127,7 @@ def _empty(config: LlamaConfig, device: str | torch.device, dtype: torch.dtype) 
 
 
 def _deviation(name: str, weight: Tensor) -> float:
-    """For outputs of the wanted size, given inputs of size one."""
+    """Return the deviation of a weight that gives outputs of the wanted size for inputs of 1."""
     if "embed_tokens" in name:
         return EMBEDDING
     gain = {"q_proj": QUERY_KEY, "k_proj": QUERY_KEY, "lm_head": LOGITS}
@@ -139,7 +139,7 @@ def _deviation(name: str, weight: Tensor) -> float:
 
 @torch.inference_mode()
 def draft_of(target: Any, layers: int) -> Any:
-    """Its first `layers` layers with its embedding, norm and head."""
+    """Return a model of the target's first `layers` layers, embedding, norm and head."""
     config = LlamaConfig(**{**target.config.to_dict(), "num_hidden_layers": layers})
     draft = _empty(config, target.device, target.dtype)
     names = draft.state_dict().keys()
@@ -148,8 +148,8 @@ def draft_of(target: Any, layers: int) -> Any:
 
 
 def scaler(target: Any, layers: int) -> Callable[[float], None]:
-    """What scales what the layers beyond the first `layers` write to the residual stream; exact in
-    bfloat16 again."""
+    """Return a function that scales the outputs of the layers after the first `layers`; the weights
+    stay exact in bfloat16."""
     modules = [(layer.self_attn.o_proj, layer.mlp.down_proj) for layer in target.model.layers]
     weights = [module.weight for pair in modules[layers:] for module in pair]
     full = [weight.to(torch.bfloat16, copy=True) for weight in weights]
@@ -164,7 +164,7 @@ def scaler(target: Any, layers: int) -> Callable[[float], None]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Shares of tokens, 0 to 1, at temperature 0 and 1."""
+    """Acceptances at temperature 0 and 1, as shares of tokens from 0 to 1."""
 
     greedy: float
     sampled: float
@@ -175,7 +175,7 @@ class Agreement:
 
 
 class Text:
-    """What the draft wrote, with its logits there."""
+    """Text that the draft wrote, with its logits."""
 
     def __init__(self, draft: Any, *, sequences: int, length: int, seed: int) -> None:
         self._device = draft.device
@@ -187,7 +187,7 @@ class Text:
 
     @torch.inference_mode()
     def _write(self, draft: Any, sequences: int, length: int) -> Tensor:
-        """`[sequences, PROMPT + length]`, sampled; `generate` would draw from the global state."""
+        """Sample ids `[sequences, PROMPT + length]`; `generate` would use the global generator."""
         known, shape = (len(SPECIAL), draft.config.vocab_size), (sequences, PROMPT)
         ids = torch.randint(*known, shape, generator=self._generator, device=self._device)
         given, past = ids, None
@@ -200,14 +200,14 @@ class Text:
 
     @torch.inference_mode()
     def logits(self, model: Any) -> Tensor:
-        """`[tokens, vocabulary]` of every token after the prompts. One text at a time: the rows of
-        all would be large."""
+        """Return logits `[tokens, vocabulary]` for the tokens after the prompts. Runs one text at a
+        time to save memory."""
         rows = [model(one[None], use_cache=False).logits[0, PROMPT:] for one in self.ids]
         return torch.cat(rows)
 
     @torch.inference_mode()
     def agreement(self, target: Any) -> Agreement:
-        """Of the target with the draft that wrote this."""
+        """Return the target's agreement with the draft that wrote this text."""
         ours, theirs = self.logits(target), self._logits
         generator = torch.Generator(self._device).manual_seed(self._noise_seed)
         equal: list[Tensor] = []
@@ -222,13 +222,13 @@ class Text:
 
 
 def text_of(draft: Any, tokens: int, seed: int) -> Text:
-    """About so many tokens."""
+    """Have the draft write about `tokens` tokens."""
     return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
 
 
 def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
-    """By bisection in the logarithm. `measure` falls as the scale grows; the best scale seen is
-    answered, so noise in the last steps does no harm."""
+    """Return the scale whose agreement is nearest to `wanted`, by bisection of its logarithm.
+    Agreement falls as the scale grows. Returns the best scale seen, so late noise does no harm."""
     low, high = QUIETEST, LOUDEST
     best, nearest = float(2.0**low), float("inf")
     for _ in range(STEPS):
@@ -245,8 +245,8 @@ def make_pair(
     shape: Shape, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
     device: str = "cpu", report: Callable[[str, Agreement], None] = lambda *_: None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """A target and its draft of so many layers, which agree on a text as often as wanted; on CUDA
-    in bfloat16, else in float32. `report`: of each scale that is tried."""
+    """Return a target and its draft of `layers` layers, with about the wanted acceptance; on CUDA
+    in bfloat16, else in float32. `report` is called with each scale that is tried."""
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     target = random_target(shape, seed, device, dtype)
     draft = draft_of(target, layers)
@@ -263,8 +263,8 @@ def make_pair(
 
 
 def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
-    """Both models, which are of that type then, with the built-in pair's tokenizer, as the folders
-    `target` and `draft`."""
+    """Convert both models to `dtype` and save them with the built-in pair's tokenizer, as the
+    folders `target` and `draft`."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     for role, model in (("target", target), ("draft", draft)):
         model.generation_config = GenerationConfig(pad_token_id=0, eos_token_id=[0, 2])  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
-"""Training beside a frozen target: `foredraft train draft`, and parts of `train demo`.
+"""Train proposers for a frozen target: `foredraft train draft`, `medusa`, `eagle`, and parts of
+`train demo`.
 
-data.py (rows of token ids) and writing.py (those that the target writes) -> learning.py (distance,
-optimizer) -> loop.py (steps until the budget has passed) -> agreement.py (the report). program.py
-is what the programs share, checkpoints among it; what is trained is the business of each alone:
-draft.py, medusa.py, eagle.py.
+data.py (rows of token ids, also those that the target writes) -> learning.py (loss, optimizer) ->
+loop.py (steps until the budget is used up) -> agreement.py (the report). program.py has what the
+programs share, including checkpoints. Each program trains one kind: draft.py, medusa.py, eagle.py.
 """
 
 from engine.attention.torchao_warnings import silence
 
-silence()  # its modules begin by importing transformers
+silence()  # must precede the import of transformers in this package's modules

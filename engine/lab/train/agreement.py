@@ -1,7 +1,7 @@
-"""How often a draft's guess is the target's token, as the engine checks it, on text of a file.
+"""Measure how often a draft's token equals the target's, as the engine verifies it, on given text.
 
 At temperature 0 both take their likeliest token. At 1 both add the same Gumbel noise to their
-log-probabilities p and q; that they then take the same token has the chance
+log-probabilities log p and log q; the probability that they then take the same token is
 
     sum over i of 1 / (sum over j of max(p_j / p_i, q_j / q_i)).
 """
@@ -19,14 +19,14 @@ from engine.lab.train.data import Rows
 from engine.lab.train.learning import logits
 
 Agreement = tuple[float, float]  # shares of positions, 0 to 1, at temperature 0 and 1
-Shares = list[list[float]]  # of heads or depths, each one's by several measures, 0 to 1
+Shares = list[list[float]]  # per head or depth, several shares from 0 to 1
 ALL = "all"
-_FAR = 60.0  # nats: beyond it the chance is 0 in float32
+_FAR = 60.0  # nats: beyond, the probability is 0 in float32
 
 
 def coupled(target: Tensor, draft: Tensor) -> Tensor:
-    """`[positions]`: the chance that both draw the same token at temperature 1, of logits
-    `[positions, vocabulary]`."""
+    """Return the probabilities `[positions]` that both draw the same token at temperature 1, from
+    logits `[positions, vocabulary]`."""
     wanted, offered = target.log_softmax(-1), draft.log_softmax(-1)
     ratio, order = (wanted - offered).sort(dim=-1, descending=True)
     p, q = wanted.gather(-1, order).exp(), offered.gather(-1, order).exp()
@@ -35,15 +35,15 @@ def coupled(target: Tensor, draft: Tensor) -> Tensor:
 
 
 def matched(target: Tensor, draft: Tensor) -> Tensor:
-    """`[3]`: of logits `[positions, vocabulary]`, at how many both say the same at temperature 0,
-    at how many at 1 (expected), and the positions."""
+    """Return `[3]` for logits `[positions, vocabulary]`: the number of positions with equal tokens
+    at temperature 0, the expected number at 1, and the number of positions."""
     same = (target.argmax(-1) == draft.argmax(-1)).sum()
     return torch.tensor([same, coupled(target, draft).sum(), len(target)])
 
 
 @torch.no_grad()
 def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Agreement]:
-    """By source at the positions that count, and of all together."""
+    """Return the agreement at the counted positions, by source and for ALL."""
     sums: dict[str, Tensor] = {}
     for name, rows in held.items():
         sums[name] = torch.zeros(3, dtype=torch.float64)
@@ -58,7 +58,7 @@ def agreement(target: Any, draft: Any, held: Mapping[str, Rows]) -> dict[str, Ag
 def report(
     held: Mapping[str, Rows], before: Mapping[str, Agreement], after: Mapping[str, Agreement]
 ) -> str:
-    """A table for people."""
+    """Return a table as text."""
     rows = [["held out", "tokens", "T=0 before", "after", "T=1 before", "after"]]
     counts = {name: int(rows.counted.sum()) for name, rows in held.items()}
     for name, count in {**counts, ALL: sum(counts.values())}.items():
@@ -68,7 +68,7 @@ def report(
 
 
 def each_by_itself(what: str, measures: Sequence[str], before: Shares, after: Shares) -> str:
-    """A table for people, of `what` 1, 2, ..."""
+    """Return a table as text, with a row for each `what` 1, 2, ..."""
     rows = [["held out", *(title for each in measures for title in (f"{each} before", "after"))]]
     for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
         figures = (figure for both in zip(old, new, strict=True) for figure in both)

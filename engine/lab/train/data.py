@@ -1,4 +1,4 @@
-"""Rows of token ids to learn from and to measure on: of files, and of what the target writes."""
+"""Rows of token ids for training and evaluation, from files and from the target's own output."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SHORTEST = 8  # tokens of a passage
 
 
 class Text(NamedTuple):
-    """Ids, and the first position behind which the next token counts: that of a prompt's last."""
+    """Token ids, and the first position whose next token counts: the last one of a prompt."""
 
     ids: list[int]
     first: int = 0
 
 
 class Rows(NamedTuple):
-    """`ids` `[rows, length]`, zeros behind a text's end; `counted`, as large, says where the
-    distribution of the next token is learnt and measured. Each row has such a position."""
+    """`ids` `[rows, length]`, zero-padded; `counted` `[rows, length]`, the positions at which the
+    next token's distribution is trained and evaluated. Each row has at least one."""
 
     ids: Tensor
     counted: Tensor
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(texts: Sequence[Text], length: int) -> Rows:
-    """All texts, cut into rows."""
+    """Cut all texts into rows."""
     ids, counted = list[list[int]](), list[list[bool]]()
     for text in texts:
         last = len(text.ids) - 1
@@ -53,13 +53,13 @@ def rows_of(texts: Sequence[Text], length: int) -> Rows:
 
 
 def all_of(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Rows:
-    """Those of all sources."""
+    """Concatenate the rows of all sources."""
     ids, counted = zip(*parts.values(), strict=True)
     return Rows(torch.cat(ids), torch.cat(counted))
 
 
 def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
-    """To learn from, and held out: that share, evenly spread, at least one row of two or more."""
+    """Return training and held-out rows: an even share of those, at least one of two or more."""
     count = len(rows.ids)
     wanted = max(round(share * count), 1) if count > 1 else 0
     out = torch.zeros(count, dtype=torch.bool)
@@ -68,8 +68,8 @@ def split(rows: Rows, share: float) -> tuple[Rows, Rows]:
 
 
 def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
-    """From that step on: every row once, in a random order, and again in another. No longer than
-    their longest text."""
+    """Yield batches without end, from `step` on: each pass has every row once, in a new random
+    order. A batch is cut to the length of its longest text."""
     in_all = -(-len(rows.ids) // size)
     while True:
         again, at = divmod(step, in_all)
@@ -82,7 +82,7 @@ def batches(rows: Rows, size: int, seed: int, step: int = 0) -> Iterator[Rows]:
 
 
 def passages(rows: Rows, count: int, seed: int) -> list[list[int]]:
-    """Beginnings of rows to go on with, up to half a row long."""
+    """Return random beginnings of rows, up to half a row long, for the target to continue."""
     rng, found = random.Random(seed), list[list[int]]()
     for _ in range(count):
         row = rng.randrange(len(rows.ids))
@@ -95,8 +95,8 @@ def passages(rows: Rows, count: int, seed: int) -> list[list[int]]:
 def written(
     engine: Engine, prompts: Sequence[list[int]], *, tokens: int, seed: int, seconds: float
 ) -> list[Text]:
-    """The prompts and up to so many tokens of the target after each, at changing temperatures; of
-    those that it reached in so many seconds. Raises ConfigError for one that it refuses."""
+    """Return the prompts with up to `tokens` tokens of the target's output, at TEMPERATURES in
+    turn; only those that got output within `seconds`. Raises ConfigError if one is refused."""
     replies: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     for number, prompt in enumerate(prompts):
         temperature = TEMPERATURES[number % len(TEMPERATURES)]

@@ -1,16 +1,16 @@
-"""Distils a draft for a target on your own data, so that it guesses the target's tokens more often.
+"""Distils a draft for a target on your own data, for a higher acceptance.
 
     foredraft train draft --text notes.sql --output mine
     foredraft serve --draft mine
 
 It starts from --draft (the built-in one, for the built-in target) or from a new, small Llama of
---layers and --width. It learns from --text, from what the target answers to --prompts, from the
-requests that a server recorded (--ids, see speculation.record_ids), and from passages of all these
-that the target goes on with itself. A tenth is held out; how often draft and target agree there is
-printed as it was before and as it is after. The target stays as it is.
+--layers and --width. It learns from --text, from the target's replies to --prompts, from requests
+that a server recorded (--ids, see speculation.record_ids), and from the target's own continuations
+of passages of all these. A tenth is held out, on which the agreement of draft and target is
+printed, before and after training. The target is not changed.
 
-It is polite to a server on the same machine: one thread, a low priority. Stopped or killed, it goes
-on from its last checkpoint, every minute, with --resume and the same options.
+Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
+every minute; --resume with the same options continues a run that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.lab.train.learning import HEAD_SIZE, Optimizer, follow, llama
 from engine.lab.train.loop import Run
 from engine.lab.train.program import add_data, storing, trained
 
-RATE = 0.5  # of the learning rates that the built-in pair began with
+RATE = 0.5  # factor on the full learning rates of `Optimizer`
 
 
 def build_parser() -> Parser:
@@ -48,12 +48,12 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the program; return the exit code."""
     return program.main(build_parser(), arguments, train, check)
 
 
 def check(parsed: argparse.Namespace) -> None:
-    """Fill the draft in. Raises ConfigError for options that contradict each other."""
+    """Fill in defaults of the draft's options. Raises ConfigError if options contradict."""
     if parsed.layers is None and parsed.draft is None:
         if parsed.target != BUILTIN:
             raise ConfigError("for this --target give --draft, or --layers for a new one")
@@ -68,7 +68,7 @@ def check(parsed: argparse.Namespace) -> None:
 
 
 def beginning(parsed: argparse.Namespace, target: Any) -> tuple[Any, torch.dtype]:
-    """The draft to start from in float32, and in what it will be written."""
+    """Return the draft to start from, in float32, and the dtype in which it will be saved."""
     auto: Any = AutoModelForCausalLM
     if parsed.draft is not None:
         stored = model_folder(parsed.draft, "draft")
@@ -87,7 +87,7 @@ def beginning(parsed: argparse.Namespace, target: Any) -> tuple[Any, torch.dtype
 
 
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
-    """From the last checkpoint to the report, which is answered. Raises ConfigError."""
+    """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     draft, kind = beginning(parsed, target)
     held = {name: Rows(*rows) for name, rows in data["held"].items()}
     before, run = trained(
@@ -102,7 +102,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
 
 
 def sentence(parsed: argparse.Namespace, old: Agreement, new: Agreement, run: Run) -> str:
-    """What came of it, and what to do."""
+    """Return the result in a sentence, with the command that uses the draft."""
     both = f"{old[1]:.3f}", f"{new[1]:.3f}"
     moved = "did not change" if both[0] == both[1] else "rose" if new[1] > old[1] else "fell"
     named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"

@@ -1,17 +1,16 @@
-"""Trains an EAGLE-3 head for a target on your own data: no second model is needed to serve it.
+"""Trains an EAGLE-3 head for a target on your own data: speculation without a second model.
 
     foredraft train eagle --text notes.sql --output head
     foredraft serve --set speculation.proposer.kind=eagle --set speculation.proposer.path=head
 
-It learns from --text, from what the target answers to --prompts, from the requests that a server
-recorded (--ids, see speculation.record_ids), and from passages of all these that the target goes on
-with itself. A tenth is held out; how often the head says there what the target says, one, two, ...
-guesses behind the text, is printed as it was before and as it is after: at temperature 0, and how
-often both would draw the same token at 1. The target stays as it is. What is written is a
-checkpoint in the published format.
+The head learns from --text, from the target's replies to --prompts, from requests that a server
+recorded (--ids, see speculation.record_ids), and from the target's own continuations of passages of
+all these. A tenth is held out, on which the head's agreement with the target is printed by draft
+depth, before and after training: equal tokens at temperature 0, and expected equal draws at 1. The
+target is not changed. Writes a checkpoint in the published format.
 
-It is polite to a server on the same machine: one thread, a low priority. Stopped or killed, it goes
-on from its last checkpoint, every minute, with --resume and the same options.
+Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
+every minute; --resume with the same options continues a run that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from engine.model.loaded import layers_of
 from engine.model.pair import Pair
 from engine.scheduling.segment import LAST
 
-BEGUN = "fc.weight", "o_proj.weight", "down_proj.weight"  # as zeros: the layer is the identity
-DECAY = 0.8  # of a guess's share in the loss, from one to the next
-RATE = 0.2  # of the learning rates that the built-in pair began with
+BEGUN = "fc.weight", "o_proj.weight", "down_proj.weight"  # start at zero: the layer is the identity
+DECAY = 0.8  # factor of a depth's weight in the loss relative to the previous depth
+RATE = 0.2  # factor on the full learning rates of `Optimizer`
 
 
 def build_parser() -> Parser:
@@ -58,12 +57,12 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the program; return the exit code."""
     return program.main(build_parser(), arguments, train, fits=fits)
 
 
 def fits(parsed: argparse.Namespace, pair: Pair) -> None:
-    """Raises EngineError for a target that can have no such head."""
+    """Raise EngineError if the target cannot have an EAGLE-3 head."""
     model, vocab = pair.target.model, pair.target.vocab_size
     layers_of(model)
     words, hidden = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -75,10 +74,11 @@ def fits(parsed: argparse.Namespace, pair: Pair) -> None:
 
 
 class Learner(nn.Module):
-    """A `head` whose weights are learnt, and `said`, its config.json."""
+    """An EAGLE-3 `head` with trainable weights, and `said`, its config.json."""
 
     def __init__(self, parsed: argparse.Namespace, target: Any, ids: Tensor) -> None:
-        """Of a vocabulary of these `ids` of the target's, under the target's own head."""
+        """`ids`: the target's token ids that form the head's vocabulary. Its output matrix starts
+        as the target's."""
         super().__init__()
         self.depth, device = parsed.depth, target.device
         words, layers = target.get_output_embeddings().weight, layers_of_head(target)
@@ -99,11 +99,11 @@ class Learner(nn.Module):
         )
 
     def unrolled(self, features: Tensor, ids: Tensor) -> Iterator[Tensor]:
-        """What comes out at depth 0, 1, ...: each `[rows * count, width]`, `count` being `depth`
-        less than the length, of `[rows, length, layers * width]` and `ids` `[rows, length]`. Row i
-        of depth d stands at position i + d with token i + d + 1; behind the first depth it has what
-        came out of row i before in place of features. It sees the first depth's entries up to its
-        i-th, and its own since, as when it is served."""
+        """Yield the head's outputs at depth 0, 1, ..., each `[rows * count, width]` with count =
+        length - depth, given `features` `[rows, length, layers * width]` and `ids` `[rows,
+        length]`. Row i of depth d is at position i + d, with token i + d + 1. From depth 1 on, its
+        input is row i's previous output instead of features. It attends to depth 0's entries up to
+        the i-th, and to its own later ones, as in serving."""
         count, entries = ids.shape[1] - self.depth, list[tuple[Tensor, Tensor]]()
         own = torch.eye(count, dtype=torch.bool, device=ids.device)
         text = torch.ones_like(own).tril()
@@ -125,8 +125,8 @@ class Learner(nn.Module):
 
 
 def layers_of_head(target: Any) -> tuple[int, ...]:
-    """Whose outputs it takes: the paper's, a low one, a middle one, a high one, or of a target too
-    shallow for these the first, the middle and the last."""
+    """Return the layers whose outputs the head takes: the paper's low, middle and high layer, or
+    for a shallow target the first, the middle and the last."""
     count = len(layers_of(target))
     low, middle, high = 1, count // 2 - 1, count - 4
     return (low, middle, high) if low < middle < high else tuple(sorted({0, count // 2, count - 1}))
@@ -135,7 +135,7 @@ def layers_of_head(target: Any) -> tuple[int, ...]:
 def shape_of(
     of: Any, words: torch.Size, parsed: argparse.Namespace, own: int, layers: Sequence[int]
 ) -> dict[str, Any]:
-    """A config.json as published ones, with the attention of the target, whose one is `of`."""
+    """Return a config.json in the published form, with attention like the target's config `of`."""
     heads, rope = of.num_attention_heads, getattr(of, "rope_parameters", None) or {}
     return {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu",
@@ -152,7 +152,7 @@ def shape_of(
 
 
 def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
-    """Ids, in order: of that many, those that most often come next in what is learnt from."""
+    """Return the `most` most frequent next tokens of the training rows, as ascending ids."""
     following = rows.ids[:, 1:][rows.counted[:, :-1]]
     counts = torch.bincount(following, minlength=vocab)
     return counts.sort(descending=True, stable=True).indices[:most].sort().values
@@ -160,8 +160,8 @@ def frequent(rows: Rows, most: int | None, vocab: int) -> Tensor:
 
 @torch.no_grad()
 def ahead(target: Any, learner: Learner, stream: Iterable[Rows]) -> None:
-    """Begin where least squares say that the target's own state will be one token on. States of
-    layers may be hundreds of times as large as what a new layer adds: so they are not, either."""
+    """Initialise fc with the least-squares map to the target's final state one token later. Raw
+    layer states may be hundreds of times larger than a new layer's output; this rescales them."""
     layers = learner.head.layers
 
     def both(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -173,8 +173,8 @@ def ahead(target: Any, learner: Learner, stream: Iterable[Rows]) -> None:
 
 
 def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
-    """By depth: the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at the
-    positions that count, where the deepest guess has something to say, too."""
+    """Yield by depth the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at
+    counted positions, only for rows with a token to predict at every depth."""
     count = rows.ids.shape[1] - learner.depth
     if count < 1:
         return
@@ -186,9 +186,9 @@ def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor,
 
 
 def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float:
-    """Add the gradients of the paper's loss: at each depth the cross-entropy against the target's
-    distribution over the head's vocabulary, where the target's likeliest token is in there; a later
-    one's by DECAY less. The loss, a mean over positions."""
+    """Add the gradients of the paper's loss and return the loss, a mean over positions: at each
+    depth the cross-entropy with the target's distribution over the head's vocabulary, where that
+    vocabulary has the target's likeliest token; weights fall by DECAY per depth."""
     own, total = learner.head.target_ids, 0.0
     size = max(1, NUMBERS // (ids.shape[1] * learner.said["vocab_size"]))
     whole = counted.sum() * sum(DECAY**depth for depth in range(learner.depth))
@@ -200,7 +200,7 @@ def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float
             chances = wanted[known][:, own].softmax(-1)
             each = F.cross_entropy(offered[known], chances, reduction="sum")
             loss = loss + each * DECAY**depth / whole
-        if loss.requires_grad:  # else nothing counts
+        if loss.requires_grad:  # False if no position counts
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
@@ -208,7 +208,7 @@ def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float
 
 @torch.no_grad()
 def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
-    """By depth, at temperature 0 and 1, on text that is not learnt from."""
+    """Return the agreement by depth, at temperature 0 and 1, on held-out text."""
     sums = torch.zeros(learner.depth, 3, dtype=torch.float64)
     for ids, counted in zip(*held, strict=True):
         for depth, both in enumerate(guesses(target, learner, Rows(ids[None], counted[None]))):
@@ -220,7 +220,7 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
 
 
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
-    """From the last checkpoint to the report, which is answered. Raises ConfigError."""
+    """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     torch.manual_seed(parsed.seed)
     vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"])
     learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))

@@ -1,4 +1,4 @@
-"""What a draft learns by: its distance from a frozen target, and the optimizer."""
+"""The loss of a draft relative to a frozen target, and the optimizer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine.model.loaded import watched
 
 HEAD_SIZE = 64
-RIDGE = 1e-3  # of the mean square of what is given
-NUMBERS = 1 << 24  # of one pass's logits, at most, unless a single row has more
+RIDGE = 1e-3  # ridge penalty, relative to the inputs' mean square
+NUMBERS = 1 << 24  # most logits in one pass, unless a single row has more
 
 
 def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any) -> Any:
-    """A LlamaForCausalLM in float32, zero where a layer writes into the residual stream: each layer
-    starts as the identity."""
+    """Return a new LlamaForCausalLM in float32. Output projections into the residual stream are
+    zero, so that each layer starts as the identity."""
     shape = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -40,7 +40,7 @@ def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any
 
 
 class Optimizer:
-    """Muon for the matrices inside layers, AdamW for embeddings, heads and norms; one schedule."""
+    """Muon for matrices inside layers, AdamW for embeddings, heads and norms, with one schedule."""
 
     def __init__(self, *models: nn.Module, scale: float = 1.0) -> None:
         named = [pair for model in models for pair in model.named_parameters()]
@@ -52,7 +52,7 @@ class Optimizer:
         )
 
     def step(self, rate: float) -> None:
-        """One update at this share, 0 to 1, of the full learning rates."""
+        """Update the weights with `rate`, 0 to 1, times the full learning rates."""
         for optimizer, full in self._parts:
             for group in optimizer.param_groups:
                 group["lr"] = full * rate
@@ -72,16 +72,16 @@ def _is_inner(name: str, weight: Tensor) -> bool:
 
 
 def logits(model: Any, ids: Tensor) -> Tensor:
-    """`[rows, length]` token ids -> `[rows * length, vocabulary]`, float32."""
+    """Return float32 logits `[rows * length, vocabulary]` for token ids `[rows, length]`."""
     found: Tensor = model(ids, use_cache=False).logits
     return found.flatten(0, 1).float()
 
 
 @torch.no_grad()
 def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Of `[rows, length]` token ids: what these layers leave (LAST: the last norm), side by side
-    `[rows, length, layers * width]`, float32, and logits `[rows, length, vocabulary]`. Raises
-    ModelError where the target's layers cannot be seen."""
+    """Return the hidden states after `layers` (LAST: after the final norm), concatenated to float32
+    `[rows, length, layers * width]`, and logits `[rows, length, vocabulary]`, for `ids` `[rows,
+    length]`. Raises ModelError if the target's layers cannot be observed."""
     seen = dict[int, Tensor]()
 
     def see(layer: int, rows: Tensor) -> None:
@@ -94,8 +94,8 @@ def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Ten
 
 
 def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """`[wanted, given]`: what best makes the one of the other, of batches `[n, given]` and `[n,
-    wanted]`."""
+    """Return the matrix `[wanted, given]` of the least-squares map from batches `[n, given]` to
+    batches `[n, wanted]`."""
     square = cross = torch.zeros(())
     for given, wanted in pairs:
         square, cross = square + given.T @ given, cross + given.T @ wanted
@@ -105,23 +105,23 @@ def least_squares(pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def divergence(target: Tensor, draft: Tensor) -> Tensor:
-    """KL divergence of the draft's distribution from the target's, mean over positions; of two
-    sets of logits `[positions, vocabulary]`."""
+    """Return the KL divergence of the draft's distribution from the target's, mean over positions,
+    from logits `[positions, vocabulary]`."""
     wanted, offered = target.log_softmax(-1), draft.log_softmax(-1)
     return F.kl_div(offered, wanted, reduction="batchmean", log_target=True)
 
 
 def distance(target: Tensor, draft: Tensor) -> Tensor:
-    """Of the draft from the target, per position, by their logits: how often the best rule would
-    refuse its guess (total variation), and, since that hardly moves what is far off, some KL
-    divergence."""
+    """Return the loss per position, from logits: the total variation, which is the rejection rate
+    of the best verification rule, plus some KL divergence, since the gradient of the total
+    variation is small while the draft is far off."""
     refused = 1 - torch.minimum(target.softmax(-1), draft.softmax(-1)).sum(-1).mean()
     return refused + 0.3 * divergence(target, draft)
 
 
 def follow(target: Any, draft: Any, ids: Tensor, counted: Tensor) -> float:
-    """Add to the draft's gradients those of its distance from the target at the positions that
-    count, of `ids` and `counted` `[rows, length]`. The distance."""
+    """Add the gradients of the draft's `distance` at the counted positions of `ids` `[rows,
+    length]`; return the distance. `counted`: `[rows, length]`."""
     width = min(model.get_output_embeddings().weight.shape[0] for model in (target, draft))
     rows = max(1, NUMBERS // (ids.shape[1] * width))
     whole, total = counted.sum(), 0.0

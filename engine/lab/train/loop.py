@@ -1,7 +1,7 @@
-"""The loop of training: steps until a budget has passed, with progress and checkpoints.
+"""The training loop: steps until a budget is used up, with progress and checkpoints.
 
-Whoever saves all that the next step depends on ends, after an interruption, with the weights of a
-run without one, where its length is given in steps. In minutes the clock says how many there are.
+If checkpoints hold everything the next step depends on, a resumed run of a given number of steps
+ends with the same weights as an uninterrupted one; a run in minutes depends on the clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("foredraft.train")
 
 
 class Steps(Protocol):
-    """An optimizer."""
+    """The interface of an optimizer."""
 
     def step(self, rate: float) -> None: ...
     def state(self) -> list[Any]: ...
@@ -31,7 +31,7 @@ class Steps(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """How long it lasts, steps or else minutes, and how far it is."""
+    """A run's budget, in steps if given, else in minutes, and its progress."""
 
     minutes: float
     steps: int | None = None
@@ -47,8 +47,8 @@ def fit(
     learn: Callable[[Batch], float], optimizer: Steps, batches: Iterator[Batch], run: Run,
     *, save: Callable[[], None] = lambda: None, every: float = 60.0,
 ) -> None:  # fmt: skip
-    """Step after step. `learn` adds a batch's gradients and says its distance; `save` is called
-    between two steps, each `every` seconds."""
+    """Train until the budget is used up. `learn` adds a batch's gradients and returns its loss;
+    `save` is called between steps, every `every` seconds."""
     began, saved = time.monotonic() - run.seconds, run.seconds
     with tqdm(total=100, unit="%", disable=None, leave=False) as bar:
         while (share := run.share) < 1:
@@ -60,5 +60,5 @@ def fit(
             if run.seconds - saved > every:
                 saved = run.seconds
                 save()
-                if bar.disable:  # no terminal
+                if bar.disable:  # not a terminal
                     log.info("step %d  %3.0f %%  distance %.3f", run.step, 100 * share, far)

@@ -1,16 +1,15 @@
-"""Trains Medusa heads for a target on your own data, so that it is served without a second model.
+"""Trains Medusa heads for a target on your own data: speculation without a second model.
 
     foredraft train medusa --text notes.sql --output heads
     foredraft serve configs/medusa.toml --set speculation.proposer.path=heads
 
-They learn from --text, from what the target answers to --prompts, from the requests that a server
-recorded (--ids, see speculation.record_ids), and from passages of all these that the target goes on
-with itself. A tenth is held out; how often each head has the right token there, and has it among
-its five likeliest, is printed as it was before and as it is after. The target stays as it is. What
-is written is a checkpoint in the published format.
+The heads learn from --text, from the target's replies to --prompts, from requests that a server
+recorded (--ids, see speculation.record_ids), and from the target's own continuations of passages of
+all these. A tenth is held out, on which each head's top-1 and top-5 accuracy is printed, before and
+after training. The target is not changed. Writes a checkpoint in the published format.
 
-It is polite to a server on the same machine: one thread, a low priority. Stopped or killed, it goes
-on from its last checkpoint, every minute, with --resume and the same options.
+Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
+every minute; --resume with the same options continues a run that was stopped or killed.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from engine.lab.train.program import add_data, first, sentence, storing, trained
 from engine.model.medusa_heads import MedusaHeads, save_heads
 from engine.scheduling.segment import LAST
 
-DECAY = 0.8  # of a head's share in the loss, from one to the next
-RATE, OF_WORDS = 2e-3, 0.4  # of learning; the share of it that vocabularies learn with
+DECAY = 0.8  # factor of a head's weight in the loss relative to the previous head
+RATE, OF_WORDS = 2e-3, 0.4  # learning rate; its factor for the vocabulary matrices
 TOGETHER = 512  # positions whose logits are in memory at a time
 TOP = 5
 
@@ -50,12 +49,12 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the program; return the exit code."""
     return program.main(build_parser(), arguments, train)
 
 
 class HeadOptimizer:
-    """AdamW with one schedule for all, as loop.fit takes it."""
+    """AdamW with one schedule for all weights, for loop.fit."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         inner, words = [heads.mix, heads.bias], [heads.vocabulary]
@@ -65,7 +64,7 @@ class HeadOptimizer:
         )  # fmt: skip
 
     def step(self, rate: float) -> None:
-        """One update at this share, 0 to 1, of the full learning rates."""
+        """Update the weights with `rate`, 0 to 1, times the full learning rates."""
         for group in self._adam.param_groups:
             group["lr"] = group["full"] * rate
         self._adam.step()
@@ -79,9 +78,9 @@ class HeadOptimizer:
 
 
 def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """States `[n, width]` of all positions at which the last head has something to say; for each
-    head `[heads, n]` the position in the flattened `ids` `[rows, length]` behind which its token
-    comes; and what the target says behind each `[rows * length, vocabulary]`."""
+    """Return hidden states `[n, width]` of all positions with a token for the last head to predict;
+    per head, the positions `[heads, n]` in the flattened `ids` `[rows, length]` whose next token it
+    predicts; and the target's logits `[rows * length, vocabulary]`."""
     last = max(ids.shape[1] - heads - 1, 0)
     at = torch.arange(ids.numel(), device=ids.device).view(ids.shape)[:, :last].flatten()
     hidden, said = states(target, ids, (LAST,))
@@ -90,9 +89,9 @@ def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tens
 
 
 def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> float:
-    """Add the gradients of the loss of Medusa-1: each head's cross-entropy, a later one's by DECAY
-    less; half with the text, and half with what the target says there, which tells more of each
-    position. The loss."""
+    """Add the gradients of the Medusa-1 loss and return the loss: each head's cross-entropy, with
+    weights that fall by DECAY; half against the text, half against the target's distribution, which
+    carries more information per position."""
     count = len(heads.vocabulary)
     hidden, places, said = examples(target, ids, count)
     decay = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None]
@@ -112,7 +111,7 @@ def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> flo
 
 @torch.no_grad()
 def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Shares:
-    """Of each head, at the first place and among the first TOP, on text not learnt from."""
+    """Return each head's top-1 and top-TOP accuracy on held-out text."""
     count = len(heads.vocabulary)
     hits, seen = torch.zeros(count, 2), torch.zeros(count, 1)
     for ids, counted in zip(*held, strict=True):
@@ -128,8 +127,9 @@ def accuracy(target: Any, heads: MedusaHeads, held: Rows) -> Shares:
 
 @torch.no_grad()
 def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
-    """Begin where least squares say that the target's own state will be when it is the head's turn,
-    under the target's own head: much nearer than a copy of that head, which says one token less."""
+    """Initialise the heads: a least-squares map to the target's hidden state at the head's later
+    position, followed by the target's own output head. A plain copy of that output head would
+    predict the next token instead, and start much farther off."""
     count, width = len(heads.vocabulary), heads.vocabulary.shape[-1]
 
     def both(rows: Rows) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
 
 
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
-    """From the last checkpoint to the report, which is answered. Raises ConfigError."""
+    """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
     held = all_of(data["held"])
 

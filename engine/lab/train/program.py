@@ -1,7 +1,7 @@
-"""What all programs of training share: options, data, checkpoints, and the run from the last one.
+"""Code shared by the training programs: options, data, checkpoints, and resuming.
 
-In the folder of a run that has not ended lie `data`, with the options and all rows, and `state`,
-with all that the next step depends on.
+The folder of an unfinished run holds `data`, with the options and all rows, and `state`, with
+everything the next step depends on.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from engine.model.loader import pick_device
 from engine.model.pair import Pair, load_pair
 from engine.step.id_log import read_ids
 
-ROWS = 8  # of a batch
-MOST_HELD = 32  # rows of a source that are measured on
-WRITING = 0.25  # of the minutes, at most, for what the target writes
-BEGUN, SHARE = 64, 0.25  # batches that the beginning is computed from, and of the run, at most
-CHECKPOINT = 60.0  # seconds from one to the next
+ROWS = 8  # rows per batch
+MOST_HELD = 32  # held-out rows per source for evaluation
+WRITING = 0.25  # largest share of the minutes for the target's own output
+BEGUN, SHARE = 64, 0.25  # most batches for the initialisation, and its largest share of the run
+CHECKPOINT = 60.0  # seconds between checkpoints
 FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume may change them
 
 
@@ -59,7 +59,7 @@ Fits = Callable[[argparse.Namespace, Pair], None]
 
 
 def add_data(parser: Parser, made: str) -> None:
-    """The target, what is learnt from and how, and where what is `made` goes."""
+    """Add the options for target, data, training and output. `made`: what is written, for help."""
     add = parser.add_argument
     add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--text", nargs="+", default=[], metavar="FILE", help="text to learn from, UTF-8")
@@ -85,18 +85,18 @@ def main(
     parser: Parser, arguments: Sequence[str] | None, train: Train,
     check: Check = lambda parsed: None, fits: Fits = lambda parsed, pair: None,
 ) -> int:  # fmt: skip
-    """The exit code. `check` and `fits` may raise ConfigErrors for options, and for a target, that
-    contradict each other."""
+    """Run a program; return the exit code. `check` and `fits` may raise ConfigError if options
+    contradict each other or do not fit the target."""
     parsed = parser.parse_args(arguments)
-    vars(parsed).setdefault("draft", None)  # none is needed to write what is learnt from
+    vars(parsed).setdefault("draft", None)  # the target writes its data without a draft
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     log.setLevel(logging.INFO)
     return exit_code(parser.prog, lambda: run(parsed, train, check, fits))
 
 
 def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> int:
-    """Collect data, and `train`, given the options, the folder, the target and the data: it writes
-    what is made and answers a report; the exit code. Raises EngineError."""
+    """Collect data, then call `train` with the options, folder, target and data: it saves what is
+    trained and returns a report. Return the exit code. Raises EngineError."""
     check(parsed)
     refuse_data(parsed)
     work = parsed.output.with_name(parsed.output.name + ".training")
@@ -116,13 +116,13 @@ def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> i
             target = frozen(parsed)
             words = train(parsed, work, target, load(work / "data", target.device))
     finally:
-        torch.set_flush_denormal(False)  # it is the thread's, not this function's
+        torch.set_flush_denormal(False)  # the setting belongs to the thread
     shutil.rmtree(work, ignore_errors=True)
     return show(words)
 
 
 def refuse_data(parsed: argparse.Namespace) -> None:
-    """Raises ConfigError where nothing is given to learn from, or nowhere to write to."""
+    """Raise ConfigError if no data is given or the output cannot be written."""
     if not (parsed.text or parsed.ids or parsed.prompts):
         raise ConfigError("there is nothing to learn from: give --text, --prompts or --ids")
     if parsed.output.exists():
@@ -131,7 +131,7 @@ def refuse_data(parsed: argparse.Namespace) -> None:
 
 
 def has_begun(work: Path, *, resume: bool) -> bool:
-    """Whether there is a checkpoint, if so to be gone on with. Raises ConfigError."""
+    """Whether there is a checkpoint to resume. Raises ConfigError if that contradicts `resume`."""
     if not work.exists():
         if resume:
             raise ConfigError(f"nothing to resume: there is no checkpoint in {work}")
@@ -146,7 +146,7 @@ def has_begun(work: Path, *, resume: bool) -> bool:
 
 
 def refuse_another(work: Path, said: dict[str, str]) -> None:
-    """Raises ConfigError unless the run is of these options."""
+    """Raise ConfigError unless the run was started with these options."""
     begun = load(work / "data")["options"]
     if begun.keys() != said.keys():
         raise ConfigError(f"{work} is of another program of training: give another --output")
@@ -157,12 +157,12 @@ def refuse_another(work: Path, said: dict[str, str]) -> None:
 
 
 def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda said: None) -> Any:
-    """Of a checkpoint, as it is kept, once `use` has taken it. Raises ConfigError."""
+    """Load a checkpoint file, pass its content to `use`, and return it. Raises ConfigError."""
     try:
         use(said := torch.load(path, map_location=device))
     except (PermissionError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of zip, pickle and torch, and of what is not in there
+    except Exception as error:  # from zip, pickle, torch, and `use` if something is missing
         raise ConfigError(
             f"the checkpoint {path} is damaged: delete the folder {path.parent} and begin anew"
         ) from error
@@ -170,14 +170,14 @@ def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda sa
 
 
 def keep(path: Path, content: dict[str, Any]) -> None:
-    """Of a checkpoint, whole or not at all. Raises ConfigError."""
+    """Write a checkpoint file atomically. Raises ConfigError."""
     with storing(path):
         replace_file(path, lambda part: torch.save(content, part))
 
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """What libraries make of a full disk, as a ConfigError."""
+    """Turn libraries' errors for a full disk into ConfigError."""
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
@@ -186,8 +186,8 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
-    """Rows to learn from, and held out by source. Raises EngineError, also for models that do not
-    fit each other."""
+    """Return the training rows, and the held-out rows by source. Raises EngineError, also if the
+    models do not fit each other."""
     config = EngineConfig.model_validate({
         "target": {"path": parsed.target}, "device": parsed.device, "threads": parsed.threads,
         "speculation": {"proposer": {"path": parsed.draft} if parsed.draft else {"kind": "ngram"}},
@@ -216,7 +216,7 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     if parsed.continued:
         own = write(passages(joined(parts), parsed.continued, parsed.seed), seconds=seconds)
         learn, held_own = split(rows_of(own, parsed.length), parsed.held_out)
-        again = max(1, len(joined(parts).ids) // max(1, len(learn.ids)))  # as much as of the rest
+        again = max(1, len(joined(parts).ids) // max(1, len(learn.ids)))  # to balance the rest
         parts["the target's own"] = learn.pick(torch.arange(len(learn.ids)).repeat(again)), held_own
     held = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, (_, rows) in parts.items() if len(rows.ids)}  # fmt: skip
@@ -224,12 +224,12 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
 
 
 def joined(parts: dict[str, tuple[Rows, Rows]]) -> Rows:
-    """All that is to be learnt from."""
+    """Return all training rows."""
     return all_of({name: learn for name, (learn, _) in parts.items()})
 
 
 def frozen(parsed: argparse.Namespace) -> Any:
-    """The target, on the device to learn on."""
+    """Return the frozen target on the training device."""
     device, auto = pick_device(parsed.device), AutoModelForCausalLM
     exact = torch.bfloat16 if device.type == "cuda" else torch.float32
     target: Any = auto.from_pretrained(model_folder(parsed.target, "target"), dtype=exact)
@@ -240,8 +240,8 @@ def trained(
     parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Steps,
     learn: Callable[[Rows], float], begin: Callable[[], Any],
 ) -> tuple[Any, Run]:  # fmt: skip
-    """From the last checkpoint to the end of the budget: what `begin`, called where there is none,
-    said of the model before, and the run. Raises ConfigError."""
+    """Train from the last checkpoint to the end of the budget. Return the run, after the result of
+    `begin`, which initialises and evaluates a model without a checkpoint. Raises ConfigError."""
     run, rows = Run(parsed.minutes, parsed.steps), Rows(*data["learn"])
 
     def restore(said: Any) -> None:
@@ -268,8 +268,8 @@ def trained(
 
 
 def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
-    """Batches to begin with: no row twice, and no more than SHARE of the steps or of the minutes,
-    but one."""
+    """Yield batches for the initialisation: no row twice, at least one batch, and at most SHARE of
+    the steps or minutes."""
     most, until = min(BEGUN, -(-len(rows.ids) // ROWS)), math.inf
     if parsed.steps:
         most = min(most, max(1, int(SHARE * parsed.steps)))
@@ -282,7 +282,7 @@ def first(parsed: argparse.Namespace, rows: Rows) -> Iterator[Rows]:
 
 
 def sentence(parsed: argparse.Namespace, run: Run, kind: str) -> str:
-    """What was done, and what to do with a proposer of that kind."""
+    """Return the run's length and the command that uses the proposer of this kind."""
     named = "" if parsed.target == BUILTIN else f" --target {parsed.target}"
     return (
         f"{run.step} steps in {run.seconds / 60:.1f} minutes; to use it: foredraft serve{named}"

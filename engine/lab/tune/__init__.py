@@ -1,6 +1,6 @@
-"""`foredraft tune`: what guessing gains here, in one sentence, and the configuration for it.
+"""`foredraft tune`: what speculation gains on this machine, in one sentence and a configuration.
 
-`estimate` has the formula of the interval, `measuring` the rounds and when they end, `settings`
-what is compared and the file that is written. `python -m engine.lab.tune.check` holds intervals
-against what a long bench finds.
+`estimate` has the formula of the interval, `measuring` the rounds and their end, `settings` the
+compared settings and the written file. `python -m engine.lab.tune.check` compares intervals with
+the result of a long bench.
 """

@@ -1,17 +1,17 @@
-"""`foredraft tune`: measures what guessing gains for a target on this machine, and answers in one
-sentence.
+"""`foredraft tune`: measure what speculation gains for a target on this machine, and report it in
+one sentence.
 
-Plain decoding (twice: what differs is noise), n-gram look-up and every --draft, with K chosen live,
-answer the same prompts in turns, one request at a time and many. Replies end where the model ends
-them. It takes --minutes, less where all is clear, and may be stopped (Ctrl-C, SIGTERM) at any time:
-then it says what it knows. A draft is recommended where it is found faster than plain decoding and
-than n-gram look-up, which costs nothing; all intervals together hold in 95 of 100 runs.
+Plain decoding (twice, to measure noise), n-gram look-up and every --draft, with K chosen by the
+controller, answer the same prompts in turns, one request at a time and many. Replies end where the
+model ends them. Takes --minutes, less if the result is clear, and may be stopped at any time
+(Ctrl-C, SIGTERM): it then reports what it knows. A draft is recommended if it is found faster than
+plain decoding and than n-gram look-up; all intervals together hold in 95 of 100 runs.
 
-FILE of --prompts: JSON Lines with `prompt` or `messages`, OpenAI's batch format, or texts,
-separated by blank lines if there are any, else one a line. Without it, built-in prompts are asked.
+FILE of --prompts: JSON Lines with `prompt` or `messages`, OpenAI's batch format, or plain texts,
+separated by blank lines or, if there are none, one per line. Default: built-in prompts.
 
-Exit code 1: a text differed from plain decoding's where that is promised, or there was no answer to
-write to --output. 2: a mistake.
+Exit code 1: a text differs from plain decoding's although equality is guaranteed, or there is no
+answer to write to --output. Exit code 2: invalid arguments.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from engine.lab.tune.settings import config_text, settings_of
 from engine.model.fit import compare_files
 from engine.model.pair import load_pair
 
-MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # tokens of a prompt
-_TO_END = 3.0  # seconds before the time is over: a turn, and what is printed
+MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # prompts; tokens per prompt
+_TO_END = 3.0  # seconds reserved at the end, for the last turn and for printing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the program; return the exit code."""
     parsed = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     return exit_code("foredraft tune", lambda: tune(parsed))
@@ -90,13 +90,13 @@ def build_parser() -> Parser:
 
 
 def tune(parsed: argparse.Namespace) -> int:
-    """Measure, print, write; the exit code. Raises EngineError."""
+    """Measure, print and write; return the exit code. Raises EngineError."""
     end = time.monotonic() + 60 * parsed.minutes - _TO_END
     reads = [parsed.prompts] if parsed.prompts else []
     writable({"--output": parsed.output, "--json": parsed.json}, reads=reads)
     if parsed.output and os.path.exists(parsed.output) and not parsed.overwrite:
         raise ConfigError(f"--output {parsed.output} exists already; --overwrite replaces it")
-    clock_of(parsed)  # which may refuse
+    clock_of(parsed)  # raises early if the clock cannot be used
     drafts = parsed.drafts or ([BUILTIN] if parsed.target == BUILTIN else [])
     plain = config_of(parsed, {"kind": "none"})
     configs = {name: config_of(parsed, proposer_of(name, parsed.dtype)) for name in drafts}
@@ -128,7 +128,7 @@ def tune(parsed: argparse.Namespace) -> int:
 def load(
     parsed: argparse.Namespace, plain: EngineConfig, settings: Mapping[Arm, SpeculationConfig]
 ) -> tuple[Offline, Iterator[Request]]:
-    """All engines, and what they are asked. Raises EngineError."""
+    """Return the engines of all arms, and their requests. Raises EngineError."""
     tokenizer = tokenizer_of(parsed.target)
     render, file = renderer(tokenizer), parsed.prompts
     prompts = (
@@ -161,7 +161,7 @@ def load(
 
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether a signal has asked for the end; a second one interrupts."""
+    """Give a function that tells whether a signal asked to stop; a second signal interrupts."""
     asked: list[int] = []
 
     def ask(number: int, frame: object) -> None:
@@ -179,7 +179,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def bar(end: float) -> Iterator[Callable[[], None]]:
-    """Of the time, on a terminal; what it gives moves it on."""
+    """Show a progress bar of the time on a terminal; the yielded function updates it."""
     began = time.monotonic()
     left, form = max(round(end - began), 0), "measuring {l_bar}{bar}| {n_fmt} of {total_fmt} s"
     sys.stderr.write(f"measuring for {left} s at most\n")

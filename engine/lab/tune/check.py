@@ -1,10 +1,10 @@
-"""`python -m engine.lab.tune.check`: do intervals of `foredraft tune` hold what a long bench finds?
+"""`python -m engine.lab.tune.check`: do intervals of `foredraft tune` contain a bench's result?
 
-One `foredraft bench` of the same texts at one request, then tune with ten seeds: how many intervals
-of the first draft hold the bench's ratio. Exit code 1 where fewer than nine of ten do, where one
-took longer than --minutes, or where a draft was recommended that the bench finds of no use. All
-other options go to both (--target, --draft, --tokens, --threads). For a machine that nobody else
-uses; with --results it can be interrupted.
+Runs one long `foredraft bench` of the same texts, one request at a time, then tune with ten seeds,
+and counts the intervals of the first draft that contain the bench's ratio. Exit code 1 if fewer
+than nine of ten do, a run took longer than --minutes, or tune recommended a draft that the bench
+finds useless. Other options go to both (--target, --draft, --tokens, --threads). Needs an otherwise
+idle machine; with --results it can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.lab.comparison.race import PATIENCE
 from engine.lab.tune.estimate import Ratio, ratio
 
 _BENCH = "--modes off,draft_model --kinds chat,json,code,prose --concurrency 1 --ends --rounds 1000"
-_ALPHA = 0.05  # of the bench's own interval
+_ALPHA = 0.05  # error rate of the bench's interval
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """And the options that go to both."""
+    """Return the parsed arguments, and the options to pass to both bench and tune."""
     parser = Parser("python -m engine.lab.tune.check", __doc__)
     add = parser.add_argument
     add("--runs", type=whole(1, 100), default=10, help="of tune (10)")
@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str
 
 
 def known(module: str, options: Sequence[str], results: Path | None) -> Any:
-    """The figures of a run with these options among `results`, else of one that is added there."""
+    """Return the figures of a run with these options from `results`, or run it and append them."""
     command = [module, *options]
     lines = results.read_text().splitlines() if results and results.exists() else []
     for run in map(json.loads, lines):
@@ -82,18 +82,18 @@ def known(module: str, options: Sequence[str], results: Path | None) -> Any:
 
 
 def figures_of(module: str, options: Sequence[str]) -> Any:
-    """What it writes with --json, and the seconds that it `took`."""
+    """Run a module and return what it writes with --json, plus the seconds it `took`."""
     with NamedTemporaryFile(suffix=".json") as file:
         command, began = [sys.executable, "-m", module, *options], time.monotonic()
         subprocess.run([*command, "--json", file.name], check=True, stdout=subprocess.DEVNULL)
-        found = json.loads(Path(file.name).read_text())  # which replaced it
+        found = json.loads(Path(file.name).read_text())  # by name: --json replaces the file
         return {**found, "took": time.monotonic() - began}
 
 
 def bench_ratio(found: Any) -> Ratio:
-    """Seconds of plain decoding over those of the draft alone. As many rounds of each cell count,
-    as tune asks for as many texts of each kind: with as much time for each, kinds of short replies
-    would count for more."""
+    """Return the seconds of plain decoding over those of the draft. Each cell contributes the same
+    number of rounds, as tune asks for equally many texts of each kind; otherwise kinds with short
+    replies would count for more."""
     modes = [cell["modes"] for cell in found["cells"]]
     least = min(len(each["off"]["rounds"]) for each in modes)
     off, auto = (

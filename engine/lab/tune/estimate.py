@@ -1,16 +1,16 @@
-"""How much faster, and how sure that is: a ratio of sums with its jackknife interval.
+"""Estimate a speed-up with its uncertainty: a ratio of sums with a jackknife interval.
 
 A round gives, for the same tokens, seconds a[i] of plain decoding and b[i] of another arm. The
-ratio is sum(a) / sum(b): what the time of all replies together shrinks by, whatever their lengths.
-With L(-i) its logarithm without round i, and M their mean (Efron and Stein 1981: the variance comes
-out too large rather than too small):
+ratio is sum(a) / sum(b): the factor by which the total time of all replies shrinks. With L(-i) its
+logarithm without round i, and M the mean of these (Efron and Stein 1981: the variance is biased
+upwards, which is safe):
 
     variance = (n - 1) / n * sum((L(-i) - M)^2)
     interval = exp(log(ratio) -+ (t(1 - alpha / 2, n - 1) * sqrt(variance) + floor))
 
-`alpha` is what one of all comparisons and looks may be wrong by, so that the whole answer is wrong
-in at most 5 of 100 runs (Bonferroni). `floor`: how far plain decoding was from itself, since an
-engine may be faster than its equal for as long as it lives.
+`alpha` is the error rate of one interval at one look, chosen so that any interval of a run is wrong
+in at most 5 of 100 runs (Bonferroni). `floor` is the measured difference between two equal plain
+engines, since one engine may be faster than an identical one for its whole lifetime.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEAST = 4  # rounds for an interval
+LEAST = 4  # rounds needed for an interval
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """`low` and `high` are 0 and infinite where there were too few rounds."""
+    """A ratio with its interval; `low` is 0 and `high` infinite if there were too few rounds."""
 
     value: float
     low: float = 0.0
@@ -32,7 +32,7 @@ class Ratio:
 
     @property
     def width(self) -> float:
-        """Half of the interval, as a share of the ratio."""
+        """Half the interval's width in the logarithm: roughly, its share of the ratio."""
         return math.log(self.high / self.low) / 2 if self.low else math.inf
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Ratio:
 def ratio(
     theirs: Sequence[float], ours: Sequence[float], *, alpha: float, floor: float = 0.0
 ) -> Ratio:
-    """Their seconds over ours, of the same rounds in the same order; at least one."""
+    """Return the ratio of their seconds to ours; both list the same rounds, at least one."""
     n, a, b = len(ours), math.fsum(theirs), math.fsum(ours)
     if n < LEAST:
         return Ratio(a / b)
@@ -54,8 +54,8 @@ def ratio(
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """Below which `share`, above a half, of Student's t lies. The chance of |t| below tan(angle) *
-    sqrt(freedom): Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    """Return the quantile of Student's t for `share` > 1/2, by bisection of the probability that
+    |t| < tan(angle) * sqrt(freedom) (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     low, high, is_odd = 0.0, math.pi / 2, freedom % 2
     for _ in range(60):
         angle = (low + high) / 2

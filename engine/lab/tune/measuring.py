@@ -1,12 +1,12 @@
-"""The rounds: every arm answers the same requests, in turns, at one request and at many.
+"""Measure rounds: every arm answers the same requests in turns, one at a time and many at a time.
 
-A round's requests are few: as many as plain decoding answers in about a turn of `Offline`, one if
-it takes longer. Rounds at many requests take a fifth of the time, with shorter replies. Those of
-the first tenth of the time do not count: the controller meets the text, caches fill.
+A round has as many requests as plain decoding answers in about one turn of `Offline`, at least one.
+Rounds of many requests have shorter replies and get a fifth as much time. Rounds in the first tenth
+of the time do not count: the controller adapts to the text and caches fill.
 
-It ends with the time, or before where the intervals at one request are narrow. They are looked at
-three times, after each third of the time, and each look has its share of alpha: whoever looks
-until it looks good is wrong more often than the interval says.
+Measuring ends when the time is over, or earlier if the intervals at one request are narrow. They
+are checked after each third of the time, and each of the three looks gets its share of alpha:
+repeated looks would otherwise make the intervals wrong more often than they claim.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from engine.lab.tune.settings import AGAIN, NGRAM
 
 WRONG = 0.05  # share of runs in which any interval may miss
 LOOKS = 3
-NARROW, WIDE = 0.03, 0.25  # half of an interval, as a share of the ratio
-WARM_UP, SHARE_OF_MANY = 0.1, 0.2  # of the time
-SHORTER, PER_LANE = 4, 2  # replies at many requests: times, and of each lane
-TURN, MOST = 2.0, 16  # a round at one request: seconds of plain decoding, about, and requests
-PERIOD, LOOPED = 32, 24  # tokens: of the longest piece that is looked for, of the shortest loop
+NARROW, WIDE = 0.03, 0.25  # half the interval, as a share of the ratio
+WARM_UP, SHARE_OF_MANY = 0.1, 0.2  # of all time; of the time at one request
+SHORTER, PER_LANE = 4, 2  # at many requests: replies are 4 times shorter, 2 per lane
+TURN, MOST = 2.0, 16  # a round at one request: about 2 seconds of plain decoding, <= 16 requests
+PERIOD, LOOPED = 32, 24  # tokens: the longest repeated piece, the shortest loop
 
 
 class Turns(Protocol):
-    """bench.offline.Offline."""
+    """The interface of bench.offline.Offline."""
 
     def warm(self, prompts: Sequence[str]) -> None: ...
 
@@ -42,16 +42,16 @@ class Turns(Protocol):
 
 
 def loops(reply: Sequence[int]) -> bool:
-    """It ends in one piece of at most PERIOD tokens at least three times over, and over at least
-    LOOPED tokens."""
+    """Whether a reply ends in a loop: a piece of at most PERIOD tokens, repeated at least three
+    times and over at least LOOPED tokens."""
     tails = ((n, reply[-max(3 * n, LOOPED) :]) for n in range(1, PERIOD + 1))
     return any(tail[n:] == tail[:-n] for n, tail in tails if len(tail) >= max(3 * n, LOOPED))
 
 
 @dataclass
 class Load:
-    """What was found at so many requests at a time. `seconds[arm]`: of each round, for the tokens
-    that all arms made in it, `tokens[i]`; `spent`: on all arms. `replies`, `looped`: of `off`."""
+    """Results with `requests` requests at a time. `seconds[arm][i]`: time of round i for the common
+    `tokens[i]` tokens; `spent`: seconds on all arms. `replies`, `looped`: counts for `off`."""
 
     requests: int
     seconds: dict[Arm, list[float]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Load:
     looped: int = 0
 
     def add(self, runs: dict[Arm, Run]) -> None:
-        """A round, whole or not: nothing where an arm has not answered all requests at a time."""
+        """Add a round, complete or not. Ignored if a lane of any arm got no tokens."""
         try:
             upto = min(under_load(run, self.requests) for run in runs.values())
         except ValueError:
@@ -82,7 +82,7 @@ class Load:
         return sum(self.tokens) / sum(self.seconds[arm])
 
     def ratio(self, theirs: Arm, ours: Arm, alpha: float) -> Ratio:
-        """Plain decoding counts by the mean of both times, but against itself."""
+        """Return the ratio of seconds. As `theirs`, OFF counts with the mean of it and AGAIN."""
         base, again = self.seconds[theirs], self.seconds[AGAIN]
         if ours == AGAIN:
             return ratio(base, again, alpha=alpha)
@@ -94,8 +94,8 @@ class Load:
 
 @dataclass
 class Found:
-    """At one request at a time, and at `many`. `texts`: compared with those of plain decoding, and
-    how many of them were `equal`."""
+    """Results at one request at a time and at many. `texts`: number of texts compared with plain
+    decoding's, of which `equal` were the same."""
 
     arms: Sequence[Arm]
     one: Load
@@ -105,20 +105,20 @@ class Found:
 
     @property
     def guessing(self) -> list[Arm]:
-        """n-gram lookup, then the drafts."""
+        """The speculating arms: n-gram lookup, then the drafts."""
         return [arm for arm in self.arms if arm.mode == "auto"]
 
     @property
     def alpha(self) -> float:
-        """Of one interval at one look."""
+        """The error rate of one interval at one look."""
         return WRONG / (LOOKS * len(self.guessing))
 
     def against(self, theirs: Arm, ours: Arm, load: Load | None = None) -> Ratio:
         return (load or self.one).ratio(theirs, ours, self.alpha)
 
     def best(self) -> Arm:
-        """The fastest draft of those found faster than plain decoding and than n-gram lookup, which
-        costs nothing; else n-gram lookup if that was found faster; else plain decoding."""
+        """Return the fastest draft that is found faster than plain decoding and than n-gram lookup,
+        which needs no model; else n-gram lookup if found faster; else plain decoding."""
 
         def is_faster(arm: Arm, *others: Arm) -> bool:
             return self.one.rounds > 0 and all(self.against(each, arm).low > 1 for each in others)
@@ -128,7 +128,7 @@ class Found:
 
     @property
     def is_answered(self) -> bool:
-        """Whether an arm is found faster, or plain decoding is known not to lose much."""
+        """Whether an arm is found faster, or the fastest arm's interval is not too wide."""
         if self.one.rounds < LEAST or self.best() != OFF:
             return self.one.rounds >= LEAST
         fastest = max(self.guessing, key=self.one.rate)
@@ -136,14 +136,14 @@ class Found:
 
     @property
     def is_narrow(self) -> bool:
-        """Enough is known at one request, and something at many."""
+        """Whether the intervals at one request are narrow, and those at many exist."""
         known = min(self.one.rounds, self.many.rounds) >= LEAST
         return known and all(self.against(OFF, arm).width <= NARROW for arm in self.guessing)
 
 
 class Measuring:
-    """`asked` gives requests without end; `many`: requests at a time beside one. It ends at `end`
-    of `clock`, in seconds, or when `stopped`; both are looked at after each turn."""
+    """Runs the rounds. `asked` yields requests without end; `many`: how many requests at a time.
+    Ends when `clock` (seconds) reaches `end` or when `stopped`, checked after each turn."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Measuring:
         self._end, self.found = end, Found(arms, Load(1), Load(many))
 
     def run(self) -> Found:
-        """All rounds that fit."""
+        """Run all rounds that fit in the time."""
         found, began, trial = self.found, self._clock(), Load(1)
         whole = self._end - began
         looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
@@ -195,7 +195,7 @@ class Measuring:
         load.spent += self._clock() - began
 
     def _alone(self, known: Load) -> list[Lane]:
-        """As many requests, one after the other, as are answered in about a turn."""
+        """Return one lane with as many requests as are answered in about TURN seconds."""
         size = 1
         if known.rounds:
             size = round(TURN * known.rate(OFF) * known.replies / sum(known.tokens))

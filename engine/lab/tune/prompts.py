@@ -1,5 +1,5 @@
-"""What is asked: the user's prompts, or built-in ones, in the form that the model has for
-conversations; in an order drawn by a seed, at the temperatures in turn."""
+"""The prompts of tune: the user's or built-in ones, in the model's chat template, in an order drawn
+from a seed, with the temperatures in turn."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.demo.corpus import heldout_dialogues
 from engine.lab.comparison.prompt_files import Render, read_texts
 from engine.lab.comparison.workload import POOL, Request, pool
 
-EACH = 16  # built-in prompts of a kind
+EACH = 16  # built-in prompts per kind
 
 
 def built_in(render: Render, seed: int) -> list[str]:
-    """Chats, extraction, code and prose in turns; the built-in models have not seen them."""
+    """Return chat, extraction, code and prose prompts in turn, unseen by the built-in models."""
     dialogues = (heldout_dialogues("chat", 4 * POOL), heldout_dialogues("json", 4 * POOL))
     asked = (dict.fromkeys(render(each[:-1]) for each in kind) for kind in dialogues)
     kinds = [*(list(texts)[:POOL] for texts in asked), pool("code"), pool("prose")]
@@ -26,7 +26,7 @@ def built_in(render: Render, seed: int) -> list[str]:
 
 
 def from_file(path: str, render: Render, seed: int, most: int) -> list[str]:
-    """`most` of them at most. Raises ConfigError with the line of what cannot be used."""
+    """Return at most `most` of the file's prompts. Raises ConfigError with the offending line."""
     texts = read_texts(path, render)
     return Random(seed).sample(texts, min(most, len(texts)))
 
@@ -34,8 +34,8 @@ def from_file(path: str, render: Render, seed: int, most: int) -> list[str]:
 def requests(
     prompts: Sequence[str], temperatures: Sequence[float], tokens: int, seed: int
 ) -> Iterator[Request]:
-    """Without end: kinds come in turns of four, so temperatures change after each four, and from
-    one time that all prompts are asked to the next."""
+    """Yield requests without end. The temperature changes after every four prompts, so that all
+    four kinds get it, and shifts with each pass over the prompts."""
     for place in count():
         turn, index = divmod(place, len(prompts))
         heat = temperatures[(index // 4 + turn) % len(temperatures)]

@@ -1,4 +1,4 @@
-"""The answer: a table, what to beware of, and one sentence."""
+"""Format the result of tune: a table, warnings, and one sentence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from engine.lab.tune.estimate import LEAST
 from engine.lab.tune.measuring import LOOPED, PERIOD, Found
 from engine.lab.tune.settings import NGRAM
 
-FLATTERED = 0.1  # share of replies that loop, from which on that is told
+FLATTERED = 0.1  # share of looping replies above which a warning is printed
 PLAIN = "of plain decoding"
 
 
 def lines(found: Found, *, exact: bool) -> Iterator[str]:
-    """All of it; the sentence comes last. `exact`: texts have to be equal."""
+    """Yield all lines; the sentence comes last. `exact`: texts must equal plain decoding's."""
     one, many, best = found.one, found.many, found.best()
     loads = [load for load in (one, many) if load.rounds]
     rows = [["", *(title for load in loads for title in (f"tokens/s x{load.requests}", PLAIN))]]
@@ -43,7 +43,7 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
 
 
 def sentence(found: Found) -> str:
-    """The one to remember."""
+    """Return the result in one sentence."""
     one, best = found.one, found.best()
     if one.rounds < LEAST:
         few = f"{one.rounds} rounds at 1 request, and an interval needs {LEAST}"
@@ -71,7 +71,7 @@ def _sentence(found: Found, arm: Arm) -> str:
 
 
 def as_dict(found: Found) -> dict[str, Any]:
-    """Every figure, for programs. `against_off`: ratio and interval of each arm."""
+    """Return all figures as JSON values. `against_off`: each arm's ratio and interval."""
     loads = []
     for load in (each for each in (found.one, found.many) if each.rounds):
         ratios = {arm.name: found.against(OFF, arm, load) for arm in found.arms if arm != OFF}

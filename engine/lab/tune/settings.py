@@ -1,4 +1,4 @@
-"""What is compared, and the configuration that serves so."""
+"""The settings that tune compares, and the configuration file it writes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.config import (
 )
 from engine.lab.comparison.workload import OFF, Arm
 
-AGAIN = Arm("off", label="off again")  # the same once more: what differs is noise
+AGAIN = Arm("off", label="off again")  # plain decoding again: its difference from OFF is noise
 NGRAM = Arm("auto", label="n-gram")
 
 
 def settings_of(drafts: Mapping[str, AnyProposer]) -> dict[Arm, SpeculationConfig]:
-    """Plain decoding twice, n-gram lookup, and each draft by its name, with K by the controller. A
-    draft has no n-gram lookup beside it: with that one of random weights gained, too."""
+    """Return the arms: plain decoding twice, n-gram lookup, and each draft by name, with K chosen
+    by the controller. Drafts run without the n-gram companion, which would hide a useless draft."""
     plain = SpeculationConfig(proposer=NoProposerConfig())
     arms = {OFF: plain, AGAIN: plain, NGRAM: SpeculationConfig(proposer=NgramConfig())}
     alone = tuple(name for name in plain.companions if name != "ngram")
@@ -32,8 +32,8 @@ def settings_of(drafts: Mapping[str, AnyProposer]) -> dict[Arm, SpeculationConfi
 
 
 def config_text(config: EngineConfig, comment: str) -> str:
-    """TOML for `foredraft serve`: what differs from the defaults, and who guesses. A line for each
-    setting, with its whole name: JSON's values are TOML's, but for DEL."""
+    """Return TOML for `foredraft serve`: settings that differ from the defaults, and the proposer.
+    One line per setting with its full name. JSON values are valid TOML, except for DEL."""
     said = config.model_dump(exclude_defaults=True, exclude_none=True)
     said["speculation"] = config.speculation.model_dump(
         include={"proposer", "controller", "companions"}
