@@ -115,7 +115,7 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
             return super().load_overload(sig, target_context)
         except Exception as error:  # unpickling raises what a damaged file makes it raise
             index = self._cache_file._index_path
-            logger.warning("kept code is damaged and set aside: %s (%s)", index, one_line(error))
+            logger.warning("cached code is damaged, moved aside: %s (%s)", index, one_line(error))
             with suppress(OSError):
                 os.replace(index, f"{index}.damaged")
 
@@ -128,7 +128,9 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
 
 @cache
 def _cannot_keep(folder: str, reason: str) -> None:
-    logger.warning("compiled code cannot be kept in %s (%s): every start compiles", folder, reason)
+    logger.warning(
+        "compiled code cannot be cached in %s (%s): every start compiles", folder, reason
+    )
 
 
 class _Told(event.Listener):  # type: ignore[misc]
@@ -146,7 +148,7 @@ class _Told(event.Listener):  # type: ignore[misc]
         logger.info(
             "compiling for this processor, which takes a minute or so of a core's time: %s",
             f"once, since it is kept in {folder} for later starts" if folder
-            else "at every start, since it can be kept nowhere (NUMBA_CACHE_DIR names a place)",
+            else "at every start, since no cache folder is writable (set NUMBA_CACHE_DIR)",
         )  # fmt: skip
 
     def on_end(self, event: Any) -> None:

@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--revision")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.add_argument(
-        "--seconds", type=number(0, above=True), required=True, help="CPU time of a grammar"
+        "--seconds", type=number(0, above=True), required=True, help="CPU seconds per grammar"
     )
     args = parser.parse_args()
     for each in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and may still need this
@@ -204,7 +204,7 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
                 raise GrammarRefused(f"it forces more than {MAX_FORCED_BYTES} bytes at once")
             going_on = [token for token in allowed.tolist() if token not in ends]
             if len(going_on) < len(allowed) and not walker.is_accepting():
-                raise GrammarRefused("it has an end-of-text token in it, where no text may end")
+                raise GrammarRefused("it has an end-of-text token where the text may not end")
             if not going_on:
                 break
             walker.consume_token(rng.choice(going_on))

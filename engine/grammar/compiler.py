@@ -36,7 +36,7 @@ GUESSES_GRACE_SECONDS = 0.02  # CPU time allowed for draft tokens of a text, and
 GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each token of the text
 SLOW_SECONDS = 0.004  # CPU time of the text's last token and mask; no speculation above it
 
-NOTHING_ALLOWED = "the grammar allows nothing that this model could say here"
+NOTHING_ALLOWED = "the grammar allows no token of this model here"
 
 
 class Compiling:
@@ -82,7 +82,7 @@ class Compiling:
                 seq.constraint = GrammarState(matcher, eos=self._eos, may_end=may_end)
                 ready.append(seq)
             except (GrammarRefused, ModelError) as error:
-                reason = f"the grammar cannot be honoured: {error}"
+                reason = f"the grammar cannot be enforced: {error}"
                 end = Output(id=seq.id, finish="error", error=reason, bad_request=True)
                 ends.append(end)
         return ready, ends

@@ -166,7 +166,7 @@ def _as_enforced(lark: str, vocabulary: LLTokenizer) -> str:
         if name := found["attribute"]:
             raise GrammarRefused(f"the attribute `{name}` in a grammar is not supported")
         if found["special"] and _may_end(found["special"], vocabulary):
-            raise GrammarRefused("it has an end-of-text token in it, where no text may end")
+            raise GrammarRefused("it has an end-of-text token where the text may not end")
         if keyword := found["json"]:
             value, start = json.JSONDecoder().raw_decode(lark, start)
             if keyword.startswith("%json"):

@@ -56,7 +56,7 @@ def show(parsed: argparse.Namespace) -> int:
     set_threads(parsed.threads)
     config = pair_config(parsed).model_copy(update={"attention": parsed.attention})
     name, found, chains = measured(config, load_pair(config))
-    rows = [["sequences", "rows of each", "tokens before", "ms", "of one row"]]
+    rows = [["sequences", "rows per sequence", "context", "ms", "relative to 1 row"]]
     for (sequences, each, context), seconds in found.items():
         ratio = seconds / found[sequences, 1, context]
         shown = f"{seconds * 1e3:.3f}", f"{ratio:.2f}"

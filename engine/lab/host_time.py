@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_pair(parser)
     add = parser.add_argument
     add("--sequences", type=whole(1, 256), nargs="+", default=[1, 4, 16], help="at a time")
-    add("--modes", default="off,4,auto", help="off, auto, or K itself")
+    add("--modes", default="off,4,auto", help="off, auto, or a number K")
     add("--rounds", type=whole(1, 1000), default=8, help="texts of each sequence")
     parsed = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: show(parsed))

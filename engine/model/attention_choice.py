@@ -93,7 +93,7 @@ def _without_compiled(
         return None
     heads = " and ".join(map(str, sorted({layer.key_dim for layer in layers})))
     return (
-        "its code is for heads of a multiple of 16 in float32 and of 32 in bfloat16, and the model"
+        "its code needs head sizes that are multiples of 16 (float32) or 32 (bfloat16); the model"
         f" has heads of {heads} in {str(dtype).removeprefix('torch.')}"
     )
 
@@ -119,7 +119,7 @@ def without_flashinfer(
 def without_fp8(name: AttentionName, device: torch.device) -> str | None:
     """Why this backend cannot read an FP8 KV cache, or None."""
     if name not in ("sdpa", "triton"):
-        return "cache.dtype is 'fp8', which only 'triton' and 'sdpa' read"
+        return "cache.dtype is 'fp8', which only 'triton' and 'sdpa' support"
     on_cuda = name == "triton" and device.type == "cuda"
     if on_cuda and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
         return "its kernel reads cache.dtype 'fp8' on devices of capability 8.9 and later"

@@ -122,11 +122,11 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     if mismatched := report.get("mismatched_keys"):
         weight, found, wanted = min(mismatched)
         raise ModelError(
-            f"{name} has {len(mismatched)} weights of a shape that its config.json does not say, "
+            f"{name} has {len(mismatched)} weights whose shape contradicts its config.json, "
             f"among them {weight}: {list(found)} in the file, {list(wanted)} by the configuration"
         )
     if model.config._attn_implementation != NAME:
-        raise ModelError(f"{name} does not accept an attention function of ours")
+        raise ModelError(f"{name} does not accept a custom attention function")
     return model
 
 
@@ -136,7 +136,7 @@ def unread(error: Exception) -> str:
     if "weights_only" not in str(error):
         return failure(error)
     code = re.search(r"GLOBAL (\S+)", str(error))  # how torch's message names the rejected code
-    return f"it holds code ({code[1]}), which is not run" if code else "it is no pickle of tensors"
+    return f"it holds code ({code[1]}), which is not run" if code else "it is not tensors alone"
 
 
 @contextmanager
@@ -178,7 +178,9 @@ def hub_file(name: str, file: str, revision: str | None) -> Path | None:
                 name, file, revision=revision, _raise_exceptions_for_missing_entries=False
             )
     except Exception as error:  # transformers raises any class; the operator gets one line
-        raise ModelError(f"{name!r} cannot be had from the hub: {one_line(error)}") from error
+        raise ModelError(
+            f"{name!r} cannot be downloaded from the hub: {one_line(error)}"
+        ) from error
     return None if found is None else Path(found)
 
 

@@ -143,7 +143,7 @@ class EagleHead:
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
         note = f"of {positions} positions, {features} bytes each"
-        waiting = Part("hidden states that wait", positions * features, note)
+        waiting = Part("pending hidden states", positions * features, note)
         return Part("weights of the head", own), waiting
 
     def mix(self, features: Tensor) -> Tensor:
@@ -253,7 +253,10 @@ def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
     if config.draft_vocab_size > config.vocab_size:
         raise ModelError(f"{name} have a draft_vocab_size above their vocab_size")
     if config.num_attention_heads % config.kv_heads or config.dim % 2:
-        raise ModelError(f"{name} have a num_key_value_heads or a head_dim that divides nothing")
+        raise ModelError(
+            f"{name} have an odd head_dim or a num_key_value_heads that does not divide"
+            " num_attention_heads"
+        )
     return config
 
 
@@ -299,8 +302,8 @@ def _target_ids(maps: Mapping[str, Tensor], config: HeadConfig, name: str) -> Te
     else:
         ids = ids + d2t.long()
     if ids.min() < 0 or ids.max() >= every or len({*ids.tolist()}) < own:
-        raise ModelError(f"{name} have a tensor 'd2t' that leads out of {every} tokens, or twice to"
-                         " one of them")  # fmt: skip
+        where = f"outside the {every} tokens, or two to the same"
+        raise ModelError(f"{name} have a tensor 'd2t' that maps an id {where}")
     if t2d is not None and (t2d.shape != (every,) or not t2d.bool()[ids].all()):
-        raise ModelError(f"{name} have a tensor 't2d' that does not say what 'd2t' says")
+        raise ModelError(f"{name} have a tensor 't2d' that contradicts 'd2t'")
     return ids

@@ -33,7 +33,7 @@ _BLOCK = 16
 
 def early_exit(target: LoadedModel, count: int) -> LoadedModel:
     """Return the draft of the first `count` layers. Raises ModelError if there is none."""
-    refused = f"the target model {target.path!r} cannot guess by its own first layers"
+    refused = f"the target model {target.path!r} cannot draft with its own first layers"
     if count >= len(target.layers):
         raise ModelError(
             f"{refused}: it has {len(target.layers)}, and speculation.proposer.layers is {count}; "
@@ -115,8 +115,8 @@ def best_exit(target: LoadedModel, k_max: int) -> LoadedModel:
     best = max(found, key=lambda each: each.gain)
     logger.log(
         logging.INFO if best.gain > 1 else logging.WARNING,
-        "the target guesses by its first %d of %d layers: they agree with it in %.0f %% of its own"
-        " tokens, and a step of theirs takes %.0f %% of one of its own: %.2f of plain decoding",
+        "self-speculation with the first %d of %d layers: acceptance %.0f %%, a draft step takes"
+        " %.0f %% of a target step, expected speed-up %.2f",
         len(best.draft.layers), total, 100 * best.agreement, 100 * best.seconds / one, best.gain,
     )  # fmt: skip
     return best.draft

@@ -176,7 +176,7 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Translation | None:
     if found.share < LEAST_SHARED:
         raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
     logger.info(
-        "the draft model %r has a tokenizer of its own: %s %d, and it guesses those, step by step",
+        "the draft model %r has a tokenizer of its own: %s %d, and drafts those one by one",
         draft.name, counts, found.sizes[0],
     )  # fmt: skip
     return found

@@ -70,7 +70,7 @@ def make_steady(fused: Any, most: int = EVERY) -> str | None:
     """Make a row's bits independent of the other rows, in forwards of up to `most` rows. Returns
     why that is impossible for these layers, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):
-        return "which rows share an expert decides how it multiplies"
+        return "its products depend on which rows share an expert"
     for module in fused.modules():
         if type(module) is nn.Linear:
             module.forward = Product(module, most)  # type: ignore[method-assign,assignment]

@@ -79,7 +79,7 @@ def check_tensors(
         if key not in tensors:
             raise ModelError(f"{name} lack the tensor {key!r}")
         if key not in shapes:
-            raise ModelError(f"{name} have a tensor {key[:100]!r} that no head of theirs needs")
+            raise ModelError(f"{name} have a tensor {key[:100]!r} that no head needs")
         given, wanted = tuple(tensors[key].shape), shapes[key]
         if given != wanted or not tensors[key].is_floating_point():
             kind = str(tensors[key].dtype).removeprefix("torch.")

@@ -131,7 +131,7 @@ def layers_of(model: Any) -> nn.ModuleList:
         if isinstance(part, nn.ModuleList) and len(part) == model.config.num_hidden_layers:
             return part
     kind = type(model).__name__
-    raise ModelError(f"{kind} keeps its layers in no list: their hidden states cannot be had")
+    raise ModelError(f"{kind} has no list of decoder layers, so their hidden states cannot be read")
 
 
 def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:

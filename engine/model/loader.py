@@ -215,19 +215,17 @@ def _steady(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
     """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
     if not available(loaded.device) or is_quantized(loaded.model):
-        raise ModelError(
-            f"{refused}: its kernels are for unquantized weights, and Triton's devices"
-        )
+        raise ModelError(f"{refused}: it needs unquantized weights and a GPU that Triton supports")
     from engine.model.fused_layers import fused_layers, make_steady
 
     fused = fused_layers(loaded.model, loaded.layers)
     if fused is None:
-        raise ModelError(f"{refused}: its family has no layers of ours")
+        raise ModelError(f"{refused}: there are no fused layers for its model type")
     if reason := make_steady(fused):
         raise ModelError(f"{refused}: {reason}")
     found = replace(loaded, logits=front_door(fused), batch_invariant=True)
     if not is_proven(forward_of(found), loaded.layers, expected, loaded.model):
-        raise ModelError(f"{refused}: it computes other logits so")
+        raise ModelError(f"{refused}: its batch-invariant layers fail the logits check")
     logger.warning("%s is batch-invariant, which costs speed; how much is not measured", name)
     return found
 
@@ -239,7 +237,9 @@ def _called(loaded: LoadedModel, call: Call | None, expected: Tensor) -> LoadedM
     found = replace(loaded, logits=call)
     if is_proven(forward_of(found), loaded.layers, expected, loaded.model):
         return found
-    logger.warning("the %s model keeps to its own forward: ours computes other logits", loaded.role)
+    logger.warning(
+        "the %s model uses its own forward: fused layers fail the check of logits", loaded.role
+    )
     return loaded
 
 

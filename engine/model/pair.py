@@ -256,7 +256,7 @@ def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:
     if not config.graphs or model.device.type != "cuda":
         return None
     if place := waits_for_device(model):
-        what = "the %s model %r runs without graphs: every forward has the host wait for the device"
+        what = "the %s model %r runs without CUDA graphs: its forward waits for the device"
         logger.info(f"{what} (in %s)", model.role, model.path, place)
         return None
     most_steps = config.speculation.k_max if model.role == "draft" else 0

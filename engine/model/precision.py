@@ -73,7 +73,7 @@ def quantization_arguments(
     if kind == "none":
         return place if stored else {}
     if stored:
-        raise ModelError(f"{name} is stored in {stored} already: its quantization is to be 'none'")
+        raise ModelError(f"{name} is stored in {stored} already: set its quantization to 'none'")
     if reason := unsupported(kind, device, dtype):
         raise ModelError(f"{name} cannot be loaded as {kind}: {reason}")
     from torchao.quantization import (
@@ -90,7 +90,7 @@ def quantization_arguments(
         config = Int4WeightOnlyConfig(128, int4_packing_format="tile_packed_to_4d", **alone)
     elif kind == "fp8":
         if find_spec("mslk") is None:
-            logger.info("%s in fp8 takes 8 more kernels a product, 1 with mslk-cuda", name)
+            logger.info("%s in fp8 needs 8 extra kernels per product, 1 with mslk-cuda", name)
         config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), **alone)
     return {"quantization_config": TorchAoConfig(config), **place}
 

@@ -303,7 +303,7 @@ class CommonRequest(Labelled, ABC):
         " `prompt_logprobs` and `provenance`, without `stop` beside log-probabilities, and with"
         " `stream` beside `tools`")
     response_format: ResponseFormat | None = described(None,
-        "The reply is JSON of this form, on one line. A schema is enforced with `strict` or without;"
+        "The reply is JSON of this form, on one line. A schema is enforced, `strict` or not;"
         " one that cannot be enforced whole is a 400.",
         'an object with the field "type": "text", "json_object" or "json_schema", the last with'
         ' "json_schema": {"name", "schema", "description", "strict"}')

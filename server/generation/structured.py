@@ -107,7 +107,7 @@ class GrammarChecker:
                 del self._verdicts[next(iter(self._verdicts))]
         sentence = await asyncio.shield(task)  # others may wait for the same answer
         if sentence:
-            raise GrammarRefused(f"`{param}` cannot be honoured: {sentence}", param=param)
+            raise GrammarRefused(f"`{param}` cannot be enforced: {sentence}", param=param)
 
     def _forget_failed(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
         """Forget a grammar that could not be checked, for example for lack of time."""

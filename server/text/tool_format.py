@@ -119,7 +119,7 @@ def _value_rules(rule: str, name: str, schema: Any, root: Schema) -> tuple[str, 
 
 
 def _refused(said: str) -> GrammarRefused:
-    return GrammarRefused(f"`tools` cannot be honoured: {said}", param="tools")
+    return GrammarRefused(f"`tools` cannot be enforced: {said}", param="tools")
 
 
 def _refuse_beyond(known: Collection[str], schema: Schema, what: str) -> None:

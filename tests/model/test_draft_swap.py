@@ -283,7 +283,7 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "no tensor": (without(NORM), NORM),
     "narrow tensor": (narrow, "q_proj"),
-    "code": (pickled, "could not be loaded: it is no pickle of tensors"),
+    "code": (pickled, "could not be loaded: it is not tensors alone"),
     "pipe": (piped, "is no regular file"),
     "vocabulary": (of_another_vocabulary, "have 128 and 4096 tokens"),
     "positions": (

@@ -112,9 +112,9 @@ SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
     "map missing": (_without("d2t"), "lack the tensor 'd2t'"),
     "map of floats": (_other("d2t", lambda t: t.float()), "'d2t' that is float32"),
     "map cut": (_other("d2t", lambda t: t[1:]), "not integers [96]"),
-    "map beyond": (_other("d2t", lambda t: t + 99), "'d2t' that leads out of 128"),
+    "map beyond": (_other("d2t", lambda t: t + 99), "'d2t' that maps an id outside the 128"),
     "map twice": (_other("d2t", lambda t: -torch.arange(96)), "or twice"),
-    "map of ids": (_other("t2d", lambda t: ~t), "'t2d' that does not say what 'd2t' says"),
+    "map of ids": (_other("t2d", lambda t: ~t), "'t2d' that contradicts 'd2t'"),
 }
 
 

@@ -127,7 +127,7 @@ def test_who_cannot_read_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         return choose_attention(name, where, dtype=torch.bfloat16, layers=layers, in_fp8=True)
 
     for name in ("compiled", "flashinfer"):
-        with pytest.raises(ConfigError, match="'fp8', which only 'triton' and 'sdpa' read; use"):
+        with pytest.raises(ConfigError, match="'fp8', which only 'triton' and 'sdpa' support; use"):
             choose(name)
     assert choose("auto") == choose("sdpa") == "sdpa"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

@@ -288,7 +288,7 @@ def check_loading(served: str, refused: str) -> None:
         found = loader._steady(models[0], wanted[0], "it")
         assert found.batch_invariant
         assert replace(found, dtype=torch.bfloat16).exact
-        with pytest.raises(ModelError, match="has no layers of ours"):
+        with pytest.raises(ModelError, match="there are no fused layers"):
             loader._steady(models[1], wanted[1], "it")
         with (
             patch.object(fused_layers_module, "Product", Wrong),

@@ -92,7 +92,7 @@ SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
     "vocabulary": (_other("2.1.weight", torch.zeros(VOCAB + 1, WIDTH)),
                    f"'2.1.weight' is float32 [{VOCAB + 1}, {WIDTH}]"),
     "integers": (_other("0.0.linear.bias", torch.zeros(WIDTH, dtype=torch.int64)), "is int64"),
-    "more": (_other("0.1.bias", torch.zeros(VOCAB)), "'0.1.bias' that no head of theirs needs"),
+    "more": (_other("0.1.bias", torch.zeros(VOCAB)), "'0.1.bias' that no head needs"),
     "names": (_other("lm_head.weight", torch.zeros(1)), "a tensor 'lm_head.weight'"),
     "many": (_other("999.1.weight", torch.zeros(1)), "hold 1000 heads"),
     "nothing": (lambda w: {}, "hold 0 heads"),

@@ -205,8 +205,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--json", "/"], "cannot write /: it is a folder"),
         ([*ON_FOUR, "--json", "/dev/null"], "cannot write /dev/null: it is no regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], ": File name too long"),
-        (["--list", *PAIR], "--list stands alone"),
-        (["--list", "--json", "x.json"], "--list stands alone"),
+        (["--list", *PAIR], "--list takes no other options"),
+        (["--list", "--json", "x.json"], "--list takes no other options"),
         ([*ON_FOUR, "--unheard-of"], "unrecognized arguments: --unheard-of"),
     ],
 )

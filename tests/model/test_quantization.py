@@ -177,7 +177,7 @@ def test_what_is_stored_quantised_is_named(tiny_target: str, tmp_path: Path) -> 
     for kind in ("int8", "none"):
         with pytest.raises(ModelError, match="stored in gptq") as e:
             load_model(path, role="target", device="cpu", quantization=kind)
-        assert ("already: its quantization is to be 'none'" in str(e.value)) == (kind == "int8")
+        assert ("already: set its quantization to 'none'" in str(e.value)) == (kind == "int8")
 
 
 def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:

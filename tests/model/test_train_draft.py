@@ -316,7 +316,7 @@ def test_another_run_is_not_gone_on_with(
     assert program.main(run) == 2
     [seed, again] = capsys.readouterr().err.splitlines()
     assert "--seed is 5, and the run was begun with 0" in seed
-    assert "--resume goes on with it" in again
+    assert "--resume continues it" in again
 
 
 def test_a_large_vocabulary_is_learnt_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_the_other_program_does_not_go_on_with_a_run(
     other = [word for word in stopped if word != "--draft"]
     other.remove(stopped[stopped.index("--draft") + 1])
     assert medusa.main([*other, "--resume"]) == 2
-    assert "is of another program" in capsys.readouterr().err
+    assert "belongs to another training program" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_checkpoint_is_begun_in(
@@ -387,7 +387,7 @@ def test_a_folder_without_a_checkpoint_is_begun_in(
     (work / "letter").touch()
     run = words(pair, text, tmp_path / "mine", "--steps", "2")
     assert program.main(run) == 2
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "is not a folder of a run" in capsys.readouterr().err
     (work / "letter").rename(work / ".data.7.part")  # of a kill
     assert program.main([*run, "--resume"]) == 0
 

@@ -185,7 +185,7 @@ def opt() -> PreTrainedModel:
 def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
     """Law: also where a head is to be served. Bug: the first step ended the engine."""
     folder = tiny_text.save(opt(), tmp_path / "opt")
-    with pytest.raises(ModelError, match="OPTForCausalLM keeps its layers in no list"):
+    with pytest.raises(ModelError, match="OPTForCausalLM has no list of decoder layers"):
         Engine(config_for(folder, folder, 3))
     model: Any = tiny.llama()
     model.set_input_embeddings(torch.nn.Embedding(128, 24))
@@ -200,7 +200,7 @@ def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
         (["--depth", "0"], "--depth"),
         (["--vocabulary", "9999"], "--vocabulary is 9999; the target has"),
         (["--target", "nowhere/at/all"], "nowhere/at/all"),
-        (["--target", "OPT"], "OPTForCausalLM keeps its layers in no list"),
+        (["--target", "OPT"], "OPTForCausalLM has no list of decoder layers"),
         (["--text", "missing.sql"], "missing.sql"),
     ],
 )

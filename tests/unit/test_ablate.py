@@ -70,7 +70,7 @@ def test_a_trace_of_plain_decoding_has_nothing_to_tell(
     trace = served(0)
     write(tmp_path / "t.jsonl", Trace(replace(trace.header, k_max=0), trace.steps))
     assert main([str(tmp_path), "--ablate"]) == 2
-    assert "no guesses in it" in capsys.readouterr().err
+    assert "no draft tokens" in capsys.readouterr().err
 
 
 CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]

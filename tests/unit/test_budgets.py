@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python, and of the page. A budget rises only in a commit that adds a
 # capability and says why; it falls with every commit that makes a part smaller.
 BUDGETS = {
-    "engine/control": 1_604,
-    "engine/cpu": 3_354,
-    "lab": 8_358,  # engine/lab and server/lab
-    "serving": 29_978,  # everything else but the script that trained the built-in pair
-    "all": 45_018,
-    "page": 1_769,  # scripts, style sheet and markup, not in "all"
+    "engine/control": 1_603,
+    "engine/cpu": 3_350,
+    "lab": 8_356,  # engine/lab and server/lab
+    "serving": 29_974,  # everything else but the script that trained the built-in pair
+    "all": 45_007,
+    "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
 

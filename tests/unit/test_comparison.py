@@ -234,7 +234,10 @@ def test_intervals_hold_the_median() -> None:
     ("arguments", "said"),
     [
         (["--modes", "off,fast"], "unknown mode 'fast'; allowed are off, auto"),
-        (["--modes", "17"], "unknown mode '17'; allowed are off, auto, and K itself, from 1 to 16"),
+        (
+            ["--modes", "17"],
+            "unknown mode '17'; allowed are off, auto, and a number K",
+        ),
         (["--modes", "2,off,2"], "names a mode twice"),
         (["--tokens", "64", "--minutes", "3"], "and --tokens how long they are"),
         (["--json", "x" * 300], ": File name too long"),

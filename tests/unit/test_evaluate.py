@@ -198,7 +198,7 @@ def test_time_is_kept(tmp_path: Path) -> None:
         ({"prompt": "a" * 600}, "maximum context length is 512", True),
         ({"prompt": "a", "max_tokens": 0}, "`max_tokens` is 0", True),
         ({**CHAT, "chat_template_kwargs": {"x": 1}}, "`chat_template_kwargs`", True),
-        ({"prompt": "a", "structured_outputs": {"regex": "("}}, "cannot be honoured", True),
+        ({"prompt": "a", "structured_outputs": {"regex": "("}}, "cannot be enforced", True),
     ],
 )
 def test_bad_bodies_are_one_sentence_and_nothing_is_written(

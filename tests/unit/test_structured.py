@@ -103,7 +103,7 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
         for _ in range(2):
             error = await refusal(checker, "bad")
             assert (error.status, error.param) == (400, "the.field")
-            assert error.message == "`the.field` cannot be honoured: it is bad"
+            assert error.message == "`the.field` cannot be enforced: it is bad"
 
     assert run(tmp_path, work) == ["good", "bad"]
 

@@ -34,7 +34,7 @@ class Picky(GrammarChecker):
         if self._slow and grammar.kind == "json_schema":
             await asyncio.Event().wait()
         if self._word in grammar.source:
-            raise GrammarRefused(f"`{param}` cannot be honoured", param=param)
+            raise GrammarRefused(f"`{param}` cannot be enforced", param=param)
 
 
 def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:

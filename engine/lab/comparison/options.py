@@ -25,7 +25,7 @@ from engine.lab.files import writable
 
 DESCRIPTION = """\
 Tokens per second of off, fixed K and auto side by side, by kind of text, temperature and number of
-requests at a time; whether every mode says the same; the wait for a first token and between tokens.
+requests at a time; whether all modes give equal texts; time to first token and between tokens.
 
 Offline (the default) on engines in this process, and beside them the modes transformers, assisted
 and assisted-4: transformers' own generation. Each of these has a --help of its own:
@@ -33,13 +33,13 @@ and assisted-4: transformers' own generation. Each of these has a --help of its 
   bench suite      code, with transformers, and what forwards cost; all options below
   bench machine    what forwards cost, by rows; all options below
   bench proposers  every proposer, alone and with K chosen live, against off and auto; the same
-  bench record     traces for replay: --output DIR, --tokens, and who, on what, how timed as below
+  bench record     traces for replay: --output DIR, --tokens, and pair, device and timing as below
   bench front      the front end alone: --streams, --rate, --seconds, --tokens, --tokens-per-step,
                    --scenes, --json
   bench --url URL  a running server; a Foredraft is switched while it serves, any other is measured
                    as it is: --model, --api-key, --admin-key, --against NAME=URL; no pair, no device
 
-Exit code 1: a text differed among modes where that is promised (`exact`). 2: a mistake.
+Exit code 1: a text differed among modes where that is promised (`exact`). 2: invalid arguments.
 """
 
 

@@ -11,7 +11,7 @@ from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures
 from engine.lab.comparison.workload import OFF, SERVED, Arm
 from engine.lab.files import write_json
 
-ANSWER = "Tables, no answer: `foredraft tune` says in one sentence whether it pays, and with what."
+ANSWER = "These are tables; `foredraft tune` says in one sentence whether it pays, and with what."
 Base = Callable[[Cell], Arm | None]
 BASES: dict[str, Base] = {
     "against off": lambda cell: OFF,
@@ -55,9 +55,7 @@ def card(comparison: Comparison) -> str:
         " round, [95 % bootstrap interval]; milliseconds; host: share of a step outside forwards",
     ]
     if SERVED in comparison.arms:
-        lines.append(
-            "this server has no modes of K that could be switched: it is measured as it is"
-        )
+        lines.append("this server cannot switch K: it is measured as configured")
     rows = table(list(_rows(comparison)), left=2)
     return "\n".join([*lines, "", *rows, "", *_texts(comparison)])
 
@@ -105,7 +103,7 @@ def _interval(ratio: Estimate | None) -> str:
 
 def _texts(comparison: Comparison) -> Iterator[str]:
     if comparison.texts_compared:
-        word = "" if comparison.exact else " (not promised in this precision, or not known)"
+        word = "" if comparison.exact else " (not guaranteed in this precision, or not known)"
         yield (
             f"texts equal among modes: {comparison.texts_equal} of"
             f" {comparison.texts_compared}{word}"

@@ -66,7 +66,7 @@ def parse_arms(
             raise ConfigError(
                 f"--modes has the unknown mode {word!r}; allowed are"
                 f" {', '.join(('off', 'auto', *others, *variants))},"
-                f" and K itself, from 1 to {MAX_K}"
+                f" and a number K from 1 to {MAX_K}"
             )
     if len(set(words)) < len(words):
         raise ConfigError(f"--modes {text!r} names a mode twice")

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     parsed = parser.parse_args(given)
     if parsed.list and len(given) > 1:
-        parser.error("--list stands alone: nothing else is read beside it")
+        parser.error("--list takes no other options")
     return exit_code("foredraft plan", lambda: show(answer(parsed)))
 
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     models = "preset, config.json, folder with one, or hub name in the local cache"
     add("--list", action="store_true", help="the presets: models and devices")
     add("--target", metavar="MODEL", help=models)
-    add("--draft", metavar="MODEL", help="the same; without: guesses are free")
+    add("--draft", metavar="MODEL", help="like --target; default: proposals cost nothing")
     add("--precision", type=names_of(PRECISIONS), default=tuple(PRECISIONS), metavar="LIST",
         help=f"of the weights, any of {','.join(PRECISIONS)} (all)")  # fmt: skip
     add("--draft-precision", choices=PRECISIONS, help="of the draft's weights (the target's)")

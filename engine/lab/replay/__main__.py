@@ -124,8 +124,8 @@ def report(told: Recorded, played: Played) -> Iterator[str]:
     """Yield the check of the replay, the table of policies, and the phases."""
     repeated, same, other = check(told)
     yield (
-        f"{len(told.requests)} requests, {told.tokens} tokens; the guess is known at"
-        f" {100 * told.known:.1f}% of the positions and drawn from these at the others"
+        f"{len(told.requests)} requests, {told.tokens} tokens; the draft token is known at"
+        f" {100 * told.known:.1f}% of the positions and sampled from those elsewhere"
     )
     yield (
         f"check: the recorded choices take {repeated:.3f} s here, {told.seconds:.3f} s were"

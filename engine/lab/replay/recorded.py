@@ -115,13 +115,13 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
     if proposer not in _SCORABLE:
         raise TraceError(
             f"this trace is of the proposer {proposer!r}; only {' and '.join(_SCORABLE)} can be"
-            " replayed, whose guess for a position does not depend on where a round began"
+            " replayed, whose draft token at a position is the same in every round"
         )
     stories, tokens = _stories(trace.steps)
     told = [story for story in stories if story.length]
     known = [bit for story in told for bit in story.bits.values()]
     if not known:
-        raise TraceError("this trace has no guesses in it: record one while K is above 0")
+        raise TraceError("this trace has no draft tokens: record one while K is above 0")
     rng = np.random.default_rng(_SEED)
     begins, sizes = _phases(trace.steps)
     return Recorded(

@@ -60,11 +60,11 @@ def run(parsed: argparse.Namespace) -> int:
 def build_parser() -> Parser:
     parser = Parser("python -m engine.lab.synthetic", __doc__)
     add = parser.add_argument
-    add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
+    add("--output", required=True, metavar="DIR", help="new folder")
     add("--parameters", type=shape_named, default="3e8", metavar="N",
-        help="of the target, about, or `8b`: as Llama 3.1 8B (3e8)")  # fmt: skip
+        help="approximate parameters of the target, or `8b`: as Llama 3.1 8B (3e8)")  # fmt: skip
     add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
-        help=f"of the longest sequence ({POSITIONS})")  # fmt: skip
+        help=f"longest sequence ({POSITIONS})")  # fmt: skip
     add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
         help="how many the draft shares (1)")  # fmt: skip
     add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")

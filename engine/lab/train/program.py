@@ -63,7 +63,7 @@ def add_data(parser: Parser, made: str) -> None:
     add = parser.add_argument
     add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--text", nargs="+", default=[], metavar="FILE", help="text to learn from, UTF-8")
-    add("--prompts", metavar="FILE", help="that the target answers")
+    add("--prompts", metavar="FILE", help="prompts that the target answers")
     add("--ids", nargs="+", default=[], metavar="FILE", help="written by speculation.record_ids")
     add("--output", required=True, type=Path, metavar="DIR", help=f"a new folder, for {made}")
     add("--minutes", type=number(0, 1e6, above=True), default=10, help="of learning (10)")
@@ -73,9 +73,9 @@ def add_data(parser: Parser, made: str) -> None:
     add("--reply", type=whole(1, 1 << 16), default=128, metavar="N",
         help="tokens that the target writes at a time, at most (128)")  # fmt: skip
     add("--continued", type=whole(0, 10**6), default=64, metavar="N",
-        help="passages that the target goes on with (64)")  # fmt: skip
-    add("--seed", type=whole(0, 2**31), default=0, metavar="N", help="of all that is random (0)")
-    add("--resume", action="store_true", help="go on from the last checkpoint")
+        help="passages that the target continues (64)")  # fmt: skip
+    add("--seed", type=whole(0, 2**31), default=0, metavar="N", help="random seed (0)")
+    add("--resume", action="store_true", help="continue from the last checkpoint")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="to learn on (auto)")
     add("--threads", type=whole(1, 1024), default=1, metavar="N", help="(1)")
     add("--nice", type=whole(0, 19), default=10, metavar="N", help="how low the priority is (10)")
@@ -138,10 +138,10 @@ def has_begun(work: Path, *, resume: bool) -> bool:
         return False
     if (work / "data").is_file():
         if not resume:
-            raise ConfigError(f"{work} is of a run that has not ended: --resume goes on with it")
+            raise ConfigError(f"{work} is of a run that has not ended: --resume continues it")
         return True
     if any(not file.name.startswith(".data.") for file in work.iterdir()):  # it will be deleted
-        raise ConfigError(f"{work} is no folder of a run: give another --output")
+        raise ConfigError(f"{work} is not a folder of a run: give another --output")
     return False
 
 
@@ -149,7 +149,7 @@ def refuse_another(work: Path, said: dict[str, str]) -> None:
     """Raise ConfigError unless the run was started with these options."""
     begun = load(work / "data")["options"]
     if begun.keys() != said.keys():
-        raise ConfigError(f"{work} is of another program of training: give another --output")
+        raise ConfigError(f"{work} belongs to another training program: give another --output")
     for name, value in begun.items():
         if said[name] != value:
             option = f"--{name.replace('_', '-')}"
@@ -164,7 +164,7 @@ def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda sa
         raise
     except Exception as error:  # from zip, pickle, torch, and `use` if something is missing
         raise ConfigError(
-            f"the checkpoint {path} is damaged: delete the folder {path.parent} and begin anew"
+            f"the checkpoint {path} is damaged: delete the folder {path.parent} and start again"
         ) from error
     return said
 

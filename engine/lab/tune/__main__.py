@@ -80,11 +80,11 @@ def build_parser() -> Parser:
         "--minutes",
         type=number(0, 1e4, above=True),
         default=5.0,
-        help="at most, in all, loading too; fewer than 3 seldom give an answer (5)",
+        help="limit, loading included; fewer than 3 seldom give an answer (5)",
     )
-    add("--seed", type=whole(0, 2**31), default=0, help="of prompts' order and of draws (0)")
+    add("--seed", type=whole(0, 2**31), default=0, help="of the prompts' order and of sampling (0)")
     add("--output", metavar="FILE.toml", help="write the configuration to serve with")
-    add("--overwrite", action="store_true", help="of a file that is there")
+    add("--overwrite", action="store_true", help="replace an existing --output file")
     add("--json", metavar="FILE", help="write all figures")
     return parser
 
@@ -121,7 +121,7 @@ def tune(parsed: argparse.Namespace) -> int:
         update = {"speculation": settings[found.best()], "threads": parsed.threads}
         said = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"
         write_text(parsed.output, config_text(plain.model_copy(update=update), said))
-        sys.stderr.write(f"wrote it: foredraft serve {parsed.output}\n")
+        sys.stderr.write(f"written; to use it: foredraft serve {parsed.output}\n")
     return int(player.exact and found.equal < found.texts)
 
 
@@ -147,7 +147,7 @@ def load(
         )
     longest = max(len(encode(prompt)) for prompt in prompts)
     if longest > most:
-        sys.stderr.write(f"of prompts longer than {most} tokens, the last {most} are taken\n")
+        sys.stderr.write(f"prompts longer than {most} tokens are cut to their last {most}\n")
     names = ", ".join(arm.name for arm in settings)
     sys.stderr.write(f"starting an engine for each of {names}\n")
     player = Offline(

@@ -32,8 +32,8 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
     if one.looped > FLATTERED * one.replies:
         yield (
             f"warning: {one.looped} of {one.replies} replies loop (their last {LOOPED} tokens or"
-            f" more are one piece of up to {PERIOD} over and over), which flatters every guesser:"
-            " ask with --prompts for what your users ask for"
+            f" more are one piece of up to {PERIOD} repeated), which inflates every speed-up: use"
+            " --prompts with your users' prompts"
         )
     if exact and found.equal < found.texts:
         yield f"warning: {found.texts - found.equal} of {found.texts} texts differ from plain ones"

@@ -76,7 +76,7 @@ def test_a_damaged_file_is_set_aside(folder: Path, ending: str, content: bytes) 
     file.write_bytes(content)
     printed, logged = start(folder)
     assert printed == "compiled"
-    assert "kept code is damaged and set aside" in logged
+    assert "cached code is damaged, moved aside" in logged
     assert logged.count("\n") == 1
     assert start(folder) == ("kept", "")
 
@@ -85,7 +85,7 @@ def test_a_full_disk_is_a_warning(folder: Path) -> None:
     """Bug: the engine could not start where nothing could be written."""
     printed, logged = start(folder, "full disk")
     assert printed == "compiled"
-    assert "compiled code cannot be kept in" in logged
+    assert "cannot cache compiled code in" in logged
     assert logged.count("\n") == 1
     assert start(folder)[0] == "compiled"
 
