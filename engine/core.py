@@ -19,7 +19,7 @@ from engine.control.controller import KController, Load
 from engine.control.modes import Modes, build_controller
 from engine.control.profile import Profile
 from engine.cpu.ahead import compiled_ahead
-from engine.grammar.compiler import Compiling
+from engine.grammar.compiler import PendingGrammars
 from engine.messages import (
     Mode,
     Output,
@@ -122,7 +122,7 @@ class Engine:
         self._controller.profile(profile)
         message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
         logger.info(message, loaded, built, lap())
-        self._compiling = Compiling(
+        self._compiling = PendingGrammars(
             lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
         self._num_steps = self._num_added = 0
@@ -153,7 +153,7 @@ class Engine:
             eagle=pair.eagle,
             cache=self._cache,
             max_step_tokens=config.schedule.max_step_tokens,
-            goes_on=self._controller.goes_on,
+            keeps_drafting=self._controller.keeps_drafting,
             # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,
         )

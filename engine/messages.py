@@ -95,7 +95,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 1  # of `token` among all, 1 is the most likely
 
 
-class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResumedReply(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of a request that is resumed, because an engine was lost or another replica began
     the reply. `tokens` count as generated (max_tokens, positions, penalties, grammar) but are
     neither sent again nor scored. The counters are those of Output."""
@@ -114,7 +114,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     prompt: list[int]
     params: SamplingParams
     arrival: float  # time.time() in the front end
-    begun: Begun = Begun()
+    begun: ResumedReply = ResumedReply()
     tenant: str = ""  # competing tenants get tokens in proportion to their weights
     weight: float = 1.0
 
@@ -296,15 +296,15 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot continue and exits; `message` is one sentence for the log."""
 
     message: str
-    useless_to_retry: bool = False  # it could not be built from this configuration
+    permanent: bool = False  # it could not be built from this configuration
 
 
-class Leaving(msgspec.Struct, frozen=True, tag=True):
+class Draining(msgspec.Struct, frozen=True, tag=True):
     """The engine drains because of a SIGTERM, not a Drain from the front end, and refuses a request
     that arrived afterwards."""
 
 
-Event = Starting | Ready | Outputs | Fatal | Leaving
+Event = Starting | Ready | Outputs | Fatal | Draining
 
 
 def proposers_of(params: SamplingParams, ready: Ready) -> tuple[str, ...]:

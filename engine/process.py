@@ -24,9 +24,9 @@ from engine.messages import (
     Abort,
     Command,
     Drain,
+    Draining,
     Event,
     Fatal,
-    Leaving,
     Mode,
     Outputs,
     Ready,
@@ -110,7 +110,7 @@ class EngineProcess:
         except EngineError as error:
             if self._alone:
                 logger.error("the engine stops: %s", one_line(error, None))
-            self._send(Fatal(one_line(error, None), useless_to_retry=not built))
+            self._send(Fatal(one_line(error, None), permanent=not built))
             return EXIT_UNEXPECTED if built else EXIT_CANNOT_START
         except Exception as error:
             logger.exception("the engine stops: unexpected error")
@@ -146,7 +146,7 @@ class EngineProcess:
     def _execute(self, engine: StepEngine, command: Command) -> None:
         match command:
             case Submit() if self._draining:
-                self._send(Leaving())
+                self._send(Draining())
             case Submit():
                 engine.add(command)
             case Abort():

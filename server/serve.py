@@ -29,7 +29,7 @@ from server.app import create_app
 from server.config import Config
 from server.engine.lifecycle import EngineState
 from server.listening import cut_connections, http_server, listen, load_certificate, tls_context
-from server.replicas.replica import Replica, begin_to_log
+from server.replicas.replica import Replica, set_up_logging
 from server.supervise.starting import StartDisplay
 from server.supervise.supervisor import ENGINE_COMMAND
 from server.text.tokenizer import Tokenizer
@@ -235,7 +235,7 @@ def serve(
     """Serve until a signal and return the exit code. `command` starts the engine process; `reload`
     reads the configuration again. Raises EngineError."""
     check_folders(config.engine)
-    begin_to_log(config.server.log_level, config.server.log_format)
+    set_up_logging(config.server.log_level, config.server.log_format)
 
     async def main() -> int:
         again = reload or (lambda: config)

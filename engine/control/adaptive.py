@@ -41,8 +41,8 @@ class AdaptiveK:
     name = "adaptive"
 
     def __init__(self, k_max: int, *, stops: bool = True, trees: bool = False) -> None:
-        """`k_max`: at least 1. `stops`: whether the drafter asks `goes_on`. `trees`: K counts the
-        nodes of a tree, likeliest first."""
+        """`k_max`: at least 1. `stops`: the drafter asks `keeps_drafting`. `trees`: K counts
+        the nodes of a tree, likeliest first."""
         if k_max < 1:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
@@ -53,9 +53,9 @@ class AdaptiveK:
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
         self._explore = Exploration()
-        self._k = self._played = 0
+        self._k = self._k_in_effect = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._turned = 0  # steps since a choice; since size or K > 0 changed
+        self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._probes_few = False  # a probe asks few sequences: the drafter must catch up
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row without speculation
@@ -87,26 +87,26 @@ class AdaptiveK:
             self._skipped += 1
             return 0
         rounds, self._skipped = self._skipped + 1, 0
-        self._chosen, self._turned = self._chosen + rounds, self._turned + rounds
+        self._chosen, self._since_change = self._chosen + rounds, self._since_change + rounds
         self._guesses.num_added += rounds - 1
         self._plain += rounds - 1
         pace = 1 if self._k or self._guesses.num_heard else _CALM
         # The longer nothing has changed, the longer the interval between choices.
-        dwell = min(max(_DWELL, self._turned // 4, self._every), pace * _DWELL_LAST)
+        dwell = min(max(_DWELL, self._since_change // 4, self._every), pace * _DWELL_LAST)
         if (anew := size != self._size) or self._chosen >= dwell:
-            self._costs.face(load.length() if load.length is not None else None)
+            self._costs.set_context(load.length() if load.length is not None else None)
             self._plan(changed=anew)
             self._size = size
-        self._played = self._while_on() if self._k else self._while_off(rounds)
+        self._k_in_effect = self._while_on() if self._k else self._while_off(rounds)
         due = self._guesses.num_added + 1 >= pace * self._every
         self._learns = due or self._explore.round != "usual"
         usual = self._learns and self.reason == "pays" and not self._stops
-        self._reaches = usual and self._turned % _REACH >= _REACH - self._every
-        self._played = min(self._played + self._reaches, self.k_max)
-        self.uses_hindsight = self._played > 0 and not self._caught_up
+        self._reaches = usual and self._since_change % _REACH >= _REACH - self._every
+        self._k_in_effect = min(self._k_in_effect + self._reaches, self.k_max)
+        self.uses_hindsight = self._k_in_effect > 0 and not self._caught_up
         calm = self.reason == "off" and pace > 1 and not self._learns
         self._skips = min(_SKIPS - 1, self._explore.rounds_left) if calm else 0
-        return self._played
+        return self._k_in_effect
 
     def _plan(self, *, changed: bool) -> None:
         """Choose K anew. `changed`: the batch size has changed."""
@@ -115,12 +115,12 @@ class AdaptiveK:
         goodput = self._goodput
         if changed:
             self._explore.restart(self._sequences.bit_length())
-            self._turned = 0
+            self._since_change = 0
         goodput.refresh(self._sequences, 0.0 if changed else goodput.present)
         best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (best > 0) != (self._k > 0):
             self._explore.switched(back=best > 0 and not changed)
-            self._turned = 0
+            self._since_change = 0
         self._k, goodput.present = best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self.branches = goodput.branching(best) > _BRANCHES
@@ -149,7 +149,7 @@ class AdaptiveK:
         self._size = 0  # the size of no batch
         self._explore.forget()
 
-    def goes_on(self, confidences: Confidences) -> bool:
+    def keeps_drafting(self, confidences: Confidences) -> bool:
         """Whether one more draft step (or several) is worth its seconds."""
         depth = min(map(len, confidences))
         if depth >= self.k_max or self._explore.round == "probe":
@@ -186,7 +186,7 @@ class AdaptiveK:
     def gain(self, load: Load, agreement: float) -> float:
         """See KController."""
         sequences, k = load.num_sequences or 1, np.arange(self.k_max + 1)
-        self._costs.face(load.length() if load.length is not None else None)
+        self._costs.set_context(load.length() if load.length is not None else None)
         seconds = self._costs.by_rows(sequences, sequences * (self.k_max + 1))[sequences * (k + 1)]
         begin, step = self._costs.drafting(sequences)
         rates = np.cumsum(agreement**k) / (seconds + np.where(k > 0, begin + step * k, 0.0))
@@ -243,7 +243,7 @@ class AdaptiveK:
             self._costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             rare = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
-            self._every = min(rare, 1 + self._turned // 4)  # a new choice may be an error
+            self._every = min(rare, 1 + self._since_change // 4)  # a new choice may be an error
         changed = self._learn_guesses()
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
@@ -260,7 +260,7 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._turned = 0
+        self._since_change = 0
         self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         return True
 
@@ -278,7 +278,7 @@ class AdaptiveK:
         rates = self._goodput.rates
         if self._size < 0 or not rates[0]:
             return Estimates(reason=self.reason, acceptance=acceptance)
-        k = self._played if self.reason in ("probe", "trial") else self._k
+        k = self._k_in_effect if self.reason in ("probe", "trial") else self._k
         return Estimates(
             k=k,
             reason=self.reason,

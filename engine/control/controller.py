@@ -28,8 +28,8 @@ class Load:
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, and learns after it. Decisions: `choose`,
-    `goes_on`, `keep`, `branch`, `worth`; estimates: `plain_seconds`, `estimates`, `gain`; inputs:
-    `profile`, `resume`, `update`. `successor` makes a controller for another drafter."""
+    `keeps_drafting`, `keep`, `branch`, `worth`; estimates: `plain_seconds`, `estimates`, `gain`;
+    inputs: `profile`, `resume`, `update`. `successor` makes a controller for another drafter."""
 
     name: str
     k_max: int
@@ -61,7 +61,7 @@ class KController(Protocol):
         """Return K for the next step: the draft steps of the main proposer."""
         ...
 
-    def goes_on(self, confidences: Confidences) -> bool:
+    def keeps_drafting(self, confidences: Confidences) -> bool:
         """Whether to run one more draft step. Called between draft steps, if each is a forward of
         its own, with the confidences so far of the sequences that may get more tokens."""
         ...
@@ -134,7 +134,7 @@ class FixedK:
     def choose(self, load: Load) -> int:
         return self.k_max
 
-    def goes_on(self, confidences: Confidences) -> bool:
+    def keeps_drafting(self, confidences: Confidences) -> bool:
         return True
 
     def keep(self, confidences: Confidences) -> list[int]:

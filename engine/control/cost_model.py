@@ -190,7 +190,7 @@ class CostModel:
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._draft_window = inf
         self._length = float(CONTEXT)
-        # Since the last `face`, by sequences: seconds without speculation, and per context token.
+        # Since `set_context`, by sequences: seconds without speculation, and per context token.
         self._plain: dict[int, tuple[float, float]] = {}
 
     def set_profile(self, measured: Profile) -> None:
@@ -211,7 +211,7 @@ class CostModel:
         twin._draft_window = measured.draft_window
         return twin
 
-    def face(self, length: float | None) -> None:
+    def set_context(self, length: float | None) -> None:
         """Set the mean context of the sequences in the next steps; None keeps the last mean."""
         self._length = length or self._length
         self._plain.clear()

@@ -97,8 +97,8 @@ class Modes:
     def resume(self) -> None:
         self._configured.resume()
 
-    def goes_on(self, confidences: Confidences) -> bool:
-        return self._present.goes_on(confidences)
+    def keeps_drafting(self, confidences: Confidences) -> bool:
+        return self._present.keeps_drafting(confidences)
 
     def keep(self, confidences: Confidences) -> list[int]:
         if self._asked and self._mode != "auto":
@@ -145,7 +145,7 @@ def build_controller(
     config: SpeculationConfig, *, stops: bool = True, trees: bool = False
 ) -> KController:
     """Return the configured controller; without a proposer, FixedK with K = 0. `stops`: whether the
-    drafter asks `goes_on` between draft steps; `trees`: whether it proposes trees."""
+    drafter asks `keeps_drafting` between draft steps; `trees`: whether it proposes trees."""
     if config.k_max == 0 or config.controller.kind == "fixed":
         return FixedK(config.k_max)
     return AdaptiveK(config.k_max, stops=stops, trees=trees)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from engine.child import die_with_parent
-from engine.cpu.jit import is_kept
+from engine.cpu.jit import is_cached
 from engine.cpu.kernels_draws import draw, guess_rows
 from engine.messages import SamplingParams
 from engine.progress import report
@@ -28,7 +28,7 @@ def compiled_ahead(device: str, command: Sequence[str] = COMMAND) -> Iterator[No
     """Compile the draws in another process during the block, on a CPU with a second core and no
     cached code. Waits for that process; code it did not compile is compiled at its first call."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if device != "cpu" or cores == 1 or is_kept(guess_rows):
+    if device != "cpu" or cores == 1 or is_cached(guess_rows):
         yield
         return
     nothing = subprocess.DEVNULL  # its errors do not matter: the engine compiles what is missing

@@ -96,15 +96,15 @@ class CompiledDecoder:
     """A decoder with packed copies of the weights; shares a float32 model's embedding and norms."""
 
     def __init__(
-        self, model: Any, *, positions: int, eight: bool = False, int8: Quantised | None = None
+        self, model: Any, *, positions: int, lossy: bool = False, int8: Quantised | None = None
     ) -> None:
-        """`positions`: the longest sequence, and the size of the table of angles. `eight`: pack
-        weights in eight bits (`engine.cpu.weights`); `int8`: use these weights instead."""
+        """`positions`: the longest sequence, and the size of the table of angles. `lossy`:
+        pack weights in eight bits (`engine.cpu.weights`); `int8`: use these weights instead."""
         body, config = model.base_model, model.config
         head = model.get_output_embeddings().weight
         rounded = head.dtype == torch.bfloat16
         self.takes_all_rows = rounded and takes_all_rows(_size(config))
-        self.bits, self._weights = (8, int8) if int8 else packed_weights(model, eight=eight)
+        self.bits, self._weights = (8, int8) if int8 else packed_weights(model, lossy=lossy)
         self._vocab = int(head.shape[0])
         self._words = words_of(self._vocab)
         self._angles = angle_table(body.rotary_emb, positions)
@@ -240,12 +240,12 @@ class CompiledDecoder:
 
 
 def compiled_decoder(
-    model: Any, *, positions: int, every_row: bool = False, eight: bool = False,
+    model: Any, *, positions: int, every_row: bool = False, lossy: bool = False,
     int8: Quantised | None = None,
 ) -> CompiledDecoder | None:  # fmt: skip
     """Return a CompiledDecoder, or None if the model is not plain, has odd widths, is not exact in
     bfloat16, is too large to gain, or is bfloat16 on a processor without AVX512_BF16. `every_row`:
-    None also if torch would run some rows. `eight`: None also if eight-bit weights are not
+    None also if torch would run some rows. `lossy`: None also if eight-bit weights are not
     possible. `int8`, weights from `quantised`, run on any processor."""
     config, dtype = model.config, model.get_output_embeddings().weight.dtype
     if positions > LONGEST or not is_plain(model, dtype):
@@ -258,9 +258,9 @@ def compiled_decoder(
         exact = dtype == torch.float32 and all(map(is_exact, model.parameters()))
         if every_row or large or not exact or not _has_known_shape(config, dtype):
             return None
-    if eight and not (dtype == torch.bfloat16 and has_whole_tiles(config)):
+    if lossy and not (dtype == torch.bfloat16 and has_whole_tiles(config)):
         return None
-    return CompiledDecoder(model, positions=positions, eight=eight, int8=int8)
+    return CompiledDecoder(model, positions=positions, lossy=lossy, int8=int8)
 
 
 def obstacle_to_bfloat16(config: Any, *, every_row: bool, int8: bool = False) -> str | None:

@@ -17,7 +17,7 @@ from engine.cpu import kernels_draws
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
-from engine.sampling.plain import UNSURE, Rows, plain_of
+from engine.sampling.plain import UNDECIDED, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 
 Floats = npt.NDArray[np.float32]
@@ -67,7 +67,7 @@ class QuickDraws:
         for i, size in places:
             mine = drawn[at : at + size]
             at += size
-            if UNSURE not in mine:
+            if UNDECIDED not in mine:
                 found[i] = mine
         return found
 

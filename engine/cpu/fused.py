@@ -142,7 +142,7 @@ class FusedDecoder:
         positions: Tensor,
         keep: int | Tensor,
         prepared: PreparedAttention,
-        see: Callable[[int, Tensor], None] | None = None,
+        on_layer: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         hidden: Floats = self._embed(input_ids[0]).float().numpy()
         at = positions[0].numpy()
@@ -157,11 +157,11 @@ class FusedDecoder:
             inner = np.empty((len(hidden), self._inner), np.float32)
             kernels_rows.gate(layer.gate_up(normed), inner)
             kernels_rows.add(layer.down(inner), hidden)
-            if see is not None:
-                see(layer.index, torch.from_numpy(hidden)[None])
-        if see is not None:
+            if on_layer is not None:
+                on_layer(layer.index, torch.from_numpy(hidden)[None])
+        if on_layer is not None:
             kernels_rows.normalise(hidden, self._norm, self._epsilon, normed)
-            see(LAST, torch.from_numpy(normed)[None])
+            on_layer(LAST, torch.from_numpy(normed)[None])
         kept = hidden[-keep:] if isinstance(keep, int) else hidden[keep.numpy()]
         normed = normed[: len(kept)]
         kernels_rows.normalise(kept, self._norm, self._epsilon, normed)

@@ -47,7 +47,7 @@ def multiplies(dtype: str) -> bool:
     return dtype == "float32" or any(features.get(name, False) for name in _PRODUCTS[dtype])
 
 
-def _date() -> tuple[tuple[float, int], ...]:
+def _source_stamp() -> tuple[tuple[float, int], ...]:
     """Return the cache stamp: mtime and size of all files whose code or constants are compiled, and
     of this one (numba's own stamp covers one file, not its callees), and whether AMX is available:
     code cached with AMX runs only with AMX."""
@@ -58,7 +58,7 @@ def _date() -> tuple[tuple[float, int], ...]:
 
 
 _ENGINE = Path(__file__).parents[1]
-_DATE = _date()
+_DATE = _source_stamp()
 
 
 def fast(function: Callable[..., Any]) -> Any:
@@ -70,22 +70,22 @@ def fast(function: Callable[..., Any]) -> Any:
     give another text after the first start."""
     compiled = numba.njit(nogil=True, error_model="numpy")(function)
     with suppress(RuntimeError):  # no writable cache folder
-        compiled._cache = _Kept(function)
+        compiled._cache = _SafeCache(function)
         compiled._cache._cache_file._source_stamp = _DATE
     return compiled
 
 
-def is_kept(function: Any) -> bool:
+def is_cached(function: Any) -> bool:
     """Whether a `fast` function is in the cache, or cannot be cached at all."""
     kept = function._cache
-    if not isinstance(kept, _Kept):
+    if not isinstance(kept, _SafeCache):
         return True
     with suppress(Exception):  # unpickling raises what a damaged file makes it raise
         return bool(kept._cache_file._load_index())
     return False
 
 
-class _Filled(caching.InTreeCacheLocator):  # type: ignore[misc]
+class _ExistingCache(caching.InTreeCacheLocator):  # type: ignore[misc]
     """Locates an existing cache, also in a read-only installation."""
 
     @classmethod
@@ -101,10 +101,10 @@ def _holds_code(folder: str) -> bool:
 
 
 class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Filled, *caching.CompileResultCacheImpl._locator_classes)
+    _locator_classes = (_ExistingCache, *caching.CompileResultCacheImpl._locator_classes)
 
 
-class _Kept(caching.FunctionCache):  # type: ignore[misc]
+class _SafeCache(caching.FunctionCache):  # type: ignore[misc]
     """A cache whose errors never stop the engine: unreadable code is compiled again, and code that
     cannot be written is used without being cached."""
 
@@ -133,7 +133,7 @@ def _cannot_keep(folder: str, reason: str) -> None:
     )
 
 
-class _Told(event.Listener):  # type: ignore[misc]
+class _CompileLogger(event.Listener):  # type: ignore[misc]
     """Logs once that functions are being compiled, and reports progress for each."""
 
     def __init__(self) -> None:
@@ -157,5 +157,5 @@ class _Told(event.Listener):  # type: ignore[misc]
 
 def logged_compilation() -> AbstractContextManager[object]:
     """Log one line when the first function is compiled, none if all code was cached."""
-    told: AbstractContextManager[object] = event.install_listener("numba:compile", _Told())
+    told: AbstractContextManager[object] = event.install_listener("numba:compile", _CompileLogger())
     return told

@@ -35,7 +35,7 @@ from engine.cpu.kernels_noise import (
     ordered,
     value,
 )
-from engine.sampling.plain import NOT_FINITE, UNSURE
+from engine.sampling.plain import NOT_FINITE, UNDECIDED
 
 _DEPTH = 16  # tokens of a group
 _UNSIGNED = np.int32(0x7FFFFFFF)
@@ -189,9 +189,9 @@ def _sampled(
                 bar = mine
                 continue
             if sure and state == DOUBT:
-                return UNSURE, lead, second_best
-        return UNSURE if sure and best - second <= close else token, lead, second_best
-    return UNSURE, np.float32(0), -1
+                return UNDECIDED, lead, second_best
+        return UNDECIDED if sure and best - second <= close else token, lead, second_best
+    return UNDECIDED, np.float32(0), -1
 
 
 @fast
@@ -200,7 +200,7 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
     size = _look(row, scale if scale > 0 else np.float32(1), space[0])
     most = _largest(space[0])
     if size >= INFINITE or most == -np.inf:
-        return UNSURE if sure and scale > 0 else NOT_FINITE, np.float32(0), -1
+        return UNDECIDED if sure and scale > 0 else NOT_FINITE, np.float32(0), -1
     if scale == 0:
         return _greedy(row, space[0], most)
     return _sampled(row, words, item, key_of(item[3], position), most, float_of(size), space, sure)

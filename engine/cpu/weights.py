@@ -170,11 +170,11 @@ def quantised(model: Any) -> tuple[Packed, ...]:
     return weights
 
 
-def packed_weights(model: Any, *, eight: bool) -> tuple[int, tuple[Packed, ...]]:
+def packed_weights(model: Any, *, lossy: bool) -> tuple[int, tuple[Packed, ...]]:
     """Return the bits per packed weight, and a plain model's weights for `kernels_decoder.forward`
-    in the smallest exact form. A float32 model's embedding and norms are shared. `eight`: use eight
-    bits, lossy; `has_whole_tiles` must hold."""
-    if eight:
+    in the smallest exact form. A float32 model's embedding and norms are shared. `lossy`:
+    in eight bits, with a loss; `has_whole_tiles` must hold."""
+    if lossy:
         return 8, _weights(model, pack_eight)
     size = sum(p.numel() for p in model.parameters())
     rounded = model.get_output_embeddings().weight.dtype == torch.bfloat16

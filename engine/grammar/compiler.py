@@ -32,14 +32,14 @@ from engine.scheduling.sequence import Sequence
 MAX_COMPILED = 16  # grammars kept for the next request
 WAIT_SECONDS = 0.005  # most time in `wait`, when the step loop is otherwise idle
 STACK_BYTES = 16 * 2**20  # of the compiling thread; the front end's check has much less
-GUESSES_GRACE_SECONDS = 0.02  # CPU time allowed for draft tokens of a text, and ...
-GUESSES_SECONDS_PER_TOKEN = 0.004  # ... this much more for each token of the text
+DRAFT_GRACE_SECONDS = 0.02  # CPU time allowed for draft tokens of a text, and ...
+DRAFT_SECONDS_PER_TOKEN = 0.004  # ... this much more for each token of the text
 SLOW_SECONDS = 0.004  # CPU time of the text's last token and mask; no speculation above it
 
 NOTHING_ALLOWED = "the grammar allows no token of this model here"
 
 
-class Compiling:
+class PendingGrammars:
     """Sequences whose grammar is still being compiled. They wait outside the scheduler and block no
     other sequence. Equal grammars are compiled once, all in one thread; a grammar that cannot be
     compiled ends its own sequences.
@@ -159,7 +159,7 @@ class GrammarState:
 
     @property
     def is_slow(self) -> bool:
-        share = GUESSES_GRACE_SECONDS + GUESSES_SECONDS_PER_TOKEN * self._length
+        share = DRAFT_GRACE_SECONDS + DRAFT_SECONDS_PER_TOKEN * self._length
         return self._seconds > share or self._last > SLOW_SECONDS
 
     def allowed(self, path: Seq[int]) -> Bits | None:

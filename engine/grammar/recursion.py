@@ -38,7 +38,7 @@ def without_right_recursion(lark: str) -> str:
     parsed = [(rule[1], _alternatives(rule[2])) if rule else ("", []) for rule in rules]
     sure: set[str] = set()  # names of rules that surely never match empty text
     for _ in range(_PASSES):
-        sure |= {name for name, parts in parsed if parts and all(_speaks(p, sure) for p in parts)}
+        sure |= {name for name, parts in parsed if parts and all(_nonempty(p, sure) for p in parts)}
     return "".join(
         _rewritten(name, parts, sure) or each
         for each, (name, parts) in zip(statements, parsed, strict=True)
@@ -60,7 +60,7 @@ def _alternatives(body: str) -> list[list[str]]:
     return [] if depth or _TOKEN.sub("", body) else found
 
 
-def _speaks(tokens: Sequence[str], sure: Collection[str]) -> bool:
+def _nonempty(tokens: Sequence[str], sure: Collection[str]) -> bool:
     """Whether a sequence surely never matches empty text; groups are not considered."""
     depth = 0
     for token, after in zip(tokens, [*tokens[1:], "."], strict=False):
@@ -88,9 +88,9 @@ def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) 
             ends.append(before)
         else:
             ends.append(tokens)
-    clear = all(_speaks(step, sure) and name not in step for step in steps)
+    clear = all(_nonempty(step, sure) and name not in step for step in steps)
     # In an end that contains the rule, nonempty text must come before it.
-    clear &= all(_speaks(end[: end.index(name)], sure) for end in ends if name in end)
+    clear &= all(_nonempty(end[: end.index(name)], sure) for end in ends if name in end)
     if not (steps and ends and clear and name.islower()):
         return None
     repeated, spoken = f"{name}: ({_join(steps)})*", [end for end in ends if end]

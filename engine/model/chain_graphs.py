@@ -25,7 +25,7 @@ from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_guesses, draw_rows
 from engine.sampling.noise import token_words_of
 from engine.sampling.plain import GENERATED
-from engine.sampling.row_facts import COLUMNS, UNADJUSTED, Adjustments, Facts, Numbers
+from engine.sampling.row_params import COLUMNS, UNADJUSTED, Adjustments, Numbers, RowParams
 from engine.sampling.token_counts import Counts, CountSlots, adjusted
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
@@ -34,8 +34,8 @@ MOST_SEQUENCES = 64
 USUAL_SEQUENCES = 8  # most sequences of a chain recorded at start; larger ones at first use
 PLAIN, FILTERED, ADJUSTED = range(3)  # only temperature; also filters; also penalties, bias, ...
 KINDS = 3
-_FILTERED = Facts._fields.index("filtered")
-_KEYS = slice(Facts._fields.index("low"), Facts._fields.index("high") + 1)
+_FILTERED = RowParams._fields.index("filtered")
+_KEYS = slice(RowParams._fields.index("low"), RowParams._fields.index("high") + 1)
 _SLOT, _OWN = UNADJUSTED, UNADJUSTED + Adjustments._fields.index("early")
 
 Found = tuple[list[list[int]], list[list[float]]]
@@ -139,7 +139,7 @@ class _Chain:
                 early = self._early.there[step : step + 1]
                 fields = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
                 logits = adjusted(logits, counts, fields, self._none, 0)
-            found.append(draw(logits, self._words, Facts(*facts)))
+            found.append(draw(logits, self._words, RowParams(*facts)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()

@@ -66,7 +66,7 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
     return with_parts(model, **{model.base_model_prefix: body})
 
 
-def make_steady(fused: Any, most: int = EVERY) -> str | None:
+def make_batch_invariant(fused: Any, most: int = EVERY) -> str | None:
     """Make a row's bits independent of the other rows, in forwards of up to `most` rows. Returns
     why that is impossible for these layers, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):

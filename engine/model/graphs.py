@@ -26,7 +26,7 @@ from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
 from engine.sampling.device_draws import Sampling, draw_rows
-from engine.sampling.row_facts import UNFILTERED, Facts, Numbers
+from engine.sampling.row_params import UNFILTERED, Numbers, RowParams
 from engine.scheduling.memory import buckets
 
 MOST_GRAPHS = 64  # of one pool; the least recently used one is dropped
@@ -196,7 +196,7 @@ class _Static:
             self._call(ids[None], positions[None], kept, self.attention.step(0))
         )
         if self._words is not None:
-            facts = Facts(*self._scales.there, *self._keys.there)
+            facts = RowParams(*self._scales.there, *self._keys.there)
             self.drawn = draw_rows(logits, self._words, facts)
         return logits
 

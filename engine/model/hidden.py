@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import PreparedAttention
-from engine.model.loaded import LoadedModel, See
+from engine.model.loaded import LayerHook, LoadedModel
 from engine.scheduling.segment import HiddenRows
 
 
@@ -29,7 +29,7 @@ class HiddenCall:
         positions: Tensor,
         keep: int | Tensor,
         prepared: PreparedAttention,
-        see: See | None = None,
+        on_layer: LayerHook | None = None,
     ) -> Tensor:
         every, place = self.asked.every, self._place
         kept = keep if isinstance(keep, int) else len(keep)

@@ -21,12 +21,12 @@ from engine.cpu.decoder import CompiledDecoder
 from engine.errors import ModelError
 from engine.scheduling.segment import LAST
 
-See = Callable[[int, Tensor], None]
+LayerHook = Callable[[int, Tensor], None]
 
 
 class Call(Protocol):
     """One forward: logits `[kept, vocab]` for ids and positions `[1, rows]`. `keep`: the number of
-    trailing rows to keep (at least 1), or which. `see` is called with each layer's output `[1,
+    trailing rows to keep (at least 1), or which. `on_layer` is called with each layer's output `[1,
     rows, width]`, and with that of the final norm as layer LAST; valid only during the call."""
 
     def __call__(
@@ -35,7 +35,7 @@ class Call(Protocol):
         positions: Tensor,
         keep: int | Tensor,
         prepared: PreparedAttention,
-        see: See | None = None,
+        on_layer: LayerHook | None = None,
     ) -> Tensor: ...
 
 
@@ -67,10 +67,10 @@ class LoadedModel:
     @property
     def exact(self) -> bool:
         """Whether a token's logits are the same in any batch, to the bit or to float32 accuracy."""
-        return self.dtype == torch.float32 or self.has_steady_rows
+        return self.dtype == torch.float32 or self.has_batch_invariant_rows
 
     @property
-    def has_steady_rows(self) -> bool:
+    def has_batch_invariant_rows(self) -> bool:
         """Whether a token's logits are the same to the bit in any batch, since compiled code or
         batch-invariant kernels run every row."""
         everywhere = self.compiled is not None and self.compiled.takes_all_rows
@@ -82,7 +82,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontDoor:
+class OwnForward:
     """A model's own forward, as a Call."""
 
     model: Any
@@ -93,9 +93,9 @@ class FrontDoor:
         positions: Tensor,
         keep: int | Tensor,
         prepared: PreparedAttention,
-        see: See | None = None,
+        on_layer: LayerHook | None = None,
     ) -> Tensor:
-        with watched(self.model, see):
+        with watched(self.model, on_layer):
             output = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
@@ -107,17 +107,18 @@ class FrontDoor:
         return logits
 
 
-def front_door(model: Any) -> FrontDoor:
-    return FrontDoor(model)
+def own_forward(model: Any) -> OwnForward:
+    return OwnForward(model)
 
 
 @contextmanager
-def watched(model: Any, see: See | None) -> Iterator[None]:
-    """Call `see` from forward hooks during the block. Raises ModelError as `layers_of`."""
+def watched(model: Any, on_layer: LayerHook | None) -> Iterator[None]:
+    """Call `on_layer` from forward hooks during the block. Raises ModelError as `layers_of`."""
     handles = []
-    if see is not None:
+    if on_layer is not None:
         places = [*enumerate(layers_of(model)), (LAST, model.base_model)]
-        handles = [module.register_forward_hook(partial(_show, see, at)) for at, module in places]
+        calls = [(module, partial(_show, on_layer, at)) for at, module in places]
+        handles = [module.register_forward_hook(call) for module, call in calls]
     try:
         yield
     finally:
@@ -134,8 +135,8 @@ def layers_of(model: Any) -> nn.ModuleList:
     raise ModelError(f"{kind} has no list of decoder layers, so their hidden states cannot be read")
 
 
-def _show(see: See, layer: int, _: nn.Module, __: Any, output: Any) -> None:
-    see(layer, output if isinstance(output, Tensor) else output[0])
+def _show(on_layer: LayerHook, layer: int, _: nn.Module, __: Any, output: Any) -> None:
+    on_layer(layer, output if isinstance(output, Tensor) else output[0])
 
 
 def with_parts(module: Any, **parts: nn.Module) -> Any:

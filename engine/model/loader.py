@@ -32,7 +32,7 @@ from engine.model.checkpoint import (
     stored_in,
 )
 from engine.model.llama import read_llama
-from engine.model.loaded import Call, LoadedModel, front_door
+from engine.model.loaded import Call, LoadedModel, own_forward
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
 from engine.progress import report
@@ -65,15 +65,15 @@ def load_model(
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
     if kind == "int8" and source.device.type == "cpu" and dtype in ("auto", "bfloat16"):
         try:
-            return replace(source, own_int8=True).load("bfloat16", eight=False)
+            return replace(source, own_int8=True).load("bfloat16", lossy=False)
         except _NotCompiled as error:
             logger.info("%s is quantised by torchao, slow on a CPU: %s", source.name, error)
-    loaded = source.load(dtype, eight=quantization == "auto")
+    loaded = source.load(dtype, lossy=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
         logger.info("%s runs in float32: compiled code does not run it in bfloat16", source.name)
-        loaded = source.load("float32", eight=False)
-    if batch_invariant and not loaded.has_steady_rows:
+        loaded = source.load("float32", lossy=False)
+    if batch_invariant and not loaded.has_batch_invariant_rows:
         raise ModelError(
             f"{source.name} cannot be served with target.batch_invariant: on a CPU compiled code"
             " would have to run all of its rows, in bfloat16, and does not"
@@ -98,9 +98,9 @@ class _Source:
     def name(self) -> str:
         return f"the {self.role} model {self.path!r}"
 
-    def load(self, dtype: DTypeName, *, eight: bool) -> LoadedModel:
-        """Load and verify. `eight`: compiled code may hold weights in 8 bits. Raises ModelError;
-        with `own_int8` also _NotCompiled if compiled code cannot run the int8 weights."""
+    def load(self, dtype: DTypeName, *, lossy: bool) -> LoadedModel:
+        """Load and verify. `lossy`: compiled code may hold weights in 8 bits. Raises
+        ModelError; with `own_int8` also _NotCompiled if compiled code cannot run int8 weights."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
         report(f"loading the {role}" if folder else f"fetching and loading the {role}")
@@ -110,7 +110,7 @@ class _Source:
             make = self._facts(llama.config, dtype, folder)
             llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
             int8 = self._quantised(llama)
-            return _proven(make, llama, reference(llama, name), name, eight=eight, int8=int8)
+            return _proven(make, llama, reference(llama, name), name, lossy=lossy, int8=int8)
         register()
         if folder is None:
             refuse_unreachable(self.path, hub["revision"])
@@ -129,7 +129,7 @@ class _Source:
             int8 = self._quantised(model)
             expected = reference(model, name)
         steady = self.batch_invariant and where.type == "cuda"
-        return _proven(make, model, expected, name, eight=eight, int8=int8, steady=steady)
+        return _proven(make, model, expected, name, lossy=lossy, int8=int8, steady=steady)
 
     def _quantised(self, model: Any) -> Quantised | None:
         return quantised(model) if self.own_int8 else None
@@ -156,7 +156,7 @@ def _proven(
     expected: Tensor,
     name: str,
     *,
-    eight: bool,
+    lossy: bool,
     int8: Quantised | None,
     steady: bool = False,
 ) -> LoadedModel:
@@ -168,18 +168,18 @@ def _proven(
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         eos_ids=_eos_ids(model, name),
         layers=probe_layers(model, name),
-        logits=front_door(model),
+        logits=own_forward(model),
     )
     prove(loaded, expected, name)
     if steady:
-        return _steady(loaded, expected, name)
+        return _batch_invariant(loaded, expected, name)
     return (
-        loaded if is_quantized(model) else _with_own_code(loaded, expected, eight=eight, int8=int8)
+        loaded if is_quantized(model) else _with_own_code(loaded, expected, lossy=lossy, int8=int8)
     )
 
 
 def _with_own_code(
-    loaded: LoadedModel, expected: Tensor, *, eight: bool, int8: Quantised | None
+    loaded: LoadedModel, expected: Tensor, *, lossy: bool, int8: Quantised | None
 ) -> LoadedModel:
     """Return the model with faster code of ours, if there is some that passes the same check."""
     model = loaded.model
@@ -187,9 +187,9 @@ def _with_own_code(
         return _with_kernels(loaded, expected)
     loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # its text must not depend on the batch
-    for bits in (True, False) if eight else (False,):
+    for bits in (True, False) if lossy else (False,):
         compiled = compiled_decoder(
-            model, positions=loaded.max_model_len, every_row=every_row, eight=bits, int8=int8
+            model, positions=loaded.max_model_len, every_row=every_row, lossy=bits, int8=int8
         )
         if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
@@ -199,31 +199,31 @@ def _with_own_code(
 
 
 def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
-    from engine.model.fused_layers import FEW, fused_layers, make_steady
+    from engine.model.fused_layers import FEW, fused_layers, make_batch_invariant
 
     try:
         fused = fused_layers(loaded.model, loaded.layers)
         if fused is not None and loaded.dtype.itemsize == 2:
-            make_steady(fused, FEW)
-        return _called(loaded, None if fused is None else front_door(fused), expected)
+            make_batch_invariant(fused, FEW)
+        return _called(loaded, None if fused is None else own_forward(fused), expected)
     except Exception as error:  # a missing compiler, for example; the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
         return loaded
 
 
-def _steady(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
+def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> LoadedModel:
     """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
     if not available(loaded.device) or is_quantized(loaded.model):
         raise ModelError(f"{refused}: it needs unquantized weights and a GPU that Triton supports")
-    from engine.model.fused_layers import fused_layers, make_steady
+    from engine.model.fused_layers import fused_layers, make_batch_invariant
 
     fused = fused_layers(loaded.model, loaded.layers)
     if fused is None:
         raise ModelError(f"{refused}: there are no fused layers for its model type")
-    if reason := make_steady(fused):
+    if reason := make_batch_invariant(fused):
         raise ModelError(f"{refused}: {reason}")
-    found = replace(loaded, logits=front_door(fused), batch_invariant=True)
+    found = replace(loaded, logits=own_forward(fused), batch_invariant=True)
     if not is_proven(forward_of(found), loaded.layers, expected, loaded.model):
         raise ModelError(f"{refused}: its batch-invariant layers fail the logits check")
     logger.warning("%s is batch-invariant, which costs speed; how much is not measured", name)

@@ -15,7 +15,7 @@ from engine.model.loader import pick_device
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
 
-UNTOLD = 1 << 62  # the limit if the machine's memory is unknown
+UNKNOWN_LIMIT = 1 << 62  # the limit if the machine's memory is unknown
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
 WORKSPACE = 128 << 20  # of an attention library
 SPLITS = 8  # equal to attention.triton_kernels.Splitting.splits, whose import needs Triton
@@ -28,7 +28,7 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
         free, total = torch.cuda.mem_get_info(where)
         return int(total * cache.memory_fraction) - (total - free), str(where)
     available = available_bytes()
-    return (UNTOLD if available is None else available), str(where)
+    return (UNKNOWN_LIMIT if available is None else available), str(where)
 
 
 def weights_of(model: LoadedModel) -> Part:

@@ -27,7 +27,7 @@ from engine.scheduling.segment import Segment
 
 # Largest allowed difference of logits, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-NEARLY = {**TOLERANCE, torch.float32: 1e-4}  # for our own code: only the order of sums differs
+OWN_TOLERANCE = {**TOLERANCE, torch.float32: 1e-4}  # in our code only the order of sums differs
 LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
 
@@ -144,7 +144,7 @@ def is_proven(
     """Whether another forward of the model passes the same check."""
     with torch.inference_mode():
         found = _paged(forward, layers, model)
-    return _difference(found, expected) <= NEARLY[model.dtype]
+    return _difference(found, expected) <= OWN_TOLERANCE[model.dtype]
 
 
 def _backend(

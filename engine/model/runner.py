@@ -32,7 +32,7 @@ from engine.sampling.device_draws import Sampling
 from engine.sampling.noise import token_words_of
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
-from engine.sampling.row_facts import Numbers, flat
+from engine.sampling.row_params import Numbers, flat
 from engine.sampling.token_counts import CountSlots
 from engine.sampling.triton_draws import available
 from engine.scheduling.memory import buckets
@@ -372,7 +372,7 @@ class ModelRunner:
         table: Numbers,
         held: CountSlots | None = None,
     ) -> Guessed:
-        """`chain` as one graph on the device. `table`: as in row_facts.Plan, `steps` rows for each
+        """`chain` as one graph on the device. `table`: as in row_params.Plan, `steps` rows for each
         sequence; `held`: their token counts, if any needs more than filters. The device may still
         be computing when this returns; the model's next forward overwrites the result. `fits_chain`
         must hold."""

@@ -24,15 +24,15 @@ from engine.sampling import logprobs
 from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
-from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNSURE, Rows
-from engine.sampling.row_facts import (
+from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNDECIDED, Rows
+from engine.sampling.row_params import (
     COLUMNS,
     UNADJUSTED,
     UNFILTERED,
-    Facts,
     Fields,
     Numbers,
     Plan,
+    RowParams,
     Shape,
     add_slots,
     apart,
@@ -76,7 +76,7 @@ class Enqueued(NamedTuple):
             if rows.seq.params.logprobs is not None:
                 own = scores[scored : scored + count]
                 scored += rows.size
-            results.append(Drawn() if UNSURE in drawn else Drawn(drawn, own))
+            results.append(Drawn() if UNDECIDED in drawn else Drawn(drawn, own))
         return results
 
     def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
@@ -154,7 +154,7 @@ class DeviceDraws:
         """Return the tokens and leads of all rows in order (see best_and_lead), or None: take the
         slow path. One copy from the device."""
         tokens, leads = self.enqueue(logits, asked).sent[0].tolist()
-        return None if UNSURE in tokens else (whole(tokens), leads)
+        return None if UNDECIDED in tokens else (whole(tokens), leads)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
@@ -168,7 +168,7 @@ class DeviceDraws:
         out, plan = self._processor.adjust(logits, contexts), self.plan(asked)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
         tokens, leads = self._drawn(out, table, filtered, plan.look).tolist()
-        if UNSURE in tokens:
+        if UNDECIDED in tokens:
             tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
         return whole(tokens), leads
 
@@ -275,23 +275,23 @@ class DeviceDraws:
         return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, look))
 
 
-def facts_in(table: Tensor) -> Facts:
+def facts_in(table: Tensor) -> RowParams:
     """Return the Facts in a Plan.table on the device."""
-    return Facts(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
+    return RowParams(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
-def draw_guesses(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
+def draw_guesses(logits: Tensor, words: Tensor, facts: RowParams) -> Tensor:
     """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
     to apply them: a draft token may differ from the target's."""
     drawn, look = draw_rows(logits, words, facts), min(MOST, logits.shape[1])
     if _ranks(logits, look):
         return draw_likeliest(drawn, logits, facts.scales, *facts[2:], guessed=True)
     some = draw_survivors(logits, words, facts, look)
-    use = (facts.filtered[:, 0] > 0) & (some[0] != UNSURE)
+    use = (facts.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
     return some.where(use, drawn)
 
 
-def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Tensor:
+def draw_survivors(logits: Tensor, words: Tensor, facts: RowParams, look: int) -> Tensor:
     """`draw_rows` with filters, among the `look` most likely ids of each row: UNSURE if more ids
     may survive."""
     scaled = logits * facts.scales.float()
@@ -303,7 +303,7 @@ def draw_survivors(logits: Tensor, words: Tensor, facts: Facts, look: int) -> Te
     tokens = kept.ids.where(scores == best, logits.shape[1]).amin(dim=1)
     second = scores.masked_fill(kept.ids == tokens[:, None], -torch.inf).amax(dim=1)
     leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-    tokens = tokens.masked_fill(~kept.known, UNSURE)
+    tokens = tokens.masked_fill(~kept.known, UNDECIDED)
     finite = scaled.amax(dim=1).isfinite()
     return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
 
@@ -313,13 +313,13 @@ def _ranks(logits: Tensor, look: int) -> bool:
     return look <= MOST and available(logits.device)
 
 
-def draw_rows(logits: Tensor, words: Tensor, facts: Facts) -> Tensor:
+def draw_rows(logits: Tensor, words: Tensor, facts: RowParams) -> Tensor:
     """Draw without filters, by triton_draws.draw if available. Returns float64 `[2, rows]` tokens
     and leads. `words`: token_words_of the vocabulary, on the device of the logits."""
-    scales, loud, low, high, *_ = facts
+    scales, has_noise, low, high, *_ = facts
     if available(logits.device):
-        return draw(logits, scales, low, high, loud)
-    noise = gumbel_of(hashed(words, low.int(), high.int())).where(loud > 0, 0.0)
+        return draw(logits, scales, low, high, has_noise)
+    noise = gumbel_of(hashed(words, low.int(), high.int())).where(has_noise > 0, 0.0)
     return together(*best_and_lead(logits.float() * scales.float() + noise))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.plain import ENDS, GENERATED, PROMPT
-from engine.sampling.row_facts import Numbers
+from engine.sampling.row_params import Numbers
 from engine.sampling.triton_draws import adjust, available
 from engine.scheduling.sequence import Sequence
 

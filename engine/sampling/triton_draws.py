@@ -26,11 +26,11 @@ def available(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
-def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor) -> Tensor:
+def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: Tensor) -> Tensor:
     """Return float64 `[2, rows]` tokens and leads as `device_draws.best_and_lead`, of `[rows,
     vocab]` logits times their row's scale, plus the noise of its key (`low` and `high` half, as
-    int32) where `loud`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches, whose
-    grids depend only on shapes; the host does not wait."""
+    int32) where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches,
+    whose grids depend only on shapes; the host does not wait."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
@@ -38,7 +38,7 @@ def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, loud: Tensor
     tops = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     drawn = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
-    columns = (scales, low, high, loud)
+    columns = (scales, low, high, has_noise)
     apart = [column.stride(0) for column in columns]
     lanes = 1 << (blocks - 1).bit_length()
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]

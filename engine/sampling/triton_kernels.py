@@ -25,14 +25,14 @@ _ONE, _THREE_QUARTERS = tl.constexpr(0x3F800000), tl.constexpr(0x3F400000)  # th
 _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e-06)
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
-# Columns of `fields` of `token_counts.adjusted`: row_facts.Adjustments, which imports this.
+# Columns of `fields` of `token_counts.adjusted`: row_params.Adjustments, which imports this.
 _SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # marks of ids in the text
 _MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
-_UNSURE, _BELOW_ZERO = tl.constexpr(plain.UNSURE), tl.constexpr(plain.BELOW_ZERO)
+_UNDECIDED, _BELOW_ZERO = tl.constexpr(plain.UNDECIDED), tl.constexpr(plain.BELOW_ZERO)
 
 
 @triton.jit
@@ -106,8 +106,8 @@ def _lead(best, second):
 
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "loud"))
 def best_of_blocks(
-    tops, ids, logits, scales, low, high, loud,
-    of_scales, of_low, of_high, of_loud, WIDTH: tl.constexpr,
+    tops, ids, logits, scales, low, high, has_noise,
+    of_scales, of_low, of_high, of_noise, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
     logits. A NaN counts as two infinities, so the best score is not finite and there is no lead.
@@ -117,7 +117,7 @@ def best_of_blocks(
     there = lanes < WIDTH
     scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
     scores = scores * tl.load(scales + row * of_scales).to(tl.float32)
-    if tl.load(loud + row * of_loud).to(tl.float32) > 0:
+    if tl.load(has_noise + row * of_noise).to(tl.float32) > 0:
         first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
         last = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
         scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
@@ -314,9 +314,9 @@ def best_of_likeliest(
     scores = tl.where(there & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
     best, token, next_best = _top(scores, own.to(tl.int32), -_INF)
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
-    token = tl.where(sure > 0, token, _UNSURE) if KEPT < WIDTH else token
+    token = tl.where(sure > 0, token, _UNDECIDED) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
-    stored = (token != _UNSURE) if GUESSED else (token == token)
+    stored = (token != _UNDECIDED) if GUESSED else (token == token)
     tl.store(drawn + row, token.to(tl.float64), mask=stored)
     lead = _lead(best, next_best).to(tl.float64)
     tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=stored)

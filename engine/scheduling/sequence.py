@@ -48,7 +48,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     constraint: Constraint | None = None  # the state of its grammar
     follows_grammar: bool = False  # whether the grammar may propose tokens
-    asks_from: int = 0  # length from which look-up proposers are asked again
+    lookup_from: int = 0  # length from which look-up proposers are asked again
     pause: int = 0  # tokens between the last two useless look-ups
     sources: tuple[str, ...] | None = None  # proposers in order; None: the main one, unbounded
 

@@ -76,7 +76,7 @@ class Allowance:
             return self._k + self._leaves
         main = self._of_main(seq) if self._k else 0
         rows = main + self._leaves if main else 0
-        if seq.sources is None or len(seq.tokens) < seq.asks_from:
+        if seq.sources is None or len(seq.tokens) < seq.lookup_from:
             return rows
         free = self._worth(seq)
         if not free and self.is_open(seq):
@@ -146,7 +146,7 @@ class Allowance:
             max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
             min([self._free[name].pause for name in names], default=0),
         )
-        seq.asks_from = seq.num_tokens + seq.pause
+        seq.lookup_from = seq.num_tokens + seq.pause
 
     def _worth(self, seq: Sequence) -> dict[str, int]:
         """Return, by name, how many tokens of a free proposer are worth their rows, if any."""

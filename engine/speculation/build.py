@@ -65,7 +65,7 @@ def build_proposer(
     draws: Draws,
     vocab_size: int,
     max_step_tokens: int,
-    goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+    keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
     heads: MedusaHeads | None = None,
     eagle: EagleHead | None = None,
@@ -100,7 +100,7 @@ def build_proposer(
                 )
             options: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
-                "max_step_tokens": max_step_tokens, "goes_on": goes_on, "judges": judges,
+                "max_step_tokens": max_step_tokens, "goes_on": keeps_drafting, "judges": judges,
                 "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):

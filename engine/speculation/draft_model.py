@@ -31,7 +31,7 @@ from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
-from engine.sampling.row_facts import Numbers
+from engine.sampling.row_params import Numbers
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -62,9 +62,9 @@ class InFlight(NamedTuple):
 
 class DraftModelProposer(Proposer):
     """`vocab_size`: the target's; ids that the draft lacks are never proposed, and logits beyond it
-    are cut off. No forward runs more than `max_step_tokens` tokens. `goes_on` is called between
-    draft steps (see controller.KController), unless one call runs them all. `judges`: whether this
-    step's `agreements` are needed (None: always)."""
+    are cut off. No forward runs more than `max_step_tokens` tokens. `keeps_drafting` is called
+    between draft steps (see controller.KController), unless one call runs them all. `judges`:
+    whether this step's `agreements` are needed (None: always)."""
 
     follows_grammar = True
 
@@ -76,7 +76,7 @@ class DraftModelProposer(Proposer):
         draws: Draws,
         vocab_size: int,
         max_step_tokens: int,
-        goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+        keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
         judges: Callable[[], bool] | None = None,
         name: str = "draft_model",
     ) -> None:
@@ -87,7 +87,7 @@ class DraftModelProposer(Proposer):
         self._vocab_size = vocab_size
         assert max_step_tokens > 0
         self._max_step_tokens = max_step_tokens
-        self._goes_on, self._judges = goes_on, judges
+        self._goes_on, self._judges = keeps_drafting, judges
 
     def use(self, runner: ModelRunner) -> None:
         """Replace the draft by another with the same tokenizer, from the next proposal on. The
@@ -106,8 +106,8 @@ class DraftModelProposer(Proposer):
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Return one chain per sampling chunk with k > 0. It is shorter than k if it ends in a
-        token that would stop the sequence, if nothing could be drawn, or if `goes_on` returns
-        False. Blocks for `num_tokens + k` positions must be reserved."""
+        token that would stop the sequence, if nothing could be drawn, or if `keeps_drafting`
+        returns False. Blocks for `num_tokens + k` positions must be reserved."""
         self.agreements, self.forward_seconds, self.catch_up_rows = (), 0.0, 0
         drafts = drafts_of(chunks, self._processor.plain)
         for draft in drafts.values():
@@ -150,7 +150,7 @@ class DraftModelProposer(Proposer):
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
         """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as in
-        row_facts.Plan. Returns chain_graphs.Guessed.ids."""
+        row_params.Plan. Returns chain_graphs.Guessed.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
         return chains.ids

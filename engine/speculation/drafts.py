@@ -74,9 +74,9 @@ class Draft(msgspec.Struct):
     def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
         """Append one call's tokens up to the end; the drafter has run all but the last."""
         params = self.seq.params
-        goes_on = params.ignore_eos or eos_ids.isdisjoint(tokens)
+        keeps_drafting = params.ignore_eos or eos_ids.isdisjoint(tokens)
         whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
-        if goes_on and whole and not params.stop_token_ids:
+        if keeps_drafting and whole and not params.stop_token_ids:
             self.tokens, self.confidences = tokens, leads
         else:
             for token, lead in zip(tokens, leads, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-START, SUPPOSED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
+START, ASSUMED = -1, 0  # runs without a match: at a text's start; after an assumed replacement
 
 _PRIOR_TRIALS = 4.0
 _MEMORY = 256.0  # maximum trials of a grade; above it, its counts are halved
@@ -34,12 +34,12 @@ class Record:
 
 
 class Evidence:
-    """The evidence of one sequence; `everyone` is shared by all. A run is a number of matching
+    """The evidence of one sequence; `shared` is shared by all. A run is a number of matching
     tokens, START or SUPPOSED."""
 
-    def __init__(self, everyone: Record) -> None:
-        self._everyone = everyone
-        self._own = Record([0.0] * len(everyone.right), 0.0)
+    def __init__(self, shared: Record) -> None:
+        self._everyone = shared
+        self._own = Record([0.0] * len(shared.right), 0.0)
 
     def learn(self, run: int, *, hit: bool) -> None:
         """Record whether a token that was looked up with this run was right."""
@@ -66,14 +66,14 @@ class Evidence:
         return right / (self._own.trials[grade] + _PRIOR_TRIALS)
 
 
-class Doubted(Evidence):
+class PredictionEvidence(Evidence):
     """Evidence for a prediction that may be unrelated to the reply; then a token with a short run
     is right only by accident, with the chance `by_accident` of its grade (1: as in a related text).
     Each such token updates the odds of the two cases by Bayes' rule, so several wrong ones in a row
     lower the next chances before their own grades were tried."""
 
-    def __init__(self, everyone: Record, by_accident: Seq[float]) -> None:
-        super().__init__(everyone)
+    def __init__(self, shared: Record, by_accident: Seq[float]) -> None:
+        super().__init__(shared)
         self._by_accident = by_accident
         self._odds = _FIRST_ODDS
 

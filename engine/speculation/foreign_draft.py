@@ -23,7 +23,7 @@ from engine.speculation.drafts import Draft
 
 
 @dataclass(slots=True)
-class Reading:
+class DraftTokens:
     """A sequence in the draft's tokens. KV is computed for the first `valid` of `ids` and, if all
     are valid, for the `guessed` tokens after them."""
 
@@ -55,7 +55,7 @@ class ForeignDraftProposer(DraftModelProposer):
         super().__init__(runner, **options)
         self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
         self._free, self._block_size = list(runner.blocks), runner.block_size
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, DraftTokens] = {}
 
     def forget(self, seq: Sequence) -> None:
         reading = self._readings.pop(id(seq), None)
@@ -67,7 +67,7 @@ class ForeignDraftProposer(DraftModelProposer):
 
     def _fits(self, draft: Draft) -> bool:
         """Whether the next tokens to read have positions; if so, allocates their blocks."""
-        reading = self._readings.setdefault(id(draft.seq), Reading())
+        reading = self._readings.setdefault(id(draft.seq), DraftTokens())
         if not draft.run:
             reading.follow(draft.seq.tokens, self._pieces)
         length = len(reading.ids) + len(reading.guessed) + len(self._new(draft))

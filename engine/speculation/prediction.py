@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 from engine.scheduling.sequence import Sequence
-from engine.speculation.evidence import START, SUPPOSED, Doubted, Record, grown
+from engine.speculation.evidence import ASSUMED, START, PredictionEvidence, Record, grown
 from engine.speculation.look_up import Follower, LookUp
 
 NAME = "prediction"
@@ -34,15 +34,15 @@ class PredictionProposer(LookUp):
     """Proposes for sequences whose parameters have a prediction."""
 
     def __init__(self) -> None:
-        everyone = Record(_PRIORS)
-        super().__init__(NAME, lambda seq: _Follower(seq.params.prediction, everyone), pause=0)
+        shared = Record(_PRIORS)
+        super().__init__(NAME, lambda seq: _Follower(seq.params.prediction, shared), pause=0)
 
 
 class _Follower(Follower):
     """One sequence's place in its prediction."""
 
-    def __init__(self, prediction: Seq[int], everyone: Record) -> None:
-        super().__init__(Doubted(everyone, _BY_ACCIDENT), 0, START)
+    def __init__(self, prediction: Seq[int], shared: Record) -> None:
+        super().__init__(PredictionEvidence(shared, _BY_ACCIDENT), 0, START)
         self._tokens = prediction
         self._places: dict[int, list[int]] = {}  # token -> indices after it; built when needed
         self._lost_at = 0  # the expected index where the texts diverged
@@ -76,7 +76,7 @@ class _Follower(Follower):
         if size:
             self._at, self._run = place, size
         elif self._since == 0 and self._lost_at < len(self._tokens):
-            self._at, self._run = self._lost_at + 1, SUPPOSED
+            self._at, self._run = self._lost_at + 1, ASSUMED
         else:
             self._at = None
 

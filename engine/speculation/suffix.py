@@ -78,9 +78,9 @@ class _Follower(Follower):
     """A sequence's places: the `run` tokens before each place equal the sequence's last tokens."""
 
     def __init__(
-        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], everyone: Record
+        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: Record
     ) -> None:
-        super().__init__(Evidence(everyone), None, 0)
+        super().__init__(Evidence(shared), None, 0)
         shortest, self._longest = sizes
         self._own, self._replies = Occurrences(seq.tokens, shortest), replies
         self._salt = seq.params.cache_salt

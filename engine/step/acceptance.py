@@ -18,7 +18,7 @@ from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws, Drawn
 from engine.sampling.logits import RowContext
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.plain import UNSURE, Rows
+from engine.sampling.plain import UNDECIDED, Rows
 from engine.scheduling.constraint import Constraint
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
@@ -151,7 +151,7 @@ class Acceptor:
         rows = [row for s in sampled for row in range(s.row, s.row + 1 + len(s.proposal))]
         contexts = [context for item in sampled for context in _contexts(item)]
         drawn = self._draws.draw_adjusted(output.take(rows).logits, contexts)
-        if unsure := [i for i, token in enumerate(drawn) if token == UNSURE]:
+        if unsure := [i for i, token in enumerate(drawn) if token == UNDECIDED]:
             logits = output.take([rows[i] for i in unsure]).logits
             exact = self._exact.draw_adjusted(logits, [contexts[i] for i in unsure])
             for i, token in zip(unsure, exact, strict=True):

@@ -100,7 +100,7 @@ class DraftSwap:
         self._path = ""  # of the draft that is being loaded
         self._loading: Future[Place] | None = None
         self._pieces: Iterator[None] | None = None  # pieces of a running `_put_in_place`
-        self._stood_still = 0.0  # seconds of the longest piece so far
+        self._longest_pause = 0.0  # seconds of the longest piece so far
         self._trial = Trial(modes.configured, modes.configured)
         self._look_at = inf  # clock time of the trial's next look
         self._seen: dict[int, int] = {}  # by sequence number: its length at the last look
@@ -119,7 +119,7 @@ class DraftSwap:
         """Start loading a draft. Raises ConfigError while another one is being loaded."""
         if self._loading is not None or self._pieces is not None:
             raise ConfigError(f"the draft model {self._path!r} is being loaded")
-        self._path, self._stood_still = path, 0.0
+        self._path, self._longest_pause = path, 0.0
         if reason := self._obstacle():
             self._report("refused", reason)
             return
@@ -155,7 +155,7 @@ class DraftSwap:
         except Exception as error:
             logger.exception("the draft model %r could not be put in place", self._path)
             self._refuse(f"the draft model {self._path!r} fails: {failure(error)}")
-        self._stood_still = max(self._stood_still, self._clock() - began)
+        self._longest_pause = max(self._longest_pause, self._clock() - began)
 
     # -- a new one -------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class DraftSwap:
         self._report(
             "trial",
             f"the draft model {self._path!r} replaces {running.path!r} on trial; the swap delayed"
-            f" no step by more than {self._stood_still:.3f} s",
+            f" no step by more than {self._longest_pause:.3f} s",
         )
 
     def _switch(self, draft: _Draft) -> None:

@@ -35,7 +35,7 @@ from engine.model.runner import ModelRunner
 from engine.progress import counted
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.plain import Rows, plain_of
-from engine.sampling.row_facts import fields_of, plan_of, shape_of
+from engine.sampling.row_params import fields_of, plan_of, shape_of
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 

@@ -31,7 +31,7 @@ def completions_router(services: Services) -> APIRouter:
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start(services, http, request, prefix="cmpl-")
         prompts = call.generation.spec.prompts if request.return_token_ids else None
-        shape = CompletionShape(prompts, request.n, goes_on=request.resume is not None)
+        shape = CompletionShape(prompts, request.n, resumes=request.resume is not None)
         if request.stream:
             return EventStream(call, chunks(call, TEXT, shape.choices))
         deltas, count = await gather(http, call.generation), request.prompt_logprobs

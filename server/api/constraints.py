@@ -19,7 +19,7 @@ from server.api.body import parse_json
 from server.api.errors import ApiError
 from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME
 from server.api.messages import Description
-from server.api.request import Absent, AnyObject, Part, Source, fault
+from server.api.request import AnyObject, Part, Source, Unsupported, fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class StructuredOutputs(Part):
     choice: Choices | None = None
     grammar: Source | None = None
     json_object: Literal[True] | None = None
-    disable_fallback: Absent = None
-    disable_any_whitespace: Absent = None
-    disable_additional_properties: Absent = None
-    whitespace_pattern: Absent = None
-    structural_tag: Absent = None
+    disable_fallback: Unsupported = None
+    disable_any_whitespace: Unsupported = None
+    disable_additional_properties: Unsupported = None
+    whitespace_pattern: Unsupported = None
+    structural_tag: Unsupported = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from server.api.services import Services
 from server.api.tool_use import Reading
 from server.engine.admission import Charge
 from server.generation.generation import Generation
-from server.generation.generation_spec import MASK, GenerationSpec, Guessing
+from server.generation.generation_spec import MASK, Drafting, GenerationSpec
 from server.generation.progress import PROGRESS, ReplyProgress
 from server.keys import Tenant
 from server.observe.exchange import EXCHANGE
@@ -227,7 +227,7 @@ def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation 
     return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
 
 
-def _led(grammar: Grammar | None, lead: str) -> Grammar | None:
+def _with_lead(grammar: Grammar | None, lead: str) -> Grammar | None:
     """Return the grammar, which was checked without a lead, with its lead."""
     return None if grammar is None else msgspec.structs.replace(grammar, lead=lead)
 
@@ -248,16 +248,16 @@ def _spec(
         request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=tenant.salt
     )
     bounds = (services.config.server.request_timeout_seconds, request.timeout)
-    guessing, proposers = Guessing(), proposers_of(params, ready)
+    drafting, proposers = Drafting(), proposers_of(params, ready)
     if proposers:
         bound = None if params.speculation is None else params.speculation.max_draft
-        guessing = Guessing(True, "auto" if bound is None else bound, proposers)
+        drafting = Drafting(True, "auto" if bound is None else bound, proposers)
     grammar_param = request.constraint.param if request.constraint is not None else None
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,
         params=params,
-        guessing=guessing,
+        drafting=drafting,
         context=ready.max_model_len,
         n=request.n,
         best_of=request.fan_out,
@@ -302,7 +302,7 @@ def _sampling_params(
         "prompt_logprobs": max((count for count in counts if count is not None), default=None),
         "prediction": prompts.prediction,
         "speculation": _speculation(request.speculation, ready),
-        "grammar": _led(prompts.grammar or request.grammar, prompts.lead),
+        "grammar": _with_lead(prompts.grammar or request.grammar, prompts.lead),
         "cache_salt": salt(request.cache_salt),
     }
     same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from server.api.body import num_values
 from server.api.errors import invalid
 from server.api.limits import MAX_CALLS, MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS, MAX_VALUES
-from server.api.request import Absent, AnyObject, Label, Part, fault
+from server.api.request import AnyObject, Label, Part, Unsupported, fault
 
 MAX_ARGUMENT_DEPTH = 64
 FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
@@ -31,7 +31,7 @@ class TextPart(Part):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: Absent = None
+    prompt_cache_breakpoint: Unsupported = None
 
 
 class RefusalPart(Part):
@@ -72,8 +72,8 @@ class Message(Part):
     parsed: Any = None
     annotations: Any = None
     provider_specific_fields: Any = None
-    function_call: Absent = None
-    audio: Absent = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
 
     @property
     def text(self) -> str:

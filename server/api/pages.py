@@ -33,7 +33,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",  # revalidate each time, so that an update shows at once
 }
-OLD = "/speculation/live"  # the former address of the `live` view
+OLD_PATH = "/speculation/live"  # the former address of the `live` view
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def pages_router(services: Services) -> APIRouter:
     for file in files():
         router.add_api_route(file.path, _serving(file), include_in_schema=False)
 
-    @router.get(OLD, include_in_schema=False)
+    @router.get(OLD_PATH, include_in_schema=False)
     async def old() -> Response:
         return RedirectResponse("../#live")
 
@@ -71,7 +71,8 @@ def pages_router(services: Services) -> APIRouter:
 
 def open_paths(services: Services) -> frozenset[str]:
     """Return the paths of the pages, which need no key."""
-    return frozenset({OLD, *(file.path for file in files())} if services.config.server.page else ())
+    served = services.config.server.page
+    return frozenset({OLD_PATH, *(file.path for file in files())} if served else ())
 
 
 def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:

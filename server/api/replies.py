@@ -347,7 +347,7 @@ def usage_body(usage: Usage) -> UsageBody:
 
     Accepted prediction tokens are completion tokens that were drafted from the prediction; rejected
     ones were drafted from it but are not in the completion, nor in `completion_tokens`."""
-    guessing = usage.guessing
+    drafting = usage.drafting
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -359,9 +359,9 @@ def usage_body(usage: Usage) -> UsageBody:
             "rejected_prediction_tokens": usage.mispredicted,
         },
         "speculation": {
-            "enabled": guessing.enabled,
-            "max_draft": guessing.max_draft,
-            "proposers": list(guessing.proposers),
+            "enabled": drafting.enabled,
+            "max_draft": drafting.max_draft,
+            "proposers": list(drafting.proposers),
             "proposed": usage.proposed,
             "accepted": usage.accepted,
             "rounds": usage.rounds,

@@ -37,7 +37,7 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 AnyObject = dict[str, Any]
 MOST_NAMED = 20  # unknown fields listed in a header
 # A known member that is not supported: only null and empty values are allowed.
-Absent = Annotated[None, BeforeValidator(lambda value: value or None)]
+Unsupported = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
 class Part(BaseModel):

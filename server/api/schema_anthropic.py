@@ -14,7 +14,7 @@ from server.api.errors import invalid
 from server.api.fields import Refused, described, no_chat_template, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOOLS
 from server.api.messages import Description, FunctionName, as_parameters
-from server.api.request import Absent, AnyObject, Label, Part
+from server.api.request import AnyObject, Label, Part, Unsupported
 from server.api.rewritten import Rewritten
 from server.api.schema import ChatRequest, ManyStops, OptionalModel, TemplateVariables
 
@@ -39,7 +39,7 @@ class Cacheable(Part):
 class TextBlock(Cacheable):
     type: Literal["text"]
     text: str
-    citations: Absent = None
+    citations: Unsupported = None
 
 
 class ThinkingBlock(Part):
@@ -56,7 +56,7 @@ class ToolUseBlock(Cacheable):
     name: FunctionName
     input: AnyObject
     caller: AnyObject | None = None
-    toolset_name: Absent = None
+    toolset_name: Unsupported = None
 
 
 Texts = str | list[TextBlock]
@@ -69,7 +69,7 @@ class ToolResultBlock(Cacheable):
     tool_use_id: Label
     content: Texts = ""
     is_error: bool = False
-    toolset_name: Absent = None
+    toolset_name: Unsupported = None
 
 
 Block = Annotated[

@@ -14,7 +14,7 @@ from server.api.errors import invalid
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
-from server.api.request import Absent, AnyObject, Label, Part
+from server.api.request import AnyObject, Label, Part, Unsupported
 from server.api.rewritten import Rewritten
 from server.api.schema import Labelled, OptionalModel, ParallelCalls, TemplateVariables
 
@@ -33,14 +33,14 @@ NAMES = (  # chat's field names, and this API's
 class InputText(Part):
     type: Literal["input_text"]
     text: str
-    annotations: Absent = None
+    annotations: Unsupported = None
 
 
 class OutputText(Part):
     type: Literal["output_text"]
     text: str
     logprobs: list[AnyObject] = []
-    annotations: Absent = None
+    annotations: Unsupported = None
 
 
 InputPart = Annotated[InputText | OutputText, Field(discriminator="type")]
@@ -86,7 +86,7 @@ class InputReasoning(Item):
     type: Literal["reasoning"]
     summary: Annotated[list[AnyObject], Field(max_length=0)] = []  # Responses have none
     content: list[ReasoningText] = []
-    encrypted_content: Absent = None
+    encrypted_content: Unsupported = None
 
 
 def _typed(item: Any) -> Any:

@@ -18,18 +18,18 @@ from server.text.reply_parser import Piece
 
 class CompletionShape:
     """Formats the choices of a completion, whole or in chunks. `prompts`: their ids, if the request
-    wants ids; a choice's first chunk has its prompt's, unless it resumes a reply (`goes_on`)."""
+    wants ids; a choice's first chunk has its prompt's, unless it resumes a reply (`resumes`)."""
 
     def __init__(
         self,
         prompts: Sequence[Sequence[int]] | None = None,
         n: int = 1,
         *,
-        goes_on: bool = False,
+        resumes: bool = False,
     ) -> None:
         self._prompts = prompts
         self._n = n
-        self._begun = {0} if goes_on else set[int]()
+        self._begun = {0} if resumes else set[int]()
 
     def choices(self, delta: Delta) -> list[dict[str, Any]]:
         choice = {

@@ -165,7 +165,7 @@ class EngineClient:
                     self.speculation = SetSpeculation("auto")
                 if self.speculation.mode != "auto":  # before any request to this incarnation
                     self.send(self.speculation)
-                self._requests.come_back(event)
+                self._requests.resume_on(event)
             case Outputs():
                 self.estimates = event.metrics.estimates
                 if event.metrics.swap is not None:

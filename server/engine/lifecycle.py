@@ -47,7 +47,7 @@ class Loss:
     """The unexpected end of an incarnation."""
 
     sentence: str
-    useless_to_retry: bool = False  # reported by the engine for this configuration
+    permanent: bool = False  # reported by the engine for this configuration
 
 
 class Lifecycle:
@@ -78,7 +78,7 @@ class Lifecycle:
         """The engine was lost. Return the seconds to wait before `restart`, or None if the state is
         now `failed`. `explained`: earlier losses caused by requests that are given up now."""
         # If it ever served, the configuration is good: memory missing now may be free later.
-        if loss.useless_to_retry and not self._ever_ready:
+        if loss.permanent and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
             return None
         self._go("lost", loss.sentence)

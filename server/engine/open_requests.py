@@ -19,7 +19,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from engine.messages import Abort, Begun, Command, Output, Ready, Speculation, Submit
+from engine.messages import Abort, Command, Output, Ready, ResumedReply, Speculation, Submit
 from server.engine.mailbox import Stream
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class OpenRequest:
         submit, last = self._original, self._last
         if last is not None:
             so_far = (last.rounds, last.proposed, last.accepted, last.predicted)
-            submit = replace(submit, begun=Begun(self._tokens.tolist(), *so_far))
+            submit = replace(submit, begun=ResumedReply(self._tokens.tolist(), *so_far))
         settings = submit.params.speculation
         if settings is None or ready is None or _can(settings, ready):
             return submit
@@ -157,7 +157,7 @@ class OpenRequests:
             self._give_up(request)
         return sum(request.deaths - 1 for request in guilty)
 
-    def come_back(self, ready: Ready) -> None:
+    def resume_on(self, ready: Ready) -> None:
         """Resume on the engine that sent `ready`. A request that may exceed its context length
         ends here, since its reply would be cut short."""
         self._ready = ready

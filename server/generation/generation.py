@@ -224,6 +224,6 @@ class Generation:
         return total(
             [choice.usage for choice in self.choices],
             prompt_tokens=self.spec.prompt_tokens,
-            guessing=self.spec.guessing,
+            drafting=self.spec.drafting,
             per=self.spec.fan_out,
         )

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.messages import Begun, SamplingParams, Submit
+from engine.messages import ResumedReply, SamplingParams, Submit
 from server.generation.annotations import token_text
 from server.text.detokenizer import Detokenizer
 from server.text.reasoning import Thinking
@@ -22,7 +22,7 @@ MASK = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Guessing:
+class Drafting:
     """The proposers that a request may use, and its bound on draft tokens per step."""
 
     enabled: bool = False
@@ -77,7 +77,7 @@ class GenerationSpec:
     begun: Sequence[int] | None = None
     show_logprobs: bool = True
     show_tokens: bool = False
-    guessing: Guessing = Guessing()  # what `params` allow in this engine
+    drafting: Drafting = Drafting()  # what `params` allow in this engine
     grammar_param: str | None = None  # the request field with the grammar
     tenant: str = ""  # of the request; `weight`: its share if tenants compete
     weight: float = 1.0
@@ -104,7 +104,7 @@ class GenerationSpec:
             min_tokens=min(self.params.min_tokens, max_tokens),
             prompt_logprobs=self.params.prompt_logprobs if i == 0 or self.echoes else None,
         )
-        id, begun = f"{self.id}-{index}", Begun(list(self.begun or ()))
+        id, begun = f"{self.id}-{index}", ResumedReply(list(self.begun or ()))
         return Submit(id, prompt, params, arrival, begun, tenant=self.tenant, weight=self.weight)
 
 

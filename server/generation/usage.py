@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import PROPOSERS
 from engine.messages import Output
-from server.generation.generation_spec import Guessing
+from server.generation.generation_spec import Drafting
 
 PREDICTION, GRAMMAR = "prediction", "grammar"
 Guesses = tuple[int, int]  # proposed, accepted
@@ -42,7 +42,7 @@ class Usage:
     predicted: int = 0
     mispredicted: int = 0
     by_proposer: dict[str, Guesses] = field(default_factory=dict)
-    guessing: Guessing = Guessing()
+    drafting: Drafting = Drafting()
 
     def take(self, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
         """Count some steps of one choice. Their first `taken` tokens are in the completion;
@@ -90,11 +90,11 @@ def _guessed_by(name: str, step: Output, first: int) -> int:
     return found
 
 
-def total(choices: Sequence[Usage], *, prompt_tokens: int, guessing: Guessing, per: int) -> Usage:
+def total(choices: Sequence[Usage], *, prompt_tokens: int, drafting: Drafting, per: int) -> Usage:
     """Return the sum over all choices. Each prompt has `per` consecutive choices, and its cached
     tokens count once. Proposers are in their usual display order."""
     cached = sum(one.cached_tokens for one in choices[::per])
-    usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=cached, guessing=guessing)
+    usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=cached, drafting=drafting)
     for name in SUMMED:
         setattr(usage, name, sum(getattr(one, name) for one in choices))
     names = {name for one in choices for name in one.by_proposer}

@@ -24,7 +24,7 @@ PARTS = ("schedule", "propose", "verify", "accept", "commit", "emit", "around") 
 LATENCY = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-BETWEEN = (0.0001, 0.00025, 0.0005, *LATENCY[:-3])
+ITL_BUCKETS = (0.0001, 0.00025, 0.0005, *LATENCY[:-3])
 DURATION = (*LATENCY[3:], 120.0, 300.0, 600.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5)
 
@@ -66,7 +66,7 @@ METRICS: tuple[Metric, ...] = (
     histogram(
         "inter_token_latency_seconds",
         "time since the previous delivery divided by the tokens delivered, once per token",
-        buckets=BETWEEN,
+        buckets=ITL_BUCKETS,
     ),
     histogram(
         "e2e_request_latency_seconds", "from the arrival of a request to its end", buckets=DURATION

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 MEMORY_STEPS = 512
 QUIET_SECONDS = 60.0  # between log lines about on and off; a change of mode is always logged
-NO_EXPERIMENTS = frozenset({"pays", "off", "fixed"})
+NOT_EXPLORING = frozenset({"pays", "off", "fixed"})
 FORGOTTEN = 0.01  # decayed count below which a proposer is not shown
 _parts = attrgetter(*PARTS)
 
@@ -138,7 +138,7 @@ class Gain:
         return self._sums["tokens"] / rounds if rounds else None
 
     @property
-    def kept(self) -> list[float]:
+    def acceptance_by_position(self) -> list[float]:
         """[position]: accepted fraction of the draft tokens verified there. Ends at the first
         position with hardly any."""
         sums, shares = self._sums, list[float]()
@@ -147,7 +147,7 @@ class Gain:
         return shares
 
     @property
-    def kept_behind(self) -> dict[str, float]:
+    def acceptance_by_context(self) -> dict[str, float]:
         """By context length: accepted fraction of the main proposer's tokens, where there were
         enough."""
         return {
@@ -186,7 +186,7 @@ class SpeculationLog:
             logger.info("speculation mode %s -> %s: %s", self._mode, estimates.mode, _k(estimates))
             self._mode, self._was, self._changes = estimates.mode, on, 0
             return
-        if not estimates.num_sequences or estimates.reason not in NO_EXPERIMENTS:
+        if not estimates.num_sequences or estimates.reason not in NOT_EXPLORING:
             return
         self._changes += on != self._was
         self._was = on

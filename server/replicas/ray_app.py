@@ -32,12 +32,12 @@ from server.config import Config, explain, load_config
 from server.engine.lifecycle import EngineState
 from server.replicas.answer import answer
 from server.replicas.ingress import Forwarded, Ingress, Part, ReplicaLost
-from server.replicas.replica import Replica, begin_to_log
+from server.replicas.replica import Replica, set_up_logging
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
 
 LOOK_BACK_SECONDS = 15.0  # window over loads, which replicas report every ten seconds
-BESIDE = 64  # requests beyond a replica's own limit: quick ones, and those that it refuses itself
+EXTRA_REQUESTS = 64  # beyond a replica's own limit: quick ones, and those that it refuses itself
 INGRESS_REQUESTS = 10_000
 REQUEST_ID = b"x-request-id"
 ROUTER = "server.replicas.ray_router:AffinityRouter"
@@ -74,7 +74,7 @@ class Served:
     """One replica. Ray considers it started once its engine is ready."""
 
     async def __init__(self, config: Config, command: Sequence[str]) -> None:  # type: ignore[misc]
-        begin_to_log(config.server.log_level, config.server.log_format)
+        set_up_logging(config.server.log_level, config.server.log_format)
         check_folders(config.engine)
         self._settled = asyncio.Event()
         self._replica = replica = Replica(config, command=command, on_state=self._on_state)
@@ -137,7 +137,7 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         config = self._config
-        begin_to_log(config.log_level, config.log_format)
+        set_up_logging(config.log_level, config.log_format)
         return Ingress(
             self._ask,
             metrics=self._metrics,
@@ -201,7 +201,7 @@ def application(
         Served,
         name="Replica",
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": gpus},
-        max_ongoing_requests=config.max_inflight + BESIDE,
+        max_ongoing_requests=config.max_inflight + EXTRA_REQUESTS,
         graceful_shutdown_timeout_s=server.grace_seconds,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         **_number(options),

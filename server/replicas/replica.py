@@ -133,7 +133,7 @@ def load_for(config: Config) -> Tokenizer:
     return tokenizer
 
 
-def begin_to_log(level: str, form: LogFormat) -> None:
+def set_up_logging(level: str, form: LogFormat) -> None:
     """Configure logging. Libraries log only warnings and errors, except at level debug."""
     configure_logging(level, form)
     if level != "debug":

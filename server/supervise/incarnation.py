@@ -86,7 +86,7 @@ class Incarnation:
         before, self._waited = self._waited, waited
         return (waited - before) / 1e9
 
-    def is_held(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether a signal has stopped it (Linux; False elsewhere)."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from engine.config import EngineConfig
 from engine.errors import EXIT_CANNOT_START
-from engine.messages import Event, Leaving, Ready, Starting, Stop
+from engine.messages import Draining, Event, Ready, Starting, Stop
 from server.config import Config
 from server.engine.client import EngineClient
 from server.engine.lifecycle import NOT_READY, EngineState, Lifecycle, Loss
@@ -220,7 +220,7 @@ class EngineSupervisor:
             self._start_seconds, self._measured = now - self._spawned, event.measured
             self._lifecycle.ready(now)
             self._serving.set()
-        if isinstance(event, Leaving):
+        if isinstance(event, Draining):
             self.replace(self._engine)
         incarnation.receive(event)
 
@@ -251,7 +251,7 @@ class EngineSupervisor:
             min(tick, max(deadline - time.monotonic(), 0.0)),
             incarnation.ready, incarnation.over, self._end,
         ):  # fmt: skip
-            held = held + 1 if incarnation.is_held() else 0
+            held = held + 1 if incarnation.is_stopped() else 0
             if held >= WATCH_TICKS:
                 return Loss(f"a signal held the engine for {settings.watchdog_seconds:g} s")
             if time.monotonic() >= deadline:
@@ -268,10 +268,10 @@ class EngineSupervisor:
                 break
             await asyncio.sleep(0.01)
         if (fatal := incarnation.fatal) is not None:
-            return Loss(fatal.message, useless_to_retry=fatal.useless_to_retry)
+            return Loss(fatal.message, permanent=fatal.permanent)
         code = incarnation.exit_code
         sentence = how_it_ended(code) if code is not None else "the engine ended"
-        return Loss(sentence, useless_to_retry=code == EXIT_CANNOT_START)
+        return Loss(sentence, permanent=code == EXIT_CANNOT_START)
 
     def _changed(self, state: EngineState) -> None:
         self._client.state = state

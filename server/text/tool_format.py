@@ -133,7 +133,7 @@ def _refuse_beyond(known: Collection[str], schema: Schema, what: str) -> None:
 class Form:
     """How a family of models writes calls. `written`: a pattern for the rendered probe call; its
     groups are fields of ToolFormat. `sample`: a call that it matches, for models whose template
-    writes none. `told_by`: the pattern that detects the form, if it is not `written`.
+    writes none. `detect`: the pattern that detects the form, if it is not `written`.
 
     `between`: the text between calls; None: a reply has at most one. The markers enclose each call,
     or with `together` all calls. `before_content`: the text that content must begin with."""
@@ -148,10 +148,10 @@ class Form:
     together: bool = False
     before_content: str = ""
     short_ids: bool = False  # the template requires ids of nine letters and digits
-    told_by: str | None = None
+    detect: str | None = None
 
     def in_template(self, called: str) -> bool:
-        return re.search(self.told_by or self.written, called) is not None
+        return re.search(self.detect or self.written, called) is not None
 
     def of_model(self, tokenizer: Tokenizer, called: str, *, text_arguments: bool) -> ToolFormat:
         found = re.search(self.written, called) or re.search(self.written, self.sample)
@@ -189,9 +189,9 @@ class ToolFormat:
         """Return the messages with their calls in the form that the template requires."""
         if not (self.text_arguments or self.form.short_ids):
             return turns
-        return [self._told(turn) for turn in turns]
+        return [self._adapted(turn) for turn in turns]
 
-    def _told(self, turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _adapted(self, turn: Mapping[str, Any]) -> Mapping[str, Any]:
         turn = {**turn}
         if "tool_call_id" in turn:
             turn["tool_call_id"] = self._id(turn["tool_call_id"])
@@ -225,7 +225,7 @@ FORMS = (
         rf"{re.escape(MESSAGE)}){_ARGS}(?P<tail>)",
         f"commentary to=functions.{NAME} {CONSTRAIN}json{MESSAGE}{_SAMPLE}",
         between=None, marks=HARMONY,
-        before_content=f"{CHANNEL}final{MESSAGE}", told_by=rf"to=functions\.{NAME}",
+        before_content=f"{CHANNEL}final{MESSAGE}", detect=rf"to=functions\.{NAME}",
     ),
     Form(
         "deepseek_v3", DeepSeekParser,

@@ -16,7 +16,7 @@ from server.engine.mailbox import Stream
 from tests.api.test_fields import CUSTOM
 from tests.support.byte_tokenizer import EOS
 from tests.support.fake_client import FakeClient, listed_script, make_ready
-from tests.support.message_law import events_of, told
+from tests.support.message_stream_rules import events_of, told
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, CITY, scripted
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.support import message_law
+from tests.support import message_stream_rules
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient
-from tests.support.response_law import told
+from tests.support.response_stream_rules import told
 from tests.support.serving import MODEL, serve
 from tests.support.tools import HELLO, TOOLS, scripted
 
@@ -293,7 +293,7 @@ def test_a_message_has_its_thinking_in_a_block(
     more: dict[str, Any] = {} if thinking is None else {"thinking": thinking}
     more |= {"route": "/v1/messages", "messages": HELLO, "max_tokens": 400, "stream": stream}
     reply, _ = post(REPLY, **more)
-    message = message_law.told(reply) if stream else reply
+    message = message_stream_rules.told(reply) if stream else reply
     thought = {"type": "thinking", "thinking": THOUGHT, "signature": ""}
     assert message["content"] == [thought] * shown + [{"type": "text", "text": SAID}]
     history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]

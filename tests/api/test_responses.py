@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from tests.api.test_fields import FLAT, LOGPROBS
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script
-from tests.support.response_law import told
+from tests.support.response_stream_rules import told
 from tests.support.responses import BODY, RESPONSES, SAID
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, scripted

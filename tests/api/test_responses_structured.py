@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
-from tests.support.response_law import told
+from tests.support.response_stream_rules import told
 from tests.support.responses import RESPONSES
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import scripted

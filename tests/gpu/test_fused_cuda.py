@@ -13,9 +13,9 @@ from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
 from engine.config import DTypeName
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import front_door
+from engine.model.loaded import own_forward
 from engine.model.loader import load_model
-from engine.model.proof import NEARLY
+from engine.model.proof import OWN_TOLERANCE
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment
 from tests.support.cuda import ON_CUDA
@@ -38,13 +38,13 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
     ids = torch.arange(200, device="cuda")[None] % 100 + 4
     places = torch.arange(200, device="cuda")[None]
     found = []
-    for call, fused in ((front_door(model.model), False), (model.logits, True)):
+    for call, fused in ((own_forward(model.model), False), (model.logits, True)):
         prepared = SdpaBackend(model.device).prepare(plane, [Span(0, 200, 0, range(20))])
         with patch.object(fused_layers, "rotated", Mock(wraps=rotated)) as used:
             found.append(call(ids, places, 200, prepared))
         assert used.called == fused
     worst = (found[1] - found[0]).abs().max() / found[0].abs().max()
-    assert worst.item() <= NEARLY[model.dtype]
+    assert worst.item() <= OWN_TOLERANCE[model.dtype]
 
 
 COUNTS = (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 300)

@@ -18,7 +18,7 @@ from engine.sampling.plain import NOT_FINITE, Rows
 from engine.sampling.triton_draws import available, draw
 from engine.scheduling.sequence import Sequence
 from tests.support.cuda import ON_CUDA
-from tests.support.long_way import finalize, sample
+from tests.support.slow_draws import finalize, sample
 
 pytestmark = ON_CUDA
 VOCAB = 5000
@@ -93,13 +93,15 @@ def test_two_launches_say_what_torch_says(vocab: int) -> None:
     logits[3, 7], logits[4] = torch.nan, -torch.inf
     halves = key_columns([(seed, 9) for seed in range(16)])
     low, high = (torch.from_numpy(half.view(np.int32)).cuda() for half in halves)
-    loud = (torch.arange(16, device="cuda") % 4 > 0)[:, None]
+    has_noise = (torch.arange(16, device="cuda") % 4 > 0)[:, None]
     scales = torch.linspace(0.5, 2, 16, device="cuda")[:, None]
-    noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(loud, 0.0)
+    noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(has_noise, 0.0)
     tokens, leads = best_and_lead(logits * scales + noise)
     assert available(logits.device)
-    recorded = CudaRecorder(logits.device).record(lambda: draw(logits, scales, low, high, loud))
+    recorded = CudaRecorder(logits.device).record(
+        lambda: draw(logits, scales, low, high, has_noise)
+    )
     recorded.replay()
-    for found in (draw(logits, scales, low, high, loud), recorded.output):
+    for found in (draw(logits, scales, low, high, has_noise), recorded.output):
         assert found[0].tolist() == tokens.tolist()
         torch.testing.assert_close(found[1].float(), leads, rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.messages import Begun, Output, SamplingParams, Submit
+from engine.messages import Output, ResumedReply, SamplingParams, Submit
 from engine.model.pair import Pair, load_pair
 from server.engine.open_requests import OpenRequest
 from tests.model.test_lossless import (
@@ -129,8 +129,8 @@ def test_a_reply_that_was_complete_just_ends(
     engine.add(Submit("whole", TEXT_PROMPT, params, 0.0))
     whole = Replies(run(engine))
     tokens, end = whole.tokens["whole"], whole.last["whole"]
-    engine.add(Submit("again", TEXT_PROMPT, params, 0.0, Begun(tokens)))
-    engine.add(Submit("more", TEXT_PROMPT, params, 0.0, Begun([*tokens, 5])))
+    engine.add(Submit("again", TEXT_PROMPT, params, 0.0, ResumedReply(tokens)))
+    engine.add(Submit("more", TEXT_PROMPT, params, 0.0, ResumedReply([*tokens, 5])))
     again = Replies(run(engine))
     assert again.tokens == {"again": [], "more": []}
     assert again.last["again"].finish == end.finish

@@ -21,7 +21,7 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import Rows
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.sequence import Sequence
-from tests.support.long_way import finalize, guess
+from tests.support.slow_draws import finalize, guess
 from tests.support.waits import Waits
 
 VOCAB = 3000  # more than are looked at
@@ -47,7 +47,7 @@ def draws(processor: LogitsProcessor) -> DeviceDraws:
     return DeviceDraws(processor, VOCAB, torch.device("cpu"))
 
 
-def long_way(
+def slow_draws(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
@@ -70,7 +70,7 @@ def test_it_says_what_the_long_way_says(
         found = draws.guess(logits, [Rows(seq, 0, ROWS, 5)])
         assert torch.equal(logits, before)
         assert found is not None
-        tokens, leads = long_way(processor, logits, seq)
+        tokens, leads = slow_draws(processor, logits, seq)
         assert found[0] == tokens
         assert found[1] == pytest.approx(leads, abs=1e-4)
 
@@ -191,7 +191,7 @@ def test_ties_and_numbers_that_are_none(
             [(found, _)] = draws.draw(rows, [Rows(seq, i, 1, 5)])
             if found is not None:
                 told += 1
-                assert found == long_way(processor, rows[i : i + 1], seq)[0]
+                assert found == slow_draws(processor, rows[i : i + 1], seq)[0]
     assert told >= 12
 
 
@@ -204,7 +204,7 @@ def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: De
     assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
     flat[0, 700:710] = 5.0
     seq = sequence(top_p=0.9, min_p=0.5)
-    assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [Drawn(long_way(processor, flat, seq)[0])]
+    assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [Drawn(slow_draws(processor, flat, seq)[0])]
 
 
 def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: DeviceDraws) -> None:
@@ -216,7 +216,7 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
     seqs = [sequence(i, **more) for i, more in enumerate(fields)]
     asked = [Rows(seq, 2 * i, 2, 5, [0]) for i, seq in enumerate(seqs)]
     expected: list[Any] = [
-        long_way(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
+        slow_draws(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
     ]
     with Waits() as waits:
         found = draws.draw(logits, [asked[0], None, *asked[1:]])

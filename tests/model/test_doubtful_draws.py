@@ -16,7 +16,7 @@ from engine.messages import SamplingParams
 from engine.model.runner import ModelOutput
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.plain import UNSURE
+from engine.sampling.plain import UNDECIDED
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk, StepPlan
 from engine.speculation.proposal import Proposal
@@ -41,7 +41,7 @@ class Doubting(QuickDraws):
         drawn = super().draw_adjusted(logits, contexts)
         last = {context.seq.id: i for i, context in enumerate(contexts)}
         for id in self._doubted:
-            drawn[last[id]] = UNSURE
+            drawn[last[id]] = UNDECIDED
         return drawn
 
 

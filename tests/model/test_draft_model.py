@@ -26,7 +26,7 @@ from engine.speculation.draft_model import DraftModelProposer
 from engine.speculation.proposal import EMPTY, NoProposer
 from engine.speculation.suffix import SuffixProposer
 from tests.support.fake_runner import FakeRunner, Runner
-from tests.support.long_way import finalize, sample
+from tests.support.slow_draws import finalize, sample
 
 VOCAB = 40
 EOS = [2, 3]
@@ -38,7 +38,7 @@ def proposer_on(
     *,
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
-    goes_on: Callable[[Seq[Seq[float]]], bool] | None = None,
+    keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
@@ -48,7 +48,7 @@ def proposer_on(
         draws=DeviceDraws(processor, vocab_size, torch.device("cpu")),
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
-        goes_on=goes_on,
+        keeps_drafting=keeps_drafting,
         judges=judges,
     )
 
@@ -180,18 +180,18 @@ def test_drafting_ends_where_the_controller_says() -> None:
     guesses so far are those that it would have made anyway."""
     asked: list[list[list[float]]] = []
 
-    def goes_on(confidences: Seq[Seq[float]]) -> bool:
+    def keeps_drafting(confidences: Seq[Seq[float]]) -> bool:
         asked.append([list(sure) for sure in confidences])
         return len(confidences[0]) < 3
 
     answers, sizes = [], []
-    for ask in (None, goes_on):
+    for ask in (None, keeps_drafting):
         runner, blocks = FakeRunner(VOCAB, block_size=BLOCK), Blocks(1)
         seqs = [sequence(str(i), [5, 6, 7 + i]) for i in range(3)]
         for seq in seqs:
             blocks.reserve(seq, 16)
         chunks = [decode(seq, k) for seq, k in zip(seqs, (6, 2, 5), strict=True)]
-        answers.append(proposer_on(runner, goes_on=ask).propose(chunks))
+        answers.append(proposer_on(runner, keeps_drafting=ask).propose(chunks))
         sizes.append(runner.sizes)
     whole, ended = answers
     assert [len(proposal) for proposal in whole] == [6, 2, 5]

@@ -23,7 +23,7 @@ from engine.errors import ConfigError
 from engine.messages import Output, SamplingParams, Submit, Swap
 from engine.model.pair import Pair, load_pair
 from engine.step import draft_swap
-from tests.support import tiny, tiny_text, two_tongues
+from tests.support import tiny, tiny_text, two_tokenizers
 
 WEIGHTS = "model.safetensors"
 PATIENCE = 120.0  # seconds
@@ -336,7 +336,7 @@ def test_where_no_draft_can_be_swapped(
 
 def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> None:
     """Law: on either side."""
-    target, foreign = two_tongues.save(tmp_path)
+    target, foreign = two_tokenizers.save(tmp_path)
     native = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "native")
     for running, new in ((native, foreign), (foreign, native)):
         config = configured(

@@ -16,7 +16,7 @@ from engine.config import AttentionName
 from engine.messages import SamplingParams
 from engine.model.chain_graphs import read_chains
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, front_door
+from engine.model.loaded import LoadedModel, own_forward
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -26,7 +26,7 @@ from engine.scheduling.segment import Segment, Start, Window
 from engine.scheduling.sequence import Sequence as Text
 from tests.support import tiny
 from tests.support.fake_flashinfer import PagedPrefill
-from tests.support.fake_recorder import Again
+from tests.support.fake_recorder import FakeRecorder
 
 CPU = torch.device("cpu")
 BLOCK, WINDOW, LENGTH = 4, 6, 40
@@ -70,8 +70,11 @@ def _runner(draft: LoadedModel, way: str) -> ModelRunner:
     if way != "compiled decoder":
         model = replace(draft, compiled=None)
     if way == "graphs":
-        model = replace(model, logits=front_door(model.model))
-        more |= {"backend": FlashInferBackend(CPU, PagedPrefill), "graphs": Graphs(Again(), 8, 4)}
+        model = replace(model, logits=own_forward(model.model))
+        more |= {
+            "backend": FlashInferBackend(CPU, PagedPrefill),
+            "graphs": Graphs(FakeRecorder(), 8, 4),
+        }
     else:
         attention: AttentionName = "compiled" if way == "compiled" else "sdpa"
         more["attention"] = attention

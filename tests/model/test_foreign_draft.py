@@ -20,15 +20,15 @@ from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Output, SamplingParams
 from engine.model.fit import check_pair
 from engine.model.pair import Pair, load_pair
-from engine.speculation.foreign_draft import ForeignDraftProposer, Reading
+from engine.speculation.foreign_draft import DraftTokens, ForeignDraftProposer
 from tests.model.test_lossless import FIELDS, PROMPT, VARIANTS, Replies, hold, run, submit_all
-from tests.support import tiny, tiny_text, two_tongues
+from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.reference import Reference
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    return two_tongues.save(tmp_path_factory.mktemp("tongues"))
+    return two_tokenizers.save(tmp_path_factory.mktemp("tongues"))
 
 
 def config(paths: tuple[str, str], k: int | str, **more: Any) -> EngineConfig:
@@ -95,7 +95,7 @@ def test_it_agrees_as_the_same_draft_in_the_targets_tokens(
     """Law: where the texts hold nothing but tokens of both, a draft of which only the ids are other
     ones has the same guesses kept: the noise is by the target's ids. At temperature 1 by the
     draft's own hardly any would be."""
-    target, draft = two_tongues.save(tmp_path, tiny_text.MERGES)
+    target, draft = two_tokenizers.save(tmp_path, tiny_text.MERGES)
     own = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "own")
     outside = [*range(1, len(tiny_text.SPECIALS)), *range(276, 289)]
     kept = []
@@ -127,9 +127,9 @@ def test_tokens_outside_the_intersection_are_written_in_pieces(pair: Pair) -> No
     tokens, ends of text are each other's, and padding is nothing."""
     translation = pair.translation
     assert translation is not None
-    ours, theirs = tiny_text.tokenizer(), two_tongues.tokenizer()
+    ours, theirs = tiny_text.tokenizer(), two_tokenizers.tokenizer()
     both = dict(zip(translation.target_ids, translation.draft_ids, strict=True))
-    assert len(both) == len(translation.draft_ids) == 255 + len(two_tongues.MERGES) + 1
+    assert len(both) == len(translation.draft_ids) == 255 + len(two_tokenizers.MERGES) + 1
     for text in ("ab", "a", "Ġ", "Ċ", '{"'):
         assert both[id_of(ours, text)] == id_of(theirs, text)
         assert translation.pieces(id_of(ours, text)) == [id_of(theirs, text)]
@@ -189,7 +189,7 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
     """Law: whatever is guessed, kept, refused and skipped, `ids` is the text in the draft's tokens,
     `ends` where each target token ends there, and `valid` positions hold the keys of just those."""
     pieces = {0: [9], 1: [5, 6], 2: [], 3: [9, 9, 9], 4: [7], 5: [6]}
-    reading, memory, text = Reading(), Memory(), list[int]()
+    reading, memory, text = DraftTokens(), Memory(), list[int]()
     runs = st.booleans()
     for _ in range(data.draw(st.integers(1, 8))):
         text += data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
@@ -215,7 +215,7 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
 
 def test_guesses_that_are_kept_are_not_run_again() -> None:
     """Law: a guess that is committed stays computed, and the first other one ends that."""
-    reading = Reading()
+    reading = DraftTokens()
     reading.follow([1, 2], lambda token: [token])
     reading.valid, reading.guessed = 2, [3, 4, 5]
     reading.follow([1, 2, 3, 4, 8], lambda token: [token])

@@ -29,7 +29,7 @@ from engine.model.attention_choice import choose_attention
 from engine.model.batch import Batch
 from engine.model.early_exit import _shortened
 from engine.model.kv_cache import KVCache, Plane
-from engine.model.loaded import front_door
+from engine.model.loaded import own_forward
 from engine.model.loader import load_model
 from engine.model.proof import is_proven, probe_layers, reference
 from engine.scheduling.segment import LAST, Segment
@@ -43,7 +43,7 @@ from engine.attention.triton_kernels import Splitting  # noqa: E402
 from engine.model import fused_layers as fused_layers_module  # noqa: E402
 from engine.model import triton_layers as kernels  # noqa: E402
 from engine.model import triton_products as products  # noqa: E402
-from engine.model.fused_layers import EVERY, fused_layers, make_steady  # noqa: E402
+from engine.model.fused_layers import EVERY, fused_layers, make_batch_invariant  # noqa: E402
 from engine.model.triton_products import Product  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def model_of(family: str) -> Any:
 def compare(family: str) -> None:
     model = model_of(family)
     shapes, expected = probe_layers(model, family), reference(model, family)
-    call = front_door(fused_layers(model, shapes))
+    call = own_forward(fused_layers(model, shapes))
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
@@ -114,7 +114,7 @@ def compare_first(family: str) -> None:
     target: Any = SimpleNamespace(model=model, layers=shapes)
     fused = fused_layers(model, shapes)
     call, short = (_shortened(target, each, 1) for each in (fused, model))
-    expected, call = reference(short, family), front_door(call)
+    expected, call = reference(short, family), own_forward(call)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
@@ -145,7 +145,7 @@ def test_it_equals_the_model(family: str, interpreted: Run) -> None:
 def check_hidden() -> None:
     model, tokens, seen = model_of("qwen3"), torch.arange(5)[None], list[dict[int, Tensor]]()
     shapes = probe_layers(model, "it")
-    for call in (front_door(model), front_door(fused_layers(model, shapes))):
+    for call in (own_forward(model), own_forward(fused_layers(model, shapes))):
         plane, found = KVCache(2, 4, CPU).add_plane("it", shapes, model.dtype), dict[int, Tensor]()
         prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 5, 0, [0, 1])])
         with torch.inference_mode():
@@ -242,8 +242,8 @@ def check_steady() -> None:
     model = model_of("gemma2")
     shapes, expected = probe_layers(model, "it"), reference(model, "it")
     fused = fused_layers(model, shapes)
-    assert make_steady(fused) is None
-    backend, call = TritonBackend(CPU, Splitting(2, 32)), front_door(fused)
+    assert make_batch_invariant(fused) is None
+    backend, call = TritonBackend(CPU, Splitting(2, 32)), own_forward(fused)
 
     @torch.inference_mode()
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
@@ -285,16 +285,16 @@ def check_loading(served: str, refused: str) -> None:
             for folder in (served, refused)
         ]
         wanted = [reference(model.model, "it") for model in models]
-        found = loader._steady(models[0], wanted[0], "it")
+        found = loader._batch_invariant(models[0], wanted[0], "it")
         assert found.batch_invariant
         assert replace(found, dtype=torch.bfloat16).exact
         with pytest.raises(ModelError, match="there are no fused layers"):
-            loader._steady(models[1], wanted[1], "it")
+            loader._batch_invariant(models[1], wanted[1], "it")
         with (
             patch.object(fused_layers_module, "Product", Wrong),
             pytest.raises(ModelError, match="other logits"),
         ):
-            loader._steady(models[0], wanted[0], "it")
+            loader._batch_invariant(models[0], wanted[0], "it")
 
 
 def test_the_loader_says_why_a_model_is_not_steady(tmp_path: Path, interpreted: Run) -> None:
@@ -322,7 +322,7 @@ def check_other_cache() -> None:
     model = model_of("qwen3")
     shapes = probe_layers(model, "it")
     found = []
-    for run in (front_door(model), front_door(fused_layers(model, shapes))):
+    for run in (own_forward(model), own_forward(fused_layers(model, shapes))):
         plane = Plane(shapes, 4, block_size=4, dtype=torch.bfloat16, device=CPU)
         prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 3, 0, [2])])
         with torch.inference_mode():
@@ -348,7 +348,7 @@ def test_what_is_not_known_is_not_fused() -> None:
     attention.k_proj.bias = torch.nn.Parameter(torch.zeros(len(attention.k_proj.weight)))
     assert fused_layers(model, probe_layers(model, "it")) is None
     model = model_of("mixtral")
-    assert "expert" in str(make_steady(fused_layers(model, probe_layers(model, "it"))))
+    assert "expert" in str(make_batch_invariant(fused_layers(model, probe_layers(model, "it"))))
 
 
 CONSTANTS: dict[str, list[dict[str, int]]] = {

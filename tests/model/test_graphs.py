@@ -18,7 +18,7 @@ from engine.messages import SamplingParams, StepSeconds, Submit
 from engine.model.chain_graphs import read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, front_door
+from engine.model.loaded import LoadedModel, own_forward
 from engine.model.loader import load_model
 from engine.model.pair import Pair, _graphs_of, use_device
 from engine.model.proof import waits_for_device
@@ -31,7 +31,7 @@ from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_model import DraftModelProposer
 from engine.step.rounds import move_late_seconds
 from tests.support.fake_flashinfer import PagedPrefill
-from tests.support.fake_recorder import Again
+from tests.support.fake_recorder import FakeRecorder
 from tests.support.reference import Reference
 from tests.support.waits import Waits
 
@@ -54,10 +54,10 @@ def eager(model: LoadedModel) -> ModelRunner:
     return ModelRunner(model, KVCache(BLOCKS, BLOCK, "cpu"), "eager", attention="sdpa")
 
 
-def captured(model: LoadedModel, recorder: Again, most_steps: int = 0) -> ModelRunner:
+def captured(model: LoadedModel, recorder: FakeRecorder, most_steps: int = 0) -> ModelRunner:
     """As on CUDA: by the model's own forward, without compiled code."""
     runner = ModelRunner(
-        replace(model, logits=front_door(model.model)),
+        replace(model, logits=own_forward(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
         model.role,
         backend=FlashInferBackend(CPU, PagedPrefill),
@@ -79,7 +79,7 @@ STEPS = [  # prompts, decodes, a verification beside a prompt, more rows than th
 def test_replays_equal_eager_forwards(target: LoadedModel) -> None:
     """Law: whatever the number of rows, however it is filled up, a replay's logits are those of the
     eager forward, and so is the cache that the next one reads."""
-    recorder = Again()
+    recorder = FakeRecorder()
     ours, theirs = captured(target, recorder), eager(target)
     for segments in STEPS:
         found, expected = ours.forward(segments).logits, theirs.forward(segments).logits
@@ -90,7 +90,7 @@ def test_replays_equal_eager_forwards(target: LoadedModel) -> None:
 
 def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
     """Law: what cannot be staged is computed all the same."""
-    recorder = Again()
+    recorder = FakeRecorder()
     ours, theirs = captured(target, recorder), eager(target)
     for runner in (ours, theirs):
         runner.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
@@ -104,7 +104,7 @@ def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> N
     """Bug: their logits are joined at the end, and each replay wrote over those of the one before:
     all forwards of a model leave them in one place."""
     processor, found = LogitsProcessor(draft.eos_ids), list[Tensor]()
-    for runner in (captured(draft, Again()), eager(draft)):
+    for runner in (captured(draft, FakeRecorder()), eager(draft)):
         proposer = DraftModelProposer(
             runner,
             processor=processor,
@@ -118,7 +118,7 @@ def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> N
 
 def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
     """Law: once, the largest first; a later forward records nothing."""
-    recorder = Again()
+    recorder = FakeRecorder()
     ours = captured(target, recorder)
     [*ours.capture()]
     assert recorder.recorded == 6  # 1, 2, 4, 8, 16, 24
@@ -127,7 +127,7 @@ def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
 
 
 def test_the_pool_drops_what_was_used_longest_ago() -> None:
-    recorder = Again()
+    recorder = FakeRecorder()
 
     class Doubled:
         def __init__(self, name: str) -> None:
@@ -165,7 +165,7 @@ def test_a_chain_draws_what_steps_draw(
 ) -> None:
     """Law: one graph of K steps draws the tokens that K forwards with the same keyed noise draw,
     whatever the fields, and leaves the same keys and values."""
-    ours, theirs = captured(draft, Again()), eager(draft)
+    ours, theirs = captured(draft, FakeRecorder()), eager(draft)
     theirs._compiled = None
     seqs = [sequence(i, **fields) for i, fields in enumerate(asks[:count])]
     prompts = [Segment(seq.tokens, 0, seq.blocks, 1) for seq in seqs]
@@ -181,7 +181,7 @@ def test_a_chain_draws_what_steps_draw(
 def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     """Bug: each was recorded inside the request that needed it first, and sixteen of them kept,
     where K up to 8 has 88. Law: what was recorded for one K is not disturbed by another."""
-    recorder = Again()
+    recorder = FakeRecorder()
     ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
     theirs._compiled = None
     [*ours.capture()]
@@ -197,7 +197,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
 
 
 def test_all_chains_are_kept(draft: LoadedModel) -> None:
-    recorder = Again()
+    recorder = FakeRecorder()
     ours = captured(draft, recorder)
     assert ours._chains is not None
     pool, sizes = ours._chains._pool, ours._chains._sizes
@@ -209,7 +209,7 @@ def test_what_no_graph_holds_is_run_at_start(
 ) -> None:
     """Bug: the first long prompt had its attention compiled within the request, next to a watchdog
     of 30 s. Law: in free blocks, as many rows as positions and blocks allow; no time is told."""
-    ours = captured(target, Again())
+    ours = captured(target, FakeRecorder())
     seen: list[list[tuple[int, int]]] = []
     prepare = ours.backend.prepare
 
@@ -235,7 +235,7 @@ def test_what_no_graph_holds_is_run_at_start(
 @pytest.mark.parametrize("steps", [1, 3, 6])
 def test_a_proposal_is_told_once(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
     """Law: the host hears of a proposal in one copy, whatever K is."""
-    ours = captured(draft, Again())
+    ours = captured(draft, FakeRecorder())
     output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
     seqs, draws = [sequence(0, **fields)], draws_of(draft)
     chained(ours, output, draws, seqs, steps)  # records
@@ -299,7 +299,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     tiny_eos: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Law: graphs and draws on the device are no choice of the text, with a draft and without."""
-    recorder = Again()
+    recorder = FakeRecorder()
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
     def runner(config: EngineConfig, model: LoadedModel, *_: object, **__: object) -> ModelRunner:

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from engine.attention.flashinfer import FlashInferBackend
 from engine.cpu.fused import FusedDecoder
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, front_door
+from engine.model.loaded import LoadedModel, own_forward
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.segment import LAST, HiddenRows, Segment
 from tests.support import tiny
 from tests.support.fake_flashinfer import PagedPrefill
-from tests.support.fake_recorder import Again
+from tests.support.fake_recorder import FakeRecorder
 
 TOKENS = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 LAYERS = (LAST, 0, 1)
@@ -31,13 +31,13 @@ PARENTS = [-1, -1, 0, 1]
 Make = Callable[[LoadedModel, HiddenRows | None], ModelRunner]
 
 
-def own_forward(model: LoadedModel) -> LoadedModel:
-    return replace(model, logits=front_door(model.model), compiled=None)
+def with_own_forward(model: LoadedModel) -> LoadedModel:
+    return replace(model, logits=own_forward(model.model), compiled=None)
 
 
 def eager(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
     cache = KVCache(BLOCKS, BLOCK, "cpu")
-    return ModelRunner(own_forward(model), cache, "eager", attention="sdpa", hidden=hidden)
+    return ModelRunner(with_own_forward(model), cache, "eager", attention="sdpa", hidden=hidden)
 
 
 def fused(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
@@ -54,11 +54,11 @@ def compiled(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
 def graphs(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
     cache = KVCache(BLOCKS, BLOCK, "cpu", scrap=True)
     return ModelRunner(
-        own_forward(model),
+        with_own_forward(model),
         cache,
         "graphs",
         backend=FlashInferBackend(torch.device("cpu"), PagedPrefill),
-        graphs=Graphs(Again(), 24),
+        graphs=Graphs(FakeRecorder(), 24),
         hidden=hidden,
     )
 

@@ -14,8 +14,8 @@ from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import plain_of
 from engine.scheduling.sequence import Sequence
-from tests.support.long_way import finalize, keep_most_likely
 from tests.support.reference import log_softmax, penalised
+from tests.support.slow_draws import finalize, keep_most_likely
 
 VOCAB = 300
 EOS = [2, 3]

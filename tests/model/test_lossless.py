@@ -292,10 +292,10 @@ class Whims(FixedK):
     def choose(self, load: Load) -> int:
         return self.random.choice([0, 1, self.k_max, self.k_max])
 
-    def goes_on(self, confidences: Confidences) -> bool:
-        goes_on = self.random.random() < 0.7
-        self.stopped += not goes_on
-        return goes_on
+    def keeps_drafting(self, confidences: Confidences) -> bool:
+        keeps_drafting = self.random.random() < 0.7
+        self.stopped += not keeps_drafting
+        return keeps_drafting
 
     def keep(self, confidences: Confidences) -> list[int]:
         kept = [self.random.randint(0, len(sure)) for sure in confidences]

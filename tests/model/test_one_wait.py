@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, front_door
+from engine.model.loaded import LoadedModel, own_forward
 from engine.model.loader import load_model
 from engine.model.pair import Pair
 from engine.model.runner import Graphs, ModelRunner
@@ -28,7 +28,7 @@ from tests.model.test_lossless import FIELDS as ALL_FIELDS
 from tests.model.test_lossless import Replies, run
 from tests.support.drafters import Listener
 from tests.support.fake_flashinfer import PagedPrefill
-from tests.support.fake_recorder import Again
+from tests.support.fake_recorder import FakeRecorder
 from tests.support.reference import Reference
 from tests.support.waits import Waits
 
@@ -66,9 +66,9 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         def runner(
             config: EngineConfig, model: LoadedModel, *_: object, **__: object
         ) -> ModelRunner:
-            graphs = Graphs(Again(), 24)
+            graphs = Graphs(FakeRecorder(), 24)
             runner = ModelRunner(
-                replace(model, logits=front_door(model.model)),
+                replace(model, logits=own_forward(model.model)),
                 cache,
                 model.role,
                 backend=FlashInferBackend(CPU, PagedPrefill),

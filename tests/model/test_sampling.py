@@ -20,8 +20,8 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import gumbel
 from engine.sampling.plain import NOT_FINITE
 from engine.scheduling.sequence import Sequence
-from tests.support.long_way import finalize, sample
 from tests.support.reference import filtered, log_softmax, penalised
+from tests.support.slow_draws import finalize, sample
 
 VOCAB = 12
 DRAWS = 3000

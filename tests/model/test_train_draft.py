@@ -25,7 +25,7 @@ from engine.lab.train.loop import Run
 from engine.messages import SamplingParams, Submit
 from engine.sampling.noise import gumbel
 from engine.step.id_log import IdLog, read_ids
-from tests.support import tiny, tiny_text, two_tongues
+from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.domains import sql
 
 POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "12", "--continued", "3"]
@@ -410,7 +410,7 @@ def test_a_draft_with_another_tokenizer_is_refused(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: it can be served, so nothing refused it, and it learnt the ids of other tokens."""
-    both = two_tongues.save(tmp_path)
+    both = two_tokenizers.save(tmp_path)
     assert program.main(words(both, text, tmp_path / "mine", "--steps", "2")) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert f"--draft {both[1]} has another tokenizer" in line

@@ -17,8 +17,8 @@ from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_surviv
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.logprobs import scores as scores_by_torch
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
-from engine.sampling.plain import NOT_FINITE, UNSURE, Rows
-from engine.sampling.row_facts import Facts
+from engine.sampling.plain import NOT_FINITE, UNDECIDED, Rows
+from engine.sampling.row_params import RowParams
 from engine.sampling.token_counts import adjusted as by_torch
 from engine.sampling.triton_draws import available
 from engine.scheduling.sequence import Sequence
@@ -39,7 +39,7 @@ pytest.importorskip("triton", reason="needs Triton, which comes with torch for C
 
 KEYS: list[Key] = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095), (7, 7)]
 ROWS = len(KEYS)
-FILTERED = Facts._fields.index("filtered")
+FILTERED = RowParams._fields.index("filtered")
 LOUD = np.array([True, True, False, True, True, False])
 SCALES = np.array([1.0, 0.7, 1.0, 3.0, 1.0, 1.0])
 WIDTHS = [1, 2, 1024, 1025, 5000]  # a block is 1024
@@ -64,7 +64,7 @@ def normal(width: int, seed: int = 4) -> npt.NDArray[np.float32]:
 def agree(interpreted: Interpreted, logits: Array) -> Array:
     """The tokens, which must be torch's; as must the leads."""
     scales = SCALES.astype(np.float32)[:, None]
-    quiet = [key if loud else None for key, loud in zip(KEYS, LOUD, strict=True)]
+    quiet = [key if has_noise else None for key, has_noise in zip(KEYS, LOUD, strict=True)]
     scores = torch.from_numpy(logits * scales) + gumbel(quiet, logits.shape[1])
     tokens, leads = (found.numpy() for found in best_and_lead(scores))
     found = interpreted(drawn, logits, scales, *halves(KEYS), LOUD[:, None])
@@ -225,8 +225,8 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
         found = interpreted(survivors, logits, table, False)
         assert found[0].tolist() == tokens.tolist()
         guess = interpreted(survivors, logits[4:5], table[4:5], True)
-        assert np.array_equal(guess, [[7], [7]] if tokens[4] == UNSURE else found[:, 4:5])
-        assert (UNSURE in tokens) == (width > look)
+        assert np.array_equal(guess, [[7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
+        assert (UNDECIDED in tokens) == (width > look)
         sure = tokens >= 0
         assert np.abs(found[1] - leads)[sure].max() < 1e-5
 

@@ -18,7 +18,7 @@ from engine.sampling.plain import NOT_FINITE
 from engine.scheduling.sequence import Sequence
 from engine.speculation.proposal import EMPTY, Proposal, chain
 from engine.speculation.verify import walk
-from tests.support.long_way import finalize, sample
+from tests.support.slow_draws import finalize, sample
 
 #        0:10 -- 2:11 -- 4:12
 # root <

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from tests.process.served import Server, serving
 from tests.support.documents import section
-from tests.support.response_law import told
+from tests.support.response_stream_rules import told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

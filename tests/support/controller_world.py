@@ -105,7 +105,7 @@ class World:
         while depth < k:
             live = [guesses[:depth] for guesses in ahead if len(guesses) > depth]
             sure = [[confidence for confidence, _ in guesses] for guesses in live]
-            if not live or (self.informed is not None and not controller.goes_on(sure)):
+            if not live or (self.informed is not None and not controller.keeps_drafting(sure)):
                 break
             depth += 1
         return depth

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.model.graphs import Recorded
 
 
-class Again:
+class FakeRecorder:
     """`recorded` and `replayed` count recordings and replays."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ def test_without_the_stop_it_drafts_on_however_unsure() -> None:
         play(controller, world, 300)
         for lead in (8.0, -4.0):
             controller.choose(Load(1))
-            found.append(controller.goes_on([[lead]]))
+            found.append(controller.keeps_drafting([[lead]]))
     assert found == [True, False, True, True]
 
 

@@ -14,8 +14,8 @@ BUDGETS = {
     "engine/control": 1_603,
     "engine/cpu": 3_350,
     "lab": 8_356,  # engine/lab and server/lab
-    "serving": 29_974,  # everything else but the script that trained the built-in pair
-    "all": 45_007,
+    "serving": 29_976,  # everything else but the script that trained the built-in pair
+    "all": 45_009,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"

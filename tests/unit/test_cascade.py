@@ -282,7 +282,7 @@ def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
             seq.tokens.append(1)
         found = [after - before for before, after in pairwise(asked)]
         assert found[:7] == first + later
-        ngram.chances, seq.asks_from = [0.9], 0
+        ngram.chances, seq.lookup_from = [0.9], 0
         allowance.begin(Load(num_sequences))
         allowance.want(seq)
         seq.tokens.append(1)

@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 
 from engine.config import model_folder
 from engine.grammar import compiler as grammar_module
-from engine.grammar.compiler import Compiling
+from engine.grammar.compiler import PendingGrammars
 from engine.grammar.source import compile_grammar
 from engine.grammar.vocabulary import load_vocabulary
 from engine.messages import Grammar, SamplingParams
@@ -36,7 +36,7 @@ def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) 
         return compile_grammar(grammar, vocabulary)
 
     monkeypatch.setattr(grammar_module, "compile_grammar", compile)
-    compiling = Compiling(load, can_end=True)
+    compiling = PendingGrammars(load, can_end=True)
     for id, pattern in (("1", "first"), ("2", "gone"), ("3", "shared"), ("4", "shared")):
         compiling.add(waiting(id, pattern))
     compiling.add(waiting("5", "again"))

@@ -368,7 +368,7 @@ def test_a_token_of_context_costs_what_it_does_in_such_a_batch() -> None:
     """Bug: it had one cost for all batches, and a few sequences pay a third of what many do.
     Between two sizes that were measured it is their mean, beyond them that of the nearest."""
     costs = costs_of([(1, 2e-4)], token_seconds={4: (1e-6, 0.0), 16: (3e-6, 0.0)})
-    costs.face(CONTEXT + 100.0)
+    costs.set_context(CONTEXT + 100.0)
     found = [float(costs.by_rows(n, n)[n]) - 4e-3 for n in (1, 4, 8, 16, 100)]
     assert found == pytest.approx([1e-4, 4e-4, 16e-4, 48e-4, 300e-4])
 
@@ -377,11 +377,11 @@ def test_a_draft_step_reads_contexts_too() -> None:
     """Law: what was learnt of drafting at one length holds at another, but for what is read."""
     costs = costs_of([(1, 5e-4), (64, 5e-4)], token_seconds={1: (0.0, 1e-6)})
     begin, step = costs.drafting(8)
-    costs.face(CONTEXT + 100.0)
+    costs.set_context(CONTEXT + 100.0)
     assert costs.drafting(8) == pytest.approx((begin, step + 8e-4))
     for _ in range(100):
         drafted(costs, 8, 2, 1e-3 + 2 * (5e-4 + 8e-4), context=CONTEXT + 100)
-    costs.face(float(CONTEXT))
+    costs.set_context(float(CONTEXT))
     assert costs.drafting(8) == pytest.approx((1e-3, 5e-4), rel=0.01)
 
 
@@ -418,7 +418,7 @@ def test_a_window_bounds_what_a_context_takes() -> None:
     costs.set_profile(Profile(FLAT, [(1, 2e-4)], token_seconds=tokens, draft_window=CONTEXT + 500))
     found = []
     for length in (CONTEXT, CONTEXT + 400, CONTEXT + 600, CONTEXT + 9000):
-        costs.face(length)
+        costs.set_context(length)
         found.append((costs.drafting(1)[1], float(costs.by_rows(1, 1)[1])))
     steps, target = np.diff(np.array(found), axis=0).T
     assert steps == pytest.approx([4e-5, 1e-5, 0.0])

@@ -40,8 +40,8 @@ def guesses(proposed: list[int], accepted: list[int]) -> StepMetrics:
 def test_each_position_has_its_own_denominator() -> None:
     """Law: a short proposal is no evidence against the positions that it never reached."""
     steps = [guesses([4, 4, 4], [4, 2, 1]), guesses([4], [0]), guesses([], [])]
-    assert gain_of(*steps * 10).kept == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
-    assert Gain().kept == []
+    assert gain_of(*steps * 10).acceptance_by_position == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
+    assert Gain().acceptance_by_position == []
 
 
 def test_positions_that_nobody_tries_are_forgotten() -> None:
@@ -51,7 +51,7 @@ def test_positions_that_nobody_tries_are_forgotten() -> None:
     gain.observe(guesses([8, 8], [8, 8]))
     for _ in range(2000):
         gain.observe(guesses([8], [2]))
-    assert gain.kept == pytest.approx([0.25], abs=0.01)
+    assert gain.acceptance_by_position == pytest.approx([0.25], abs=0.01)
 
 
 def test_lengths_of_context_have_their_own_share() -> None:
@@ -61,7 +61,7 @@ def test_lengths_of_context_have_their_own_share() -> None:
         StepMetrics(num_sampling=1, proposed_behind=[4, 0, 0, 2], accepted_behind=[3, 0, 0, 0]),
         StepMetrics(num_sampling=1),
     ]
-    assert gain_of(*steps * 10).kept_behind == pytest.approx({"1k": 0.75, "longer": 0.0})
+    assert gain_of(*steps * 10).acceptance_by_context == pytest.approx({"1k": 0.75, "longer": 0.0})
 
 
 def share_of(gain: Gain, name: str) -> tuple[float, ...]:

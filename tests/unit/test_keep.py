@@ -74,14 +74,14 @@ def test_nothing_is_kept_where_rows_are_too_dear() -> None:
 
 def test_drafting_ends_at_the_bound_and_where_nothing_can_pay() -> None:
     controller = trained(2)
-    assert controller.goes_on([[6.0], [6.0]])
-    assert not controller.goes_on([[9.0] * K_MAX] * 2)
+    assert controller.keeps_drafting([[6.0], [6.0]])
+    assert not controller.keeps_drafting([[9.0] * K_MAX] * 2)
     controller.keep([[6.0], [6.0]])
-    assert not controller.goes_on([[-9.0], [-9.0]])
+    assert not controller.keeps_drafting([[-9.0], [-9.0]])
     dear = World(alpha=0.6, batch=2, draft=0.5, informed=1.5)
     without = adaptive(dear, stops=True)
     play(without, dear, 40)
-    assert not without.goes_on([[9.0], [9.0]])
+    assert not without.keeps_drafting([[9.0], [9.0]])
 
 
 def test_a_sure_draft_goes_deeper() -> None:
@@ -90,7 +90,7 @@ def test_a_sure_draft_goes_deeper() -> None:
     depths = []
     for confidence in (0.0, 3.0, 7.0):
         depth = 1
-        while controller.goes_on([[confidence] * depth]):
+        while controller.keeps_drafting([[confidence] * depth]):
             depth += 1
         controller.keep([[confidence] * depth])
         depths.append(depth)
@@ -157,10 +157,10 @@ def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
             break
         controller.update(world.round(controller, k))
     doubtful = [[-9.0]] * 8
-    assert controller.goes_on(doubtful)
+    assert controller.keeps_drafting(doubtful)
     assert controller.keep(doubtful) == [1] * 8
     controller.update(world.round(controller, k))
-    assert not controller.goes_on(doubtful)
+    assert not controller.keeps_drafting(doubtful)
     assert controller.keep(doubtful) == [0] * 8
 
 

@@ -9,10 +9,10 @@ from engine.messages import (
     Abort,
     Command,
     Drain,
+    Draining,
     Event,
     Fatal,
     Grammar,
-    Leaving,
     Output,
     Outputs,
     Ready,
@@ -88,7 +88,7 @@ EVENTS: list[Event] = [
         StepMetrics(step=3, seconds=StepSeconds(verify=0.5), accepted_at=[2, 1], k_counts=[0, 1]),
     ),
     Fatal("the engine failed"),
-    Leaving(),
+    Draining(),
 ]
 
 

@@ -143,7 +143,7 @@ class Listener(FixedK):
         self.asked += 1
         return [min(len(sure), 1) for sure in confidences]
 
-    def goes_on(self, confidences: Confidences) -> bool:
+    def keeps_drafting(self, confidences: Confidences) -> bool:
         return False
 
 
@@ -153,9 +153,9 @@ def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
     listener = Listener(8)
     controller = Modes(listener)
     sure = [[0.1, 0.2, 0.3], [], [5.0]]
-    assert (controller.keep(sure), controller.goes_on(sure)) == ([1, 0, 1], False)
+    assert (controller.keep(sure), controller.keeps_drafting(sure)) == ([1, 0, 1], False)
     controller.set("fixed", 4)
-    assert (controller.keep(sure), controller.goes_on(sure)) == ([3, 0, 1], True)
+    assert (controller.keep(sure), controller.keeps_drafting(sure)) == ([3, 0, 1], True)
     assert listener.asked == 2
     controller.set("auto")
     assert controller.keep(sure) == [1, 0, 1]

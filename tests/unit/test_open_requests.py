@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineLost
-from engine.messages import Abort, Begun, Command, Output, SamplingParams, Speculation, Submit
+from engine.messages import (
+    Abort,
+    Command,
+    Output,
+    ResumedReply,
+    SamplingParams,
+    Speculation,
+    Submit,
+)
 from server.engine.mailbox import Stream
 from server.engine.open_requests import OpenRequests, ResumeOutcome
 from tests.support.fake_client import make_ready
@@ -53,7 +61,7 @@ class World:
     def die_and_return(self) -> list[str]:
         self.lose()
         self.told.clear()
-        self.requests.come_back(READY)
+        self.requests.resume_on(READY)
         return self.taken()
 
 
@@ -77,11 +85,11 @@ async def test_the_next_engine_is_told_what_had_arrived() -> None:
     world.say("a", 7, rounds=2, proposed=8, accepted=1, predicted=2)
     world.lose()
     world.told.clear()
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     (again,) = world.told
     assert isinstance(again, Submit)
     assert again.prompt == [1, 2]
-    assert again.begun == Begun([5, 6, 7], rounds=2, proposed=8, accepted=1, predicted=2)
+    assert again.begun == ResumedReply([5, 6, 7], rounds=2, proposed=8, accepted=1, predicted=2)
     world.say("a", 8, rounds=3, finish="length")
     output = stream.take()
     assert (output.tokens, output.rounds, output.finish) == ([5, 6, 7, 8], 3, "length")
@@ -97,7 +105,7 @@ async def test_what_had_not_begun_begins_anew() -> None:
     world.add("a")
     (first,) = world.told
     world.lose()
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     assert world.told[-1] == first
 
 
@@ -110,7 +118,7 @@ async def test_a_reply_is_not_cut_short_by_a_smaller_engine() -> None:
     world.say("long", 5)
     world.lose(planned=True)
     world.taken()
-    world.requests.come_back(make_ready(max_model_len=99))
+    world.requests.resume_on(make_ready(max_model_len=99))
     assert world.taken() == ["short"]
     assert long.take().tokens == [5]
     with pytest.raises(EngineLost, match="may take 100 tokens, the engine now takes 99"):
@@ -130,7 +138,7 @@ async def test_of_two_losses_the_first_begins_the_gap() -> None:
     world.say("b", 5)
     world.lose()
     world.lose()  # while it started
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     assert world.taken()[-2:] == ["a", "b"]
     world.say("a", 6)
     world.say("a", 7)
@@ -158,7 +166,7 @@ async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> N
     assert "4 times in a row" in end.error
     assert "SIGKILL" in end.error
     assert world.outcomes == ["given_up"]
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     assert world.taken() == ["good"]  # which died twice without an output, too
     world.say("good", 6)
     assert world.taken() == ["new"]
@@ -184,7 +192,7 @@ async def test_a_planned_end_is_nobodys_fault() -> None:
     world.add("a")
     for _ in range(5):
         assert world.lose(planned=True) == 0
-        world.requests.come_back(READY)
+        world.requests.resume_on(READY)
     assert world.taken() == ["a"] * 6
     assert world.outcomes == []
 
@@ -214,7 +222,7 @@ def test_poison_among_many_is_found(seed: int) -> None:
                 world.lose()
                 running.clear()
                 world.told.clear()
-                world.requests.come_back(READY)
+                world.requests.resume_on(READY)
                 continue
             if len(streams) < 15 and chance.random() < 0.1:
                 name = f"new{len(streams)}"
@@ -240,10 +248,10 @@ async def test_nobody_is_held_for_ever() -> None:
     """Law: after `seconds` a held stream ends with a sentence, after what had arrived; one that
     goes on does not."""
     world = World(seconds=0.05)
-    late, goes_on = world.add("late", "goes on")
+    late, keeps_drafting = world.add("late", "goes on")
     world.say("late", 5)
     world.lose()
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     world.say("goes on", 6)
     await asyncio.sleep(0.1)
     assert late.take().tokens == [5]
@@ -254,7 +262,7 @@ async def test_nobody_is_held_for_ever() -> None:
     assert Abort(["late"]) in world.told
     world.say("late", 9)  # crosses the abort
     world.say("goes on", 7, finish="length")
-    assert goes_on.take().tokens == [6, 7]
+    assert keeps_drafting.take().tokens == [6, 7]
 
 
 @in_a_loop
@@ -322,7 +330,7 @@ async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> N
         world.requests.add(Submit(f"{i}", [1], params, 0.0))
     world.lose(planned=True)
     world.told.clear()
-    world.requests.come_back(make_ready(k_max=2, proposers=("draft_model",)))
+    world.requests.resume_on(make_ready(k_max=2, proposers=("draft_model",)))
     said_again = [one.params.speculation for one in world.told if isinstance(one, Submit)]
     assert said_again == [None, None, asked[2]]
 
@@ -338,7 +346,7 @@ async def test_what_comes_between_two_engines_is_held_as_well() -> None:
     world.requests.add(Submit("between", [1, 2], PARAMS, 0.0), waits=True)
     late = world.requests.add(Submit("late", [1, 2], PARAMS, 0.0), waits=True)
     assert world.taken() == []
-    world.requests.come_back(READY)
+    world.requests.resume_on(READY)
     assert world.taken() == ["before", "between", "late"]
     world.say("between", 5, cached_tokens=0)
     await asyncio.sleep(0.1)

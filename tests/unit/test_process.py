@@ -18,9 +18,9 @@ from engine.messages import (
     Abort,
     Command,
     Drain,
+    Draining,
     Event,
     Fatal,
-    Leaving,
     Mode,
     Output,
     Outputs,
@@ -105,7 +105,7 @@ def test_drain_finishes_what_runs_and_takes_nothing_new(front_end: FrontEnd) -> 
         items = outputs_of(events, id)
         assert sum((item.tokens for item in items), []) == expected_tokens(prompt, count)
         assert [item.finish for item in items if item.finish] == ["length"]
-    assert Leaving() in events
+    assert Draining() in events
     assert outputs_of(events, "late") == []
 
 
@@ -176,7 +176,7 @@ def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
     for alone in (False, True):
         code, events = front_end.run(refusing, alone=alone)
         assert code == 2
-        assert events == [Fatal("no such folder: /x", useless_to_retry=True)]
+        assert events == [Fatal("no such folder: /x", permanent=True)]
         assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [
             ("the engine stops: no such folder: /x", None)
         ] * alone

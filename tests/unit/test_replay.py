@@ -41,7 +41,7 @@ class Script(FixedK):
     def choose(self, load: object) -> int:
         return self.ks[min(len(self.seen), len(self.ks) - 1)]
 
-    def goes_on(self, confidences: Sequence[Sequence[float]]) -> bool:
+    def keeps_drafting(self, confidences: Sequence[Sequence[float]]) -> bool:
         self.asked.append([list(row) for row in confidences])
         return len(confidences[0]) < self.stop_at
 
@@ -79,7 +79,7 @@ def test_no_guess_is_scored_beyond_what_is_known() -> None:
 
 
 def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> None:
-    """`goes_on` is asked after each forward but the last, with the confidences so far."""
+    """`keeps_drafting` is asked after each forward but the last, with the confidences so far."""
     script = Script(ks=[4], stop_at=2)
     steps = list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
     assert script.asked[:2] == [[[0.0]], [[0.0, 1.0]]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.api.errors import ApiError
 from server.api.responses import ResponseEvents
-from tests.support.response_law import told
+from tests.support.response_stream_rules import told
 
 Choice = dict[str, Any]
 

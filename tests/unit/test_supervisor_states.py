@@ -11,7 +11,7 @@ from server.engine.lifecycle import ALLOWED, EngineState, Lifecycle, Loss
 
 CONFIG = ServerConfig(max_restarts=3, restart_window_seconds=100.0)
 CRASH = Loss("the engine process was killed by SIGSEGV")
-USELESS = Loss("no such model folder: /x", useless_to_retry=True)
+USELESS = Loss("no such model folder: /x", permanent=True)
 
 
 def unseen(state: EngineState) -> None:

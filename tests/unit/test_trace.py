@@ -335,9 +335,9 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
     other = replace(HEADER, proposer="ngram")
     with pytest.raises(TraceError, match="'ngram'"):
         recorded(Trace(other, served(3).steps))
-    with pytest.raises(TraceError, match="no guesses"):
+    with pytest.raises(TraceError, match="no draft tokens"):
         recorded(served(0))
-    with pytest.raises(TraceError, match="no guesses"):
+    with pytest.raises(TraceError, match="no draft tokens"):
         recorded(Trace(HEADER, []))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.messages import TARGET, Output
-from server.generation.generation_spec import Guessing
+from server.generation.generation_spec import Drafting
 from server.generation.usage import Usage, total
 
 
@@ -61,7 +61,7 @@ def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
 def test_a_call_is_the_sum_of_its_choices() -> None:
     """Law: and proposers have one order, whoever guessed first."""
     choices = [taken(LOOKED_UP), taken(MIXED), taken(LOOKED_UP, DRAFTED)]
-    usage = total(choices, prompt_tokens=1, guessing=Guessing(), per=1)
+    usage = total(choices, prompt_tokens=1, drafting=Drafting(), per=1)
     assert list(usage.by_proposer.items()) == [
         ("draft_model", (6, 2)), ("ngram", (8, 4)), ("grammar", (3, 2)),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The step loop without models: the engine's controller protocol, on known bits.
 
-A round: choose, draft (asking `goes_on` after each forward), keep, verify, update. The clock counts
-true costs; the controller sees them with measurement noise.
+A round: choose, draft (asking `keeps_drafting` after each forward), keep, verify, update. The clock
+counts true costs; the controller sees them with measurement noise.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Player:
         depth = 1
         while more := [live for live in drafting if live.asked > depth]:
             sure = [live.confidences(depth) for live in more]
-            if self._stops and not self._ask(controller.goes_on, sure):
+            if self._stops and not self._ask(controller.keeps_drafting, sure):
                 break
             seconds += self._costs.draft(len(more))
             depth += 1

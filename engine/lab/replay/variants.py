@@ -26,8 +26,8 @@ Build = Callable[..., KController]  # takes k_max, and `stops`: it is asked betw
 class _NoConfidences(AdaptiveK):
     """Judges draft tokens by depth alone, and verifies all of them."""
 
-    def goes_on(self, confidences: Confidences) -> bool:
-        return super().goes_on([[_USUAL] * len(sure) for sure in confidences])
+    def keeps_drafting(self, confidences: Confidences) -> bool:
+        return super().keeps_drafting([[_USUAL] * len(sure) for sure in confidences])
 
     def keep(self, confidences: Confidences) -> list[int]:
         return [len(sure) for sure in confidences]

@@ -84,11 +84,11 @@ def states(target: Any, ids: Tensor, layers: Sequence[int]) -> tuple[Tensor, Ten
     length]`. Raises ModelError if the target's layers cannot be observed."""
     seen = dict[int, Tensor]()
 
-    def see(layer: int, rows: Tensor) -> None:
+    def on_layer(layer: int, rows: Tensor) -> None:
         if layer in layers:
             seen[layer] = rows
 
-    with watched(target, see):
+    with watched(target, on_layer):
         found: Tensor = target(ids, use_cache=False).logits
     return torch.cat([seen[layer] for layer in layers], dim=-1).float(), found
 

@@ -17,9 +17,9 @@ from engine.sampling.device_draws import best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import gumbel as row_noise
 from engine.sampling.noise import row_key, words_of
-from engine.sampling.plain import UNSURE, Rows, plain_of
+from engine.sampling.plain import UNDECIDED, Rows, plain_of
 from engine.scheduling.sequence import Sequence
-from tests.support.long_way import finalize, sample
+from tests.support.slow_draws import finalize, sample
 
 VOCAB = 1000  # no multiple of the blocks in which rows are read
 ROWS = 12
@@ -58,7 +58,7 @@ def draws(processor: LogitsProcessor) -> QuickDraws:
     return QuickDraws(processor, VOCAB)
 
 
-def long_way(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) -> list[int]:
+def slow_draws(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) -> list[int]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
     drawn: list[int] = sample(finalize(processor, logits, contexts), contexts).tolist()
     return drawn
@@ -84,7 +84,7 @@ def test_it_says_what_the_long_way_says(
             assert torch.equal(logits, before)
             unsure += found is None
             if found is not None:
-                assert found == long_way(processor, logits, seq)
+                assert found == slow_draws(processor, logits, seq)
     assert unsure <= 3
 
 
@@ -104,7 +104,7 @@ def test_ties_and_numbers_that_are_none(
             seq = sequence(**fields)
             [found] = draws.draw(rows.numpy(), [Rows(seq, i, 1, 5)])
             if found is not None:
-                assert found == long_way(processor, rows[i : i + 1], seq)
+                assert found == slow_draws(processor, rows[i : i + 1], seq)
 
 
 def test_greedy_rows_are_always_told(draws: QuickDraws) -> None:
@@ -161,9 +161,9 @@ def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
         assert torch.equal(rows, before)
         wanted = sample(finalize(processor, rows, contexts), contexts).tolist()
         for mine, guessed, token in zip(found, tokens, wanted, strict=True):
-            unsure += mine == UNSURE
-            assert mine in (token, UNSURE)
-            assert guessed == token or mine == UNSURE
+            unsure += mine == UNDECIDED
+            assert mine in (token, UNDECIDED)
+            assert guessed == token or mine == UNDECIDED
     assert unsure <= 3
 
 
@@ -178,7 +178,7 @@ def test_what_is_not_ranked_is_not_told(processor: LogitsProcessor, draws: Quick
     for removed."""
     seq = sequence(top_k=MOST_RANKED + 1, top_p=0.9)
     logits = np.random.default_rng(6).standard_normal((40, VOCAB)).astype(np.float32)
-    tokens = long_way(processor, torch.from_numpy(logits), seq)
+    tokens = slow_draws(processor, torch.from_numpy(logits), seq)
     for i, token in enumerate(tokens):
         [found] = draws.draw(logits, [Rows(seq, i, 1, 5 + i)])
         assert found in ([token], None)

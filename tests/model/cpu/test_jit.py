@@ -14,7 +14,7 @@ import engine.cpu
 from engine.cpu import kernels_draws
 from engine.cpu.ahead import compile_draws, compiled_ahead
 from engine.cpu.draws import QuickDraws
-from engine.cpu.jit import is_kept
+from engine.cpu.jit import is_cached
 from engine.sampling.logits import LogitsProcessor
 
 
@@ -47,6 +47,6 @@ def test_what_is_compiled_ahead_is_what_the_engine_asks_for() -> None:
     before = {f: set(f.signatures) for f in (kernels_draws.draw, kernels_draws.guess_rows)}
     QuickDraws(LogitsProcessor(()), 64).warm()
     assert all(set(f.signatures) == known for f, known in before.items())
-    assert is_kept(kernels_draws.guess_rows)
+    assert is_cached(kernels_draws.guess_rows)
     with compiled_ahead("cpu", command=["/no/such/command"]):
         pass  # or FileNotFoundError

@@ -1,6 +1,6 @@
 """Sampling parameters per row of logits, as arrays for the device, sent in one copy.
 
-The columns of one array hold the fields of `Facts` and `Adjustments`, one row per row of logits.
+The columns of one array hold the fields of `RowParams` and `Adjustments`, one per row of logits.
 Numbers have eight bytes, int64 or float64, which holds every id.
 """
 
@@ -29,13 +29,13 @@ Numbers = npt.NDArray[Any]
 _NOT_SENT = torch.empty(0)
 
 
-class Facts(NamedTuple):
+class RowParams(NamedTuple):
     """Per row, `[rows, 1]` each: the factor of the logits, whether to add noise, the halves of its
     key; if any row is filtered, the sizes, shares and floors of filters.Bounds, and whether they
     can remove anything."""
 
     scales: Tensor
-    loud: Tensor
+    has_noise: Tensor
     low: Tensor
     high: Tensor
     sizes: Tensor = _NOT_SENT
@@ -58,9 +58,9 @@ class Adjustments(NamedTuple):
     presence: Tensor
 
 
-COLUMNS = len(Facts._fields) + len(Adjustments._fields)
-UNFILTERED, UNADJUSTED = Facts._fields.index("sizes"), len(Facts._fields)  # columns before these
-_LOW, _SLOT = Facts._fields.index("low"), UNADJUSTED + Adjustments._fields.index("slots")
+COLUMNS = len(RowParams._fields) + len(Adjustments._fields)
+UNFILTERED, UNADJUSTED = RowParams._fields.index("sizes"), len(RowParams._fields)  # columns before
+_LOW, _SLOT = RowParams._fields.index("low"), UNADJUSTED + Adjustments._fields.index("slots")
 _DEPTHS = UNADJUSTED + Adjustments._fields.index("depths")
 
 
