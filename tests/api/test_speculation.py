@@ -101,7 +101,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
         ({"mode": ["off"]}, "mode", "a list of 1"),
         ({"mode": None, "k": 2}, "mode", "required"),
         ({"mode": "fixed"}, "k", "from 1 to 4"),
-        ({"mode": "fixed", "k": 0}, "k", 'ask for `mode` "off"'),
+        ({"mode": "fixed", "k": 0}, "k", 'use `mode` "off"'),
         ({"mode": "fixed", "k": 5}, "k", "5 was given"),
         ({"mode": "fixed", "k": -1}, "k", "-1 was given"),
         ({"mode": "fixed", "k": 10**400}, "k", "out of range"),
