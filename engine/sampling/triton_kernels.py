@@ -104,7 +104,7 @@ def _lead(best, second):
     return tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "loud"))
+@triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
 def best_of_blocks(
     tops, ids, logits, scales, low, high, has_noise,
     of_scales, of_low, of_high, of_noise, WIDTH: tl.constexpr,

@@ -113,7 +113,7 @@ SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
     "map of floats": (_other("d2t", lambda t: t.float()), "'d2t' that is float32"),
     "map cut": (_other("d2t", lambda t: t[1:]), "not integers [96]"),
     "map beyond": (_other("d2t", lambda t: t + 99), "'d2t' that maps an id outside the 128"),
-    "map twice": (_other("d2t", lambda t: -torch.arange(96)), "or twice"),
+    "map twice": (_other("d2t", lambda t: -torch.arange(96)), "or two to the same"),
     "map of ids": (_other("t2d", lambda t: ~t), "'t2d' that contradicts 'd2t'"),
 }
 

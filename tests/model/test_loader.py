@@ -168,7 +168,7 @@ def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
     """Bug: the loader's own error points at "the above report", which nobody sees."""
     folder = copy_of(tiny_target, tmp_path / "m", intermediate_size=64)
     said = refusal(folder)
-    assert "9 weights of a shape" in said
+    assert "9 weights whose shape contradicts" in said
     assert "mlp.down_proj.weight: [48, 96] in the file, [48, 64] by the configuration" in said
 
 

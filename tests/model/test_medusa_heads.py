@@ -181,8 +181,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     ("choices", "said"),
     [
         ([], "there must be a path"),
-        ([[]], "no list of ranks"),
-        ([[64]], "no list of ranks"),
+        ([[]], "not a list of ranks"),
+        ([[64]], "not a list of ranks"),
         ([[0], [1, 0]], r"\[1, 0\] needs \[1\]"),
         ([0], "choices"),
     ],

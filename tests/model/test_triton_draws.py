@@ -262,7 +262,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert made.asm["cubin"]
         return str(made.asm["ptx"])
 
-    columns: tuple[str, ...] = ("scales", "low", "high", "loud")
+    columns: tuple[str, ...] = ("scales", "low", "high", "has_noise")
     for kinds in (("*fp64",) * 4, ("*fp32", "*i32", "*i32", "*i1")):
         for logits, wide in (("*fp32", "ld.global.v4.b32"), ("*bf16", "ld.global.v4.b32")):
             pointers = {"tops": "*fp32", "ids": "*i32", "logits": logits}

@@ -186,7 +186,7 @@ def test_offline_commands_are_programs(
         main(arguments)
 
 
-def test_welcome_can_be_pasted() -> None:
+def test_start_banner_can_be_pasted() -> None:
     """Law: the address shown can be reached from this machine, and no key is shown."""
     config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
     said = start_banner(config, 8123)
@@ -209,7 +209,7 @@ def test_welcome_can_be_pasted() -> None:
         (["speculation.controller.k=0"], "none"),
     ],
 )
-def test_welcome_says_who_guesses(said: list[str], told: str) -> None:
+def test_start_banner_says_who_guesses(said: list[str], told: str) -> None:
     assert f"\n  speculation: {told}\n" in start_banner(load_config(None, said), 1)
 
 

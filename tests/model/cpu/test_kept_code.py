@@ -85,7 +85,7 @@ def test_a_full_disk_is_a_warning(folder: Path) -> None:
     """Bug: the engine could not start where nothing could be written."""
     printed, logged = start(folder, "full disk")
     assert printed == "compiled"
-    assert "cannot cache compiled code in" in logged
+    assert "compiled code cannot be cached in" in logged
     assert logged.count("\n") == 1
     assert start(folder)[0] == "compiled"
 
