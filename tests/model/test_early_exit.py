@@ -87,7 +87,7 @@ def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         draft = best_exit(target, 4)
     assert len(draft.layers) == 3
-    assert "first 3 of 16 layers: they agree with it in 100 % of its own tokens" in caplog.text
+    assert "first 3 of 16 layers: acceptance 100 %" in caplog.text
 
 
 @pytest.mark.parametrize(("layers", "said"), [(3, "it has 3, and"), (40, "layers is 40")])

@@ -230,7 +230,7 @@ def test_what_it_does_not_know_is_refused_where_it_is_asked_for(
     """Bug: `attention = "compiled"` with such numbers or heads served by SDPA, and called it
     compiled."""
     layers = [LayerShape(0, 2, heads, heads)]
-    known = f"a multiple of {LANES} in float32 and of {2 * LANES} in bfloat16"
+    known = rf"multiples of {LANES} \(float32\) or {2 * LANES} \(bfloat16\)"
     said = f"{known}, .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
     with pytest.raises(ConfigError, match=said):
         choose_attention("compiled", CPU, dtype=dtype, layers=layers)
