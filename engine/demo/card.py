@@ -65,7 +65,7 @@ def agreement(target: Tensor, draft: Tensor, temperature: float, seed: int = 0) 
 def report(
     target: Any, draft: Any, texts: dict[str, Tensor], temperatures: Iterable[float]
 ) -> list[dict[str, str | float]]:
-    """Return one record per temperature and kind of text; `texts` maps kinds to `[rows, length + 1]`
+    """Return one record per temperature and kind of text; `texts`: kind to `[rows, length + 1]`
     ids. Losses are in nats per token."""
     records: list[dict[str, str | float]] = []
     for kind, rows in texts.items():
