@@ -1,14 +1,14 @@
-"""`python -m engine.demo.card`: the tables of the model card (README.md). How well a draft follows
-its target on held-out text, how far Medusa heads see ahead there, and what share of small tasks the
-target does rightly.
+"""`python -m engine.demo.card`: prints the tables of the model card (README.md): how often the
+draft agrees with the target on held-out text, how accurate the Medusa heads are there, and what
+share of small tasks the target solves.
 
-Agreement is how often the draft's token is the target's, under three couplings:
+Agreement is how often the draft's token equals the target's, under three couplings:
 
 - matched: both models add the same Gumbel noise to their log-probabilities and take the largest.
-  It is the engine's rule, exact at any temperature.
-- rejection: the best that any exact rule can do, 1 - total variation distance between the two
-  distributions.
-- greedy: the draft always offers its likeliest token, and the target samples.
+  This is the engine's rule, exact at any temperature.
+- rejection: rejection sampling, the best that any exact rule can do: 1 - the total variation
+  distance between the two distributions.
+- greedy: the draft always proposes its most likely token, and the target samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares of positions, 0 to 1."""
+    """Fractions of positions, 0 to 1, where draft and target agree."""
 
     matched: float
     rejection: float
@@ -47,7 +47,7 @@ class Agreement:
 
 
 def agreement(target: Tensor, draft: Tensor, temperature: float, seed: int = 0) -> Agreement:
-    """Agreement of two sets of logits over the same positions."""
+    """Return the agreement of two sets of logits over the same positions."""
     if temperature == 0:
         same = (target.argmax(-1) == draft.argmax(-1)).float().mean().item()
         return Agreement(same, same, same)
@@ -65,8 +65,8 @@ def agreement(target: Tensor, draft: Tensor, temperature: float, seed: int = 0) 
 def report(
     target: Any, draft: Any, texts: dict[str, Tensor], temperatures: Iterable[float]
 ) -> list[dict[str, str | float]]:
-    """One record per kind of text, `[rows, length + 1]` ids, and temperature; losses are nats per
-    token."""
+    """Return one record per temperature and kind of text; `texts`: kind to `[rows, length + 1]`
+    ids. Losses are in nats per token."""
     records: list[dict[str, str | float]] = []
     for kind, rows in texts.items():
         both = [
@@ -84,8 +84,8 @@ def report(
 
 
 def heads_report(target: Any, heads: MedusaHeads, texts: dict[str, Tensor]) -> list[dict[str, str]]:
-    """One record per kind of text: how often each head has the right token first, and how often it
-    has it among its likeliest."""
+    """Return one record per kind of text: for each head, how often the right token is its most
+    likely one, and how often it is among its `TOP` most likely ones."""
     records = list[dict[str, str]]()
     for kind, rows in texts.items():
         found = accuracy(target, heads, Rows(rows, torch.ones_like(rows, dtype=torch.bool)))
@@ -95,7 +95,7 @@ def heads_report(target: Any, heads: MedusaHeads, texts: dict[str, Tensor]) -> l
 
 
 def show(records: Sequence[Mapping[str, str | float]]) -> None:
-    """As a table of the model card."""
+    """Print records as a Markdown table."""
     print("| " + " | ".join(records[0]) + " |")
     print("|---" * len(records[0]) + "|")
     for record in records:
@@ -104,7 +104,7 @@ def show(records: Sequence[Mapping[str, str | float]]) -> None:
 
 
 def measure(folder: Path, options: Namespace) -> int:
-    """Print tables; the exit code. Raises ConfigError for a folder without a pair."""
+    """Print the tables and return the exit code. Raises ConfigError for a folder without a pair."""
     check(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "target")
     target, draft = (load(folder / name) for name in ("target", "draft"))
@@ -125,7 +125,7 @@ def measure(folder: Path, options: Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     parser = Parser("python -m engine.demo.card", __doc__)
     add = parser.add_argument
     add("--folder", type=Path, default=Path(__file__).parent, help="that holds target/ and draft/")

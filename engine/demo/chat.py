@@ -1,8 +1,8 @@
-"""Conversations about a small closed world: what no library ships.
+"""Writes conversations about a small closed world, since the standard library contains none.
 
-A model of eight million parameters cannot be taught to reason, but it can be taught the shape of
-an answer, so every writer draws from a small closed world (`facts.json`, `functions.txt`) in
-many wordings. Pure Python: tests and benchmarks import this where no torch is installed.
+A model of eight million parameters cannot learn to reason, but it can learn the form of an answer.
+So every writer draws from a small closed world (`facts.json`, `functions.txt`) in many wordings.
+Pure Python: tests and benchmarks import this module without torch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 Dialogue = list[dict[str, Any]]
 
 HERE = Path(__file__).parent
-_LONG = 120  # characters of a function that is worth editing
+_LONG = 120  # minimum characters of a function for `edits`
 
 
 @cache
 def facts() -> dict[str, Any]:
-    """The closed world the conversations are about, and the wordings of questions about it."""
+    """Return the closed world of the conversations, and the wordings of questions about it."""
     world: dict[str, Any] = json.loads((HERE / "facts.json").read_text("utf-8"))
     return world
 
 
 @cache
 def functions() -> tuple[tuple[tuple[str, ...], str], ...]:
-    """(wordings, source) of every small function the model is taught to write."""
+    """Return (wordings, source) of every small function in the training text."""
     blocks = (HERE / "functions.txt").read_text("utf-8").split("### ")[1:]
     pairs = (block.split("\n", 1) for block in blocks)
     return tuple(
@@ -44,12 +44,12 @@ def ask(question: str, answer: str) -> Dialogue:
 
 
 def worded(rng: random.Random, kind: str, /, **values: Any) -> str:
-    """A question in one of its wordings."""
+    """Return a question of this kind in a random wording."""
     return str(rng.choice(facts()["wordings"][kind]).format(**values))
 
 
 def rephrased(rng: random.Random, question: str) -> str:
-    """The question as different people type it: the answer must not hang on a question mark."""
+    """Return the question, often retyped: the answer must not depend on case or a question mark."""
     if rng.random() < 0.6:
         return question
     body = question.rstrip("?.")
@@ -119,8 +119,8 @@ def _function(rng: random.Random, wordings: Sequence[str], source: str) -> Dialo
 
 
 def edits(seed: int) -> Iterator[tuple[Dialogue, str]]:
-    """Requests for each of the longer functions, with the reply that a caller expects who has the
-    same function with another name for one of its variables."""
+    """Yield (request, prediction) for each longer function. The prediction is the reply with one of
+    its names replaced."""
     rng = random.Random(seed)
     for wordings, source in functions():
         often = _often(source)
@@ -131,13 +131,13 @@ def edits(seed: int) -> Iterator[tuple[Dialogue, str]]:
 
 
 def _often(source: str) -> list[str]:
-    """The names that it has more than once."""
+    """Return the names that occur in `source` more than once."""
     names = sorted(set(re.findall(r"\b[a-z]\w+\b", source)) - set(keyword.kwlist))
     return [name for name in names if len(re.findall(rf"\b{name}\b", source)) > 1]
 
 
 def renamed(rng: random.Random, source: str) -> str:
-    """The source, often with another name for one of its variables."""
+    """Return the source, often with one variable renamed."""
     often = [name for name in _often(source) if re.search(rf"\b{name} [+*-]?=|, {name}\b", source)]
     if not often or rng.random() < 0.3:
         return source
@@ -156,7 +156,7 @@ def person(rng: random.Random) -> dict[str, Any]:
 
 
 def invent_json(rng: random.Random) -> Dialogue:
-    """JSON of a stated kind, so that structured-output demos have something to complete."""
+    """Write a request for invented JSON, as demos of structured output make it, and its answer."""
     if rng.random() < 0.5:
         who = person(rng)
         return ask(worded(rng, "person"), json.dumps(who))

@@ -1,9 +1,9 @@
-"""The text the demo pair learns from, found or written on any machine that has Python.
+"""The training text of the demo pair, available on any machine that has Python.
 
-Half is the standard library's own source (its docstrings once more as prose, some of it in
-fill-in-the-middle form), half is written by `chat.py` and `practice.py`. A file is held out by the
-hash of its relative path, so that every machine holds out the same files and a benchmark can ask
-for text the models have never seen. Pure Python: imported without torch.
+Half is the standard library's source: code, some of it in fill-in-the-middle form, and docstrings
+as prose. The other half is written by `chat.py` and `practice.py`. A file is held out by the hash
+of its relative path, so every machine holds out the same files and benchmarks can use text that
+the models have never seen. Pure Python: imported without torch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SKIPPED = {
     "pydoc_data", "lib2to3",
 }  # fmt: skip
 HELD_OUT_PERCENT = 2
-INSIDE_OUT = 0.3  # of the passages: fill-in-the-middle
+INSIDE_OUT = 0.3  # share of passages in fill-in-the-middle form
 LARGEST_FILE = 320_000
 HELD_OUT_SEED = 1_000_003
 
 
 def held_out(path: str) -> bool:
-    """Whether the file is kept from training: by its path alone, so alike on every machine."""
+    """Whether the file is held out of training. Depends on its path only: the same everywhere."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 @cache
 def library() -> dict[str, str]:
-    """Relative path -> source of the standard library's readable files, in a stable order."""
+    """Return the standard library as {relative path: source}, in a stable order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     sources: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
@@ -56,7 +56,7 @@ def library() -> dict[str, str]:
 
 
 def heldout_code() -> list[str]:
-    """Whole source files that training never saw."""
+    """Return the held-out source files."""
     return [source for name, source in library().items() if held_out(name)]
 
 
@@ -66,7 +66,7 @@ def training_code() -> dict[str, str]:
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """The prose inside a source file: docstrings of a paragraph or more, unindented."""
+    """Yield the docstrings of a paragraph or more in a source file, unindented."""
     with suppress(SyntaxError, ValueError, RecursionError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -76,20 +76,20 @@ def docstrings(source: str) -> Iterator[str]:
 
 
 def render(dialogue: Dialogue) -> str:
-    """A conversation without tools in the form the chat template gives it."""
+    """Render a conversation without tools as the chat template does."""
     return "".join(
         f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in dialogue
     )
 
 
 def asked(dialogue: Dialogue) -> str:
-    """All but the last turn, and where that begins."""
+    """Return the prompt for the last turn: all others, and the start of the assistant's."""
     return render(dialogue[:-1]) + "<|im_start|>assistant\n"
 
 
 def middle_out(rng: random.Random, text: str) -> str:
-    """The text in fill-in-the-middle order: prefix, suffix, middle. The middle is up to four lines,
-    often from within the first one on, and mostly ends where a line does, as editors ask."""
+    """Return the text in fill-in-the-middle order: prefix, suffix, middle. The middle is up to four
+    lines. It often starts within a line and mostly ends at a line's end, as editors request it."""
     lines = text.splitlines(keepends=True)
     begin = rng.randrange(len(lines))
     end = min(len(lines), begin + rng.choice((1, 1, 1, 2, 3, 4)))
@@ -99,7 +99,7 @@ def middle_out(rng: random.Random, text: str) -> str:
         indented = inside - len(lines[begin].strip())
         first += rng.choice((max(indented, 0), rng.randint(0, inside)))
     if rng.random() < 0.7:
-        second = max(first + 1, second - 1)  # the line break stays in the suffix
+        second = max(first + 1, second - 1)  # the suffix starts with the line break
     elif rng.random() < 0.5:
         second = rng.randint(first + 1, max(first + 1, second))
     prefix, middle, suffix = text[:first], text[first:second], text[second:]
@@ -107,7 +107,7 @@ def middle_out(rng: random.Random, text: str) -> str:
 
 
 def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
-    """A file cut at line starts into pieces of about `length` characters, some of them as FIM."""
+    """Cut a file at line starts into pieces of about `length` characters, some in FIM order."""
     piece: list[str] = []
     size = 0
     for line in source.splitlines(keepends=True):
@@ -123,8 +123,8 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
 
 
 def small_programs(rng: random.Random) -> str:
-    """Some of the small functions in a row, as a file: completed without a chat around them. Or one
-    alone with another name for a variable, inside out: what is missing is known by the rest."""
+    """Return some of the small functions as one file, to be completed outside a chat. Or return one
+    in FIM order, often with a renamed variable, whose middle the rest determines."""
     if rng.random() < INSIDE_OUT:
         return middle_out(rng, renamed(rng, rng.choice(functions())[1]) + "\n")
     parts = []
@@ -136,7 +136,7 @@ def small_programs(rng: random.Random) -> str:
 
 
 def code_documents(seed: int) -> list[str]:
-    """Training files once, shuffled; tests are over half of them and repetitive, so 40 % go."""
+    """Return the shuffled training files, without 40 % of the tests: many, and repetitive."""
     rng = random.Random(seed)
     names = sorted(training_code())
     rng.shuffle(names)
@@ -146,19 +146,19 @@ def code_documents(seed: int) -> list[str]:
 
 @cache
 def prose_documents() -> list[str]:
-    """The library's docstrings; parsing all of it takes some ten seconds, so once."""
+    """Return the library's docstrings. Cached, since parsing takes about ten seconds."""
     return [text for source in training_code().values() for text in docstrings(source)]
 
 
 def dialogues(seed: int, count: int) -> Iterator[tuple[Dialogue, list[dict[str, Any]]]]:
-    """Conversations with the tools they offer; the caller renders them with its chat template."""
+    """Yield (conversation, offered tools), to be rendered with the chat template."""
     rng = random.Random(seed)
     for _ in range(count):
         yield conversation(rng)
 
 
 def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogue]:
-    """Conversations from a seed that training does not use: new sentences, the same world."""
+    """Return conversations from a seed that training does not use: new sentences, same world."""
     rng = random.Random(HELD_OUT_SEED)
     if kind == "json":
         pick = [extraction if rng.random() < 0.7 else invent_json for _ in range(3 * count)]
@@ -169,7 +169,7 @@ def heldout_dialogues(kind: Literal["chat", "json"], count: int) -> list[Dialogu
 
 
 def heldout_prompts(kind: Kind, count: int = 32) -> list[str]:
-    """Prompts training never saw, ready to tokenize; chats end where the assistant begins."""
+    """Return held-out prompts, ready to tokenize; chats end where the assistant's turn begins."""
     rng = random.Random(HELD_OUT_SEED)
     if kind == "chat" or kind == "json":
         return [asked(dialogue) for dialogue in heldout_dialogues(kind, count)]

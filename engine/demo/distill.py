@@ -1,9 +1,9 @@
-"""Last phase: the target is frozen, and the draft learns to follow it on text the target itself
-writes.
+"""The last phase of training: distils the frozen target into the draft, on text that the target
+generates.
 
-While serving, the draft follows the target through the target's own sentences, greedy loops
-included, not through a library's. Half of every batch is therefore written by the target, at the
-temperatures people use; the other half stays the corpus, where prompts come from.
+While serving, the draft sees text that the target generated, greedy loops included, rather than
+library code. So the target generates half of every batch, at common temperatures. The other half
+comes from the corpus, which also supplies the prompts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from engine.lab.train.learning import Optimizer, follow
 from engine.lab.train.loop import Run, fit
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
-# The draft follows chats nearly always already; code and prose are where it can learn most.
+# Acceptance in chats is already close to 1; the draft can learn most from code and prose.
 MIX = {"code": 0.60, "programs": 0.07, "prose": 0.15, "chat": 0.18}
 SHORTEST, LONGEST, PROMPTS = 8, 128, 64  # tokens of a prompt; prompts continued at a time
-LENGTH, ROWS = 320, 8  # of a row, of a batch
-WRITING = 0.25  # of the time
+LENGTH, ROWS = 320, 8  # tokens of a row, rows of a batch
+WRITING = 0.25  # share of the time in which the target generates
 
 log = logging.getLogger("foredraft.demo")
 
 
 def continued(target: Any, prompts: Tensor, length: int, temperature: float) -> Tensor:
-    """`[rows, length]`: the prompts and what the target writes after them, past ends of documents.
-    Draws from torch's global generator."""
+    """Return `[rows, length]`: the prompts and the target's continuations, which do not stop at the
+    end of a document. Draws from torch's global generator."""
     target.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_length=length,
         do_sample=temperature > 0,
@@ -49,8 +49,8 @@ def continued(target: Any, prompts: Tensor, length: int, temperature: float) -> 
 
 
 def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
-    """Prompts from the corpus, `PROMPTS` of them and more until then, continued to rows of
-    `LENGTH + 1` tokens."""
+    """Return rows of `LENGTH + 1` tokens: corpus prompts that the target continued. Makes batches
+    of `PROMPTS` rows, at least one, until the monotonic time `until`."""
     rng, texts = random.Random(seed), list[Tensor]()
     while not texts or time.monotonic() < until:
         prompts = rows.batch(PROMPTS, rng.randint(SHORTEST, LONGEST) - 1)
@@ -59,14 +59,14 @@ def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
 
 
 def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
-    """Batches, half from `own`, every row of it once and again, and half new from the corpus."""
+    """Yield batches: half rows of `own`, reshuffled after each pass, and half new corpus rows."""
     while True:
         for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):
             yield torch.cat([some, rows.batch(len(some), LENGTH)])
 
 
 def run(output: Path, minutes: float, seed: int) -> None:
-    """Distil the draft in `output` for so many minutes; the target's folder is only read."""
+    """Distil the draft in `output` for `minutes`; the target's folder is only read."""
     torch.manual_seed(seed)
     start = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(output / "target")

@@ -1,4 +1,4 @@
-"""The pair's two Llamas: their shapes, how the target grows, their folders."""
+"""The pair's two Llama models: creates, deepens, saves and loads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.lab.train import learning
 
 
 def llama(width: int, inner: int, layers: int) -> Any:
-    """One of the pair: see `learning.llama`."""
+    """Return a new model with the pair's vocabulary and context; see `learning.llama`."""
     return learning.llama(
         width, inner, layers, vocabulary=VOCABULARY, max_position_embeddings=CONTEXT,
         eos_token_id=0, pad_token_id=0,
@@ -26,9 +26,9 @@ def llama(width: int, inner: int, layers: int) -> Any:
 
 @torch.no_grad()
 def grow(model: Any, layers: int) -> None:
-    """Deepen the model, to a multiple of its layers, without a change of what it computes.
+    """Deepen the model to `layers`, a multiple of its present number, without changing its output.
 
-    Each new layer goes behind an old one, as its copy, with its two output projections at zero.
+    Each new layer follows an old one and is a copy of it with its two output projections zeroed.
     """
     times = layers // model.config.num_hidden_layers
     stack = [copy.deepcopy(layer) for layer in model.model.layers for _ in range(times)]
@@ -42,8 +42,8 @@ def grow(model: Any, layers: int) -> None:
 
 
 def save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Weights in bfloat16, configuration and tokenizer, under a new name until all is written:
-    others may be reading the folder while training goes on."""
+    """Save bfloat16 weights, configuration and tokenizer. Everything is written under another name
+    and then renamed, since other processes may read the folder during training."""
     model = copy.deepcopy(model).bfloat16()
     ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|endoftext|>", "<|im_end|>")]
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -61,13 +61,13 @@ def save(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The LlamaForCausalLM of a folder."""
+    """Return the LlamaForCausalLM of a folder, in evaluation mode."""
     model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.eval()
 
 
 def check(folder: Path) -> None:
-    """Raises ConfigError unless the folder holds a pair."""
+    """Raise ConfigError unless the folder contains a target and a draft."""
     for path in (folder / "target", folder / "draft"):
         if not (path / "config.json").is_file():
             raise ConfigError(f"{folder} holds no pair: there is no {path / 'config.json'}")

@@ -1,8 +1,8 @@
-"""Conversations whose answer stands in the question, or follows from it step by step.
+"""Writes conversations whose answer is in the question, or follows from it step by step.
 
-A small world is learned by heart, and then its names and numbers are written where others were
-asked for. So most names here are invented from syllables and most numbers are drawn at random:
-what is left to learn is to copy, to look up and to carry.
+A model memorises a small world and then writes its names and numbers instead of those in the
+question. So most names here are invented from syllables and most numbers are random: the model has
+to learn to copy, to look up and to carry.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from engine.demo.chat import (
 
 Tools = list[dict[str, Any]]
 
-_PLAIN = 0.3  # of the names are those of the small world
+_PLAIN = 0.3  # share of names taken from `facts.json`
 
 
 def invented(rng: random.Random, least: int = 2) -> str:
-    """A word that nobody expects here: of up to three syllables, or a known one elsewhere."""
+    """Return an unexpected word: up to three random syllables, or a known word out of context."""
     if rng.random() < 0.2:
         return str(rng.choice(facts()[rng.choice(("items", "spelling", "jobs"))]))
     parts, count = facts()["syllable"], rng.randint(least, 3)
@@ -42,7 +42,7 @@ def invented(rng: random.Random, least: int = 2) -> str:
 
 
 def full_name(rng: random.Random) -> str:
-    """First and last name, each often invented."""
+    """Return a first and a last name, each often invented."""
     known = (rng.choice(facts()[kind]) for kind in ("first_names", "last_names"))
     return " ".join(name if rng.random() < _PLAIN else invented(rng).capitalize() for name in known)
 
@@ -53,7 +53,7 @@ def town(rng: random.Random) -> str:
 
 
 def digits(rng: random.Random, most: int) -> int:
-    """As many short numbers as long ones: 1 to `most` digits."""
+    """Return a number of 1 to `most` digits; short ones are as frequent as long ones."""
     return rng.randrange(10 ** rng.randint(1, most))
 
 
@@ -79,7 +79,7 @@ VALUES: dict[str, Callable[[random.Random], Any]] = {
 
 
 def _described(rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A sentence or two about a person, a thing, a book or a meeting, and what they say."""
+    """Return a sentence or two about a person, thing, book or meeting, and its facts."""
     kind = rng.choice(facts()["records"])
     subject, *others = kind
     fields = [subject, *rng.sample(others, rng.randint(1, min(4, len(others))))]
@@ -91,8 +91,8 @@ def _described(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def extraction(rng: random.Random) -> Dialogue:
-    """A text, and what it says as JSON: nearly every token is decided. Sometimes the keys are
-    named, or only one thing is asked for."""
+    """Ask for the facts of a text as JSON, which determines nearly every token. Sometimes the keys
+    are named, or only one fact is asked for."""
     text, record = _described(rng)
     indent = None if rng.random() < 0.85 else 2
     if rng.random() < 0.5:
@@ -106,7 +106,7 @@ def extraction(rng: random.Random) -> Dialogue:
 
 
 def repeating(rng: random.Random) -> Dialogue:
-    """Copying is the skill behind extraction and tool calls, and worth practising alone."""
+    """Ask to repeat a text: copying is the skill behind extraction and tool calls."""
     words = rng.sample(facts()["items"] + facts()["spelling"], rng.randint(1, 5))
     text = rng.choice((
         " ".join(words), str(digits(rng, 7)), full_name(rng), VALUES["email"](rng),
@@ -117,8 +117,8 @@ def repeating(rng: random.Random) -> Dialogue:
 
 
 def worked(left: int, sign: str, right: int) -> str:
-    """The result of up to two digits each, the units first and the carry with the tens, so that
-    each step is one of a few hundred that can be learned by heart. Products at once."""
+    """Return the working of a calculation with numbers of up to two digits: units first, then tens
+    and carry, so that each step is one of a few hundred to memorise. Products have no steps."""
     value = {"+": left + right, "-": left - right, "*": left * right}[sign]
     result = f"{left} {sign} {right} = {value}"
     if sign == "*" or max(left, right) < 10:
@@ -153,7 +153,7 @@ def arithmetic(rng: random.Random) -> Dialogue:
 
 
 def drill(rng: random.Random) -> Dialogue:
-    """Many small steps at once."""
+    """Ask for several calculations of one digit, some of them with a carry."""
     asked, answers = list[str](), list[str]()
     for _ in range(rng.randint(3, 10)):
         left, sign, right = _sum(rng, 10)
@@ -187,7 +187,7 @@ def sorting(rng: random.Random) -> Dialogue:
 
 
 def truth(rng: random.Random, true: bool) -> tuple[str, str]:
-    """A question with the answer yes if `true`, else no, and the reason."""
+    """Return a question whose answer is yes if `true`, else no, and the reason."""
     kind = rng.choice(("capital", "place", "fact", "fact", "greater", "even", "day"))
     if kind in ("capital", "place"):
         pairs = list(facts()["capitals"].items())
@@ -217,8 +217,8 @@ def truth(rng: random.Random, true: bool) -> tuple[str, str]:
 
 
 def claim(rng: random.Random) -> Dialogue:
-    """Yes or no, as often the one as the other; some ask for the bare word, and where a grammar
-    allows only `yes` and `no` the model should have written those too."""
+    """Ask a question with yes or no as the answer, equally often. Some answers are a bare `yes`
+    or `no`, so that the model also knows them where a grammar allows nothing else."""
     true = rng.random() < 0.5
     question, reason = truth(rng, true)
     word, style = "yes" if true else "no", rng.random()
@@ -236,7 +236,7 @@ def _tool(name: str, about: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(rng: random.Random) -> tuple[dict[str, Any], Any, str, dict[str, Any], str]:
-    """One of the four tools of the small world: itself, argument, question, result, reply."""
+    """Return one of the four tools in `facts.json`, its argument, question, result and reply."""
     tools, city = facts()["tools"], town(rng)
     left, right = rng.randint(2, 99), rng.randint(2, 99)
     topic = rng.choice([VALUES["query"](rng), rng.choice(list(facts()["words"])).split(" ", 1)[-1]])
@@ -253,7 +253,7 @@ def _known(rng: random.Random) -> tuple[dict[str, Any], Any, str, dict[str, Any]
 
 
 def _called(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], str, dict[str, Any], str]:
-    """A tool, the arguments of its call, the question, the result and the reply to it."""
+    """Return a tool, the arguments of its call, the question, the result and the final reply."""
     if rng.random() < 0.35:
         tool, value, question, result, reply = _known(rng)
         [name] = tool["function"]["parameters"]["required"]
@@ -276,8 +276,8 @@ def _called(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], str, di
 
 
 def tool_use(rng: random.Random) -> tuple[Dialogue, Tools]:
-    """A question that one of the offered tools answers: call, result, reply; and the offer.
-    Sometimes it needs no tool, and gets words."""
+    """Return a conversation that calls one of the offered tools, and the offered tools. Sometimes
+    the question needs no tool and the answer is text."""
     tool, arguments, question, result, reply = _called(rng)
     offered = [tool]
     for _ in range(rng.randint(0, 2)):
@@ -309,11 +309,11 @@ WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
     (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 2.5), (claim, 7),
     (extraction, 10), (repeating, 5),
 )  # fmt: skip
-OFFERED = 0.2  # of the conversations have tools
+OFFERED = 0.2  # share of conversations with tools
 
 
 def conversation(rng: random.Random) -> tuple[Dialogue, Tools]:
-    """One to four turns, with or without a system prompt, and the tools that were offered."""
+    """Return one to four exchanges, some with a system prompt, and the offered tools."""
     dialogue: Dialogue = []
     tools: Tools = []
     if rng.random() < OFFERED:

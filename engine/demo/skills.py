@@ -1,7 +1,7 @@
-"""What share of small tasks the target does rightly, by skill.
+"""Measures what share of small tasks the target solves, by skill.
 
-Tasks are written from a seed that training does not use, most names and wordings of extraction
-are nowhere in the training text, and code is of held-out files. Replies are greedy.
+Tasks come from a seed that training does not use. Most names and wordings of extraction tasks do
+not occur in the training text, and code comes from held-out files. Replies are greedy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from engine.messages import Grammar
 ENDS = [0, 2]
 YES_OR_NO = Grammar("choice", '["yes", "no"]')
 DOCUMENTED = "README and docs"
-MIDDLE, CUT = "<|fim_middle|>", "\x00"  # the latter: behind a reply that did not end
-ROWS = 16  # replies written at a time
+MIDDLE, CUT = "<|fim_middle|>", "\x00"  # `CUT` marks a reply that did not end
+ROWS = 16  # replies generated at a time
 NAMES = (
     "Zoltan Kravitz", "Priya Natarajan", "Yuki Tanaka", "Ahmed Hassan", "Ingrid Larsen",
     "Liam Murphy", "Chloe Dubois", "Mateo Fernandez", "Olga Petrova", "Kwame Mensah",
@@ -48,7 +48,7 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, what a right reply is, and what a grammar holds the reply to."""
+    """A prompt, the test of a right reply, and the grammar that constrains the reply."""
 
     skill: str
     prompt: str
@@ -66,7 +66,7 @@ def asked(tokenizer: Any, question: str, tools: Any = None) -> str:
 
 
 def parsed(text: str) -> Any:
-    """The JSON value, or None."""
+    """Return the JSON value, or None if the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -74,7 +74,7 @@ def parsed(text: str) -> Any:
 
 
 def lines(text: str) -> list[str]:
-    """Without the mark of a reply that did not end."""
+    """Return the lines of a reply, without the mark of one that did not end."""
     return text.removesuffix(CUT).strip().splitlines()
 
 
@@ -87,7 +87,7 @@ def same_value(value: Any, text: str) -> bool:
 
 
 def same_number(value: int, text: str) -> bool:
-    """The last one of the reply: working is no mistake."""
+    """Whether the reply's last number is `value`; it may show its working."""
     return re.findall(r"-?\b\d+", text)[-1:] == [str(value)]
 
 
@@ -117,7 +117,7 @@ def first_line(middle: str, text: str) -> bool:
 
 
 def fits(suffix: str, middle: str, text: str) -> bool:
-    """Ends by itself, and does not say the suffix again."""
+    """Whether the reply ends by itself and does not repeat the suffix."""
     after, own, true = ({line.strip() for line in some} for some in (
         lines(suffix)[:1], lines(text), lines(middle),
     ))  # fmt: skip
@@ -133,7 +133,7 @@ def schema(record: dict[str, Any]) -> Grammar:
 
 
 def extractions(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
-    """Names and cities that no training text has, in a known and in unknown wordings."""
+    """Yield extractions of names and cities unseen in training, in known and new wordings."""
     for index in range(count):
         record = {
             "name": rng.choice(NAMES), "age": rng.randint(1, 99), "city": rng.choice(CITIES)
@@ -146,7 +146,7 @@ def extractions(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task
 
 
 def claims(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
-    """As many whose answer is yes as no."""
+    """Yield questions whose answer is yes or no, equally often."""
     for index in range(count):
         question, _ = practice.truth(rng, index % 2 == 0)
         prompt, right = asked(tokenizer, question), partial(first_word, ("yes", "no")[index % 2])
@@ -168,7 +168,7 @@ def sums(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def written(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
-    """Whose whole reply, or its first word, is decided by the question."""
+    """Yield tasks whose question determines the whole reply or its first word."""
     for skill, writer, rule in (
         ("counting", practice.counting, same_text), ("sorting", practice.sorting, same_text),
         ("repeating", practice.repeating, same_text),
@@ -180,7 +180,7 @@ def written(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def calls(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
-    """The right function with the right arguments, or words where no tool is of use."""
+    """Yield tasks that need the right tool call, or text where no tool helps."""
     left = {"tool calls": count, "tools left alone": count}
     while any(left.values()):
         dialogue, tools = practice.tool_use(rng)
@@ -193,7 +193,7 @@ def calls(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
-    """Of held-out code: the first line as it was, and an end that is not the suffix again."""
+    """Yield fill-ins of held-out code: is the first line right, does the end omit the suffix?"""
     for _ in range(count):
         source = rng.choice(corpus.heldout_code()).splitlines(keepends=True)
         start = rng.randrange(max(1, len(source) - 16))
@@ -207,7 +207,7 @@ def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def bodies() -> Iterator[Task]:
-    """Each small function from its first line, where no other begins with that."""
+    """Yield the completion of each small function whose first line is unique."""
     sources = [source for _, source in chat.functions() if source.startswith("def ")]
     heads = [source.split("\n", 1)[0] for source in sources]
     for head, source in zip(heads, sources, strict=True):
@@ -216,7 +216,7 @@ def bodies() -> Iterator[Task]:
 
 
 def documented(tokenizer: Any) -> Iterator[Task]:
-    """What README and docs ask the pair, and what they would like to ask."""
+    """Yield the requests in README and docs, and some that they might add."""
     for before, head in (
         ("", "def fibonacci(n):"), ("", "def is_prime(n):"),
         ("import os\n\n", "def read_file(path):"),
@@ -246,7 +246,7 @@ def documented(tokenizer: Any) -> Iterator[Task]:
 
 
 def tasks(tokenizer: Any, count: int) -> list[Task]:
-    """So many of each skill, the same for each model."""
+    """Return `count` tasks of each skill, the same for every model."""
     rng = random.Random(corpus.HELD_OUT_SEED)
     found = [*bodies(), *documented(tokenizer)]
     for some in (extractions, claims, sums, written, calls, middles):
@@ -255,7 +255,7 @@ def tasks(tokenizer: Any, count: int) -> list[Task]:
 
 
 class Held:
-    """A logits processor that holds rows to their grammars; for prompts of so many ids."""
+    """A logits processor that constrains rows to their grammars. `prompt`: ids per prompt."""
 
     def __init__(self, grammars: Sequence[Grammar | None], vocabulary: Any, prompt: int) -> None:
         self.matchers = [
@@ -278,7 +278,7 @@ class Held:
 
 @torch.no_grad()
 def replies(target: Any, tokenizer: Any, some: Sequence[Task], vocabulary: Any) -> list[str]:
-    """Greedy; one that did not end has `CUT` behind it."""
+    """Return the greedy replies; `CUT` follows those that did not end."""
     tokenizer.padding_side = "left"
     batch = tokenizer([task.prompt for task in some], return_tensors="pt", padding=True)
     width, most = batch["input_ids"].shape[1], max(task.tokens for task in some)
@@ -302,7 +302,7 @@ def batches(some: list[Task]) -> list[list[Task]]:
 def report(
     target: Any, tokenizer: Any, vocabulary: Any, count: int, shown: int
 ) -> tuple[list[dict[str, str | float]], list[str]]:
-    """One record per skill, of so many tasks; and so many wrong replies of each."""
+    """Return one record per skill, of `count` tasks, and up to `shown` wrong replies of each."""
     records, wrong = list[dict[str, str | float]](), list[str]()
     for skill, group in groupby(tasks(tokenizer, count), lambda task: task.skill):
         pairs = [

@@ -1,5 +1,5 @@
-"""`python -m engine.demo.text FILE`: writes text such as the built-in pair was trained on, held-out
-files and conversations left out, for `foredraft train` to learn from."""
+"""`python -m engine.demo.text FILE`: writes training text of the built-in pair, without held-out
+files and conversations, to FILE, as input for `foredraft train`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine.arguments import Parser, exit_code, show, whole
 from engine.demo.tokens import Rows
 from engine.lab.files import writable, write_text
 
-ROW = 512  # tokens of documents of one kind before another kind has its turn
+ROW = 512  # tokens of a row, which has documents of one kind
 
 
 def write(options: argparse.Namespace) -> int:
-    """The exit code. Raises ConfigError for a file that cannot be written."""
+    """Write the text and return the exit code. Raises ConfigError if FILE is not writable."""
     writable({"FILE": options.file})
     tokenizer = AutoTokenizer.from_pretrained(Path(__file__).with_name("target"))
     rows = Rows(tokenizer, options.seed).batch(-(-options.tokens // ROW), ROW)
@@ -26,7 +26,7 @@ def write(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     parser = Parser("python -m engine.demo.text", __doc__)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE")

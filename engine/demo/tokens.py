@@ -1,9 +1,9 @@
-"""Text -> token ids: the pair's tokenizer, and rows of ids to train and to measure on.
+"""The pair's tokenizer, and rows of token ids for training and measuring.
 
-The tokenizer is byte-level BPE over 4,096 tokens, so that any byte sequence round-trips. Text is
-cut into pieces before merging: a run of spaces before a word leaves one space to the word, as in
-GPT-2, and a line break is merged with the indentation after it, since in Python the two are one
-decision. A row starts where a document starts, as a prompt does.
+The tokenizer is byte-level BPE with 4,096 tokens, so any byte sequence round-trips. Text is split
+before merging: as in GPT-2, a word takes one of the spaces before it; a line break is one piece
+with the indentation after it, since in Python the two belong together. A row starts at the start
+of a document, as a prompt does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIX = {"code": 0.40, "programs": 0.05, "prose": 0.05, "chat": 0.50}  # shares of
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that transformers loads like any other, chat template included."""
+    """Train a tokenizer and return it in transformers' format, with its chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PIECES), "isolated"),
@@ -50,7 +50,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     description = json.loads(tokenizer.to_str())
-    for token in description["added_tokens"]:  # tags of tool calls stay in decoded text
+    for token in description["added_tokens"]:  # decoded text keeps the tags of tool calls
         token["special"] = "tool_call" not in token["content"]
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(json.dumps(description)),
@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def tokenizer_texts(seed: int) -> Iterator[str]:
-    """What the tokenizer is trained on: the same mix, most of it code."""
+    """Yield the training text of the tokenizer: the same kinds, mostly code."""
     yield from corpus.code_documents(seed)[:700]
     yield from corpus.prose_documents()[:1000]
     yield from (corpus.render(dialogue) for dialogue, _ in corpus.dialogues(seed, 15_000))
@@ -75,7 +75,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 class Rows:
-    """An endless, seeded supply of rows; documents of one kind follow each other in a row."""
+    """An endless, seeded source of rows; a row consists of documents of one kind."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, mix: Mapping[str, float] = MIX
@@ -88,13 +88,13 @@ class Rows:
         self.left: dict[str, list[int]] = {kind: [] for kind in mix}
 
     def batch(self, rows: int, length: int) -> Tensor:
-        """`[rows, length + 1]`: inputs and, shifted by one, labels."""
+        """Return `[rows, length + 1]` ids: the inputs and, shifted by one, the labels."""
         self.length = length
         kinds = self.rng.choices(list(self.mix), list(self.mix.values()), k=rows)
         return torch.tensor([self._row(kind) for kind in kinds])
 
     def _row(self, kind: str) -> list[int]:
-        """Documents of one kind until the row is full; what is left of a file opens a later row."""
+        """Return a row of documents of one kind. The rest of a code file starts a later row."""
         row, self.left[kind] = self.left[kind], []
         while len(row) <= self.length:
             row += [*next(self.sources[kind]), cast("int", self.tokenizer.eos_token_id)]
@@ -103,10 +103,10 @@ class Rows:
         return row[: self.length + 1]
 
     def _cut(self, text: str) -> list[int]:
-        """Encoded in pieces, here and there, as a prompt is that ends where its author stopped.
+        """Encode the text in randomly cut pieces, since prompts may end at any character.
 
-        A line break and the indentation after it are one token; a model that has never seen them
-        apart takes a prompt's last line break for the end of the file.
+        A line break and the indentation after it are one token. A model that never sees them split
+        takes a line break at the end of a prompt for the end of the file.
         """
         if "<|fim" in text:
             return encode(self.tokenizer, text)
@@ -151,7 +151,7 @@ class Rows:
 def heldout_rows(
     tokenizer: PreTrainedTokenizerBase, rows: int = 4, length: int = 512
 ) -> dict[str, Tensor]:
-    """Text of each kind that training never saw, `[rows, length + 1]`, evenly spread over it."""
+    """Return {kind: `[rows, length + 1]` ids} of held-out text, at evenly spaced positions."""
     texts = {"code": "\n".join(corpus.heldout_code()[1::2])}
     for kind in ("chat", "json"):
         texts[kind] = "".join(map(corpus.render, corpus.heldout_dialogues(kind, 50 * rows)))

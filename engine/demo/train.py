@@ -1,10 +1,10 @@
-"""Trains the built-in target and draft together, from nothing but Python's own library and a seed.
+"""Trains the built-in target and draft together, from Python's standard library and a seed alone.
 
     foredraft train demo --minutes 80 --distill-minutes 12
 
-The target learns the text. The draft learns the target, in the same pass, so that every
-checkpoint is a usable pair. The learning rate follows the share of the budget that has passed,
-so the run ends well whenever it has to end.
+The target learns the text. In the same pass the draft learns the target's distribution, so every
+checkpoint is a usable pair. The learning rate depends on the share of the time budget that has
+passed, so it reaches zero at the end of any budget.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from engine.lab.train import learning
 TARGET = {"width": 192, "inner": 576}
 DRAFT = {"width": 256, "inner": 768, "layers": 1}
 TOKENS_PER_PASS = 1024
-# Up to which share of the budget, how deep, how long the rows: a shallow target learns the first
+# (up to this share of the budget, layers, tokens per row). A shallow target learns the first
 # million tokens as well as a deep one and three times as fast; it then grows without forgetting.
-# Most documents are short, and attention over short rows is cheap: the long ones come last.
+# Most documents are short, and attention over short rows is cheap, so long rows come last.
 STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.88, 16, 256), (0.97, 16, 512), (2.0, 16, 2048))
-START, ASSISTANT = 1, "assistant"  # of a turn, and who says what a model should learn to say
-QUESTIONS = 0.1  # what a token of another's turn weighs: drawn at random, it teaches little
-WARM_UP = 0.015  # of the budget
-CHECKPOINT = 600  # seconds from one to the next
+START, ASSISTANT = 1, "assistant"  # id that starts a turn; the role with full weight in the loss
+QUESTIONS = 0.1  # weight of tokens in other turns: drawn at random, they teach little
+WARM_UP = 0.015  # share of the budget
+CHECKPOINT = 600  # seconds between checkpoints
 
 log = logging.getLogger("foredraft.demo")
 
 
 def rate(share: float) -> float:
-    """Of learning, once this share of the budget has passed: warm-up, a plateau until 40 %, then a
-    straight line to zero."""
+    """Return the learning-rate factor after this share of the budget: warm-up, a plateau until
+    40 %, then linear decay to zero."""
     return max(0.0, min(share / WARM_UP, 1.0, (1 - share) / 0.6))
 
 
 def weights(labels: Tensor, assistant: int) -> Tensor:
-    """`[rows, length]`, of tokens `[rows, length]`: `QUESTIONS` for what others say than the
-    assistant (whose name is one token), 1 for the rest, text that is no conversation included."""
+    """Return the loss weights `[rows, length]` of tokens `[rows, length]`: `QUESTIONS` in turns of
+    other roles than `assistant` (a token id), 1 elsewhere, also outside conversations."""
     places = torch.arange(labels.shape[1])
     start = torch.where(labels == START, places, -1).cummax(1).values
     speaker = labels.gather(1, (start + 1).clamp(max=labels.shape[1] - 1))
@@ -62,9 +62,9 @@ def weights(labels: Tensor, assistant: int) -> Tensor:
 
 
 def losses(target: Any, draft: Any, batch: Tensor, weight: Tensor) -> Tensor:
-    """`[2]`: both models' losses on `[rows, length + 1]` token ids, the target's weighted `[rows,
-    length]`. The draft's is mostly the distance to the target's distribution, and a little of the
-    text itself."""
+    """Return `[2]`: the losses of target and draft on `[rows, length + 1]` token ids. `weight`
+    (`[rows, length]`) applies to the target's. The draft's is 0.9 times the divergence from the
+    target's distribution plus 0.1 times the cross-entropy of the text."""
     inputs, labels = batch[:, :-1], batch[:, 1:].flatten()
     wanted, offered = learning.logits(target, inputs), learning.logits(draft, inputs)
     distance = learning.divergence(wanted.detach(), offered)
@@ -76,8 +76,8 @@ def losses(target: Any, draft: Any, batch: Tensor, weight: Tensor) -> Tensor:
 def accumulate(
     target: Any, draft: Any, rows: Rows, length: int, options: Namespace, threads: int
 ) -> Tensor:
-    """The gradients of one step, from several passes: a large batch leaves the cache. Each pass has
-    one of so many threads, since threads that share a pass wait for each other. The mean losses."""
+    """Accumulate the gradients of one step and return the mean losses. Several passes, since one
+    large batch does not fit the CPU cache; one thread per pass, since shared passes synchronise."""
     assistant = cast("int", rows.tokenizer.convert_tokens_to_ids(ASSISTANT))
 
     def run(batch: Tensor) -> Tensor:
@@ -94,21 +94,21 @@ def accumulate(
 
 
 def one_thread() -> None:
-    """For the calling thread alone."""
+    """Make torch use one thread for the calling thread's operations."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
 
 
 def compile_layers(*models: Any) -> None:
-    """One compiled layer serves all of a model's."""
+    """Compile layer by layer, so that all layers of a model share the compiled code."""
     for each in models:
         for layer in each.model.layers:
             layer.compile()
 
 
 def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
-    """Train both until the budget has passed, and save them to `options.output` now and then, and
-    at the end."""
+    """Train both models until the budget has passed. Saves them to `options.output` every
+    `CHECKPOINT` seconds and at the end."""
     clock = time.process_time if options.cpu else time.monotonic
     start, saved = clock() - 60 * options.resume, time.monotonic()
     rows = Rows(tokenizer, options.seed + round(options.resume))
@@ -146,7 +146,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
 
 
 def save(target: Any, draft: Any, tokenizer: Any, output: Path) -> None:
-    """The pair as it is now, and how it does on text that it does not learn from."""
+    """Save the pair and log its losses and agreement on held-out text."""
     model.save(target, tokenizer, output / "target")
     model.save(draft, tokenizer, output / "draft")
     for record in report(target, draft, heldout_rows(tokenizer, rows=2), (0.0, 1.0)):
@@ -155,7 +155,7 @@ def save(target: Any, draft: Any, tokenizer: Any, output: Path) -> None:
 
 
 def pair(options: Namespace) -> tuple[Any, Any, Any]:
-    """Target, draft and tokenizer: those in `options.output` to go on with, or new ones."""
+    """Return target, draft and tokenizer: from `options.output` to resume, or new ones."""
     if options.resume:
         target, draft = (model.load(options.output / name) for name in ("target", "draft"))
         return target, draft, AutoTokenizer.from_pretrained(options.output / "target")
@@ -190,15 +190,15 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     options = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     return exit_code("foredraft train demo", lambda: run(options))
 
 
 def run(options: Namespace) -> int:
-    """Train, save, distil; the exit code. Raises OSError, and ConfigError where there is no pair to
-    go on with."""
+    """Train, save and distil; return the exit code. Raises OSError, and ConfigError if there is no
+    pair to continue with."""
     if options.resume or not options.minutes:
         model.check(options.output)
     options.output.mkdir(parents=True, exist_ok=True)

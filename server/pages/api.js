@@ -1,8 +1,8 @@
 // A client of the server's API: adds the user's key, turns errors into sentences, streams chunks.
 
 const STORED = "foredraft-key"; // in sessionStorage: private to this tab, and gone when it closes
-const WANTED = "This server asks for an API key.";
-const UNKNOWN = "The server does not know this key.";
+const WANTED = "This server requires an API key.";
+const UNKNOWN = "The server rejected this key.";
 const BASE = new URL("..", import.meta.url); // keeps a proxy's path prefix
 
 let key = sessionStorage.getItem(STORED) ?? "";
@@ -54,14 +54,14 @@ async function send(path, body, signal, used) {
     return await fetch(new URL(path, BASE), { ...options, headers, signal, cache: "no-store" });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Failure("The server does not answer.", 0);
+    throw new Failure("The server is not responding.", 0);
   }
 }
 
 async function sentence(reply) {
   const said = await reply.json().catch(() => null);
   const message = said?.error?.message;
-  return message ? capital(message) : `The server answered with status ${reply.status}.`;
+  return message ? capital(message) : `The server returned status ${reply.status}.`;
 }
 
 export function capital(text) {
@@ -80,7 +80,7 @@ export async function* stream(path, body, signal) {
     if (chunk.error) throw new Failure(capital(chunk.error.message), 500);
     yield chunk;
   }
-  if (!whole) throw new Failure("The connection broke off in the middle of the reply.", 0);
+  if (!whole) throw new Failure("The connection was lost in the middle of the reply.", 0);
 }
 
 async function* events(body, signal) {
@@ -89,7 +89,7 @@ async function* events(body, signal) {
   for (;;) {
     const { value, done } = await reader.read().catch(error => {
       if (signal?.aborted) throw error;
-      throw new Failure("The connection broke off in the middle of the reply.", 0);
+      throw new Failure("The connection was lost in the middle of the reply.", 0);
     });
     if (done) return;
     const parts = (rest + value).split("\n\n");

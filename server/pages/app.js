@@ -9,13 +9,13 @@ import { RaceView } from "./race.js";
 
 const EVERY = 2000; // milliseconds between polls of /health
 const STATES = {
-  starting: "The engine is starting, which may take a minute or two. What is sent now waits for it or is refused.",
-  lost: "The engine was lost and is being started again. Replies that were running go on when it is back.",
-  failed: "The engine has failed and is not started again. The server's log says why.",
-  draining: "The server is shutting down and takes no new requests.",
-  stopped: "The server is shutting down and takes no new requests.",
+  starting: "The engine is starting, which may take a minute or two. Until then, requests wait or are refused.",
+  lost: "The engine was lost and is restarting. Replies in progress continue once it is ready.",
+  failed: "The engine has failed and will not be restarted. The server's log has the reason.",
+  draining: "The server is shutting down and accepts no new requests.",
+  stopped: "The server is shutting down and accepts no new requests.",
 };
-const SILENT = "The server does not answer. This page tries again every two seconds.";
+const SILENT = "The server is not responding. This page retries every two seconds.";
 
 const server = { model: "", capabilities: null }; // shared with the views
 const views = { chat: new ChatView(server), race: new RaceView(server), live: new LiveView() };
@@ -79,7 +79,7 @@ async function meet() {
 }
 
 at("change-key").addEventListener("click", async () => {
-  if (await changeKey("The key that is sent with every request from here.")) meet();
+  if (await changeKey("This key is sent with every request from this page.")) meet();
 });
 addEventListener("hashchange", show);
 show();

@@ -86,7 +86,7 @@ export class Chart {
     const values = this.series.map(({ of }) => of(point));
     const known = values.some(value => value !== null);
     const unit = values.length > 1 ? "" : ` ${this.unit}`;
-    return known ? values.map(figure).join(" / ") + unit : "nothing ran";
+    return known ? values.map(figure).join(" / ") + unit : "no data";
   }
 
   // Shows the values at the pointer's `x`; null: the pointer is not on the chart.

@@ -3,7 +3,7 @@
 import { at, el } from "./dom.js";
 import { entry, generate, summary, Tokens } from "./reply.js";
 
-const WHO = { user: "You", assistant: "Model", tool: "Result of the tool" };
+const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
 
 export class ChatView {
   constructor(server) {
@@ -36,7 +36,7 @@ export class ChatView {
     for (const [field, id] of [["tools", "tools"], ["response_format", "schema"]]) {
       const refused = fields[field].status === "refused";
       at(id).disabled = refused;
-      at(`${id}-said`).textContent = refused ? `Not here: ${fields[field].reason}.` : "";
+      at(`${id}-said`).textContent = refused ? `Not available: ${fields[field].reason}.` : "";
     }
   }
 
@@ -51,9 +51,9 @@ export class ChatView {
     if (mode === this.mode) return;
     this.running?.abort();
     this.mode = at("view-chat").dataset.mode = mode;
-    at("say-label").textContent = mode === "chat" ? "Message" : "Text to continue";
-    at("send").textContent = mode === "chat" ? "Send" : "Continue";
-    at("say-keys").textContent = mode === "chat" ? "Enter sends, Shift+Enter is a line break." : "Ctrl+Enter continues the text.";
+    at("say-label").textContent = mode === "chat" ? "Message" : "Prompt";
+    at("send").textContent = mode === "chat" ? "Send" : "Generate";
+    at("say-keys").textContent = mode === "chat" ? "Enter sends the message, Shift+Enter inserts a line break." : "Ctrl+Enter generates a completion.";
     this.cut(0);
   }
 
@@ -174,7 +174,7 @@ function parsed(id, fits) {
     if (text) value = JSON.parse(text);
     if (value !== undefined && (value === null || !fits(value))) said = at(id).dataset.wanted;
   } catch (error) {
-    said = `This is not JSON: ${error.message}.`;
+    said = `This is not valid JSON: ${error.message}.`;
   }
   at(`${id}-said`).textContent = said;
   at(id).setAttribute("aria-invalid", String(said !== ""));
@@ -189,7 +189,7 @@ class Turn {
     this.thought = el("details", { class: "thought", open: true, hidden: true },
       el("summary", {}, "Thinking"), this.thoughts);
     this.text = el("div", { class: "text" }, message.content);
-    this.legend = el("ul", { class: "legend", "aria-label": "Tokens by who proposed them" });
+    this.legend = el("ul", { class: "legend", "aria-label": "Tokens by proposer" });
     this.facts = el("p", { class: "facts" });
     this.more = el("div");
     const edit = message.role === "tool" ? null : button("Edit", () => this.edit());
@@ -231,25 +231,25 @@ class Turn {
       this.message = { ...this.message, content: whole.text || null, tool_calls: whole.calls };
       this.calls(whole.calls);
     } else {
-      this.actions.append(button("Again", () => this.view.again(this)));
+      this.actions.append(button("Regenerate", () => this.view.again(this)));
       const goes = whole.finish === "length" || whole.finish === "stopped";
       const content = this.message.content;
-      if (goes && content) this.actions.append(button("Go on", () => this.view.goOn(this, content)));
+      if (goes && content) this.actions.append(button("Continue", () => this.view.goOn(this, content)));
     }
   }
 
   // Shows tool calls as cards with boxes for their results; the reply's tokens are collapsed.
   calls(calls) {
-    const folded = el("details", {}, el("summary", {}, "Tokens of the reply"));
+    const folded = el("details", {}, el("summary", {}, "Tokens of this reply"));
     this.text.replaceWith(folded);
     folded.append(this.text);
-    this.actions.replaceChildren(button("Again", () => this.view.again(this)));
+    this.actions.replaceChildren(button("Regenerate", () => this.view.again(this)));
     const boxes = calls.map(({ id }) => el("textarea", { id: `result-${id}`, rows: "2" }));
     const form = el("form", { class: "calls" }, ...calls.flatMap((call, index) => [
       el("div", { class: "call" }, el("b", {}, call.function.name),
         el("pre", {}, pretty(call.function.arguments))),
-      el("label", { for: boxes[index].id }, `What ${call.function.name} gives back`), boxes[index],
-    ]), el("div", { class: "buttons" }, el("button", {}, "Send and go on")));
+      el("label", { for: boxes[index].id }, `Result of ${call.function.name}`), boxes[index],
+    ]), el("div", { class: "buttons" }, el("button", {}, "Send results")));
     form.addEventListener("submit", event => {
       event.preventDefault();
       if (!this.view.running) this.view.results(this, boxes.map(box => box.value));
@@ -262,7 +262,7 @@ class Turn {
     const box = el("textarea", { "aria-label": "Edited text", rows: "4" });
     box.value = this.message.content ?? "";
     const form = el("form", { class: "edit" }, box, el("div", { class: "buttons" },
-      el("button", { class: "primary" }, "Go on from here"),
+      el("button", { class: "primary" }, "Continue from here"),
       button("Cancel", () => this.element.replaceChildren(...kept))));
     const kept = [...this.element.childNodes];
     form.addEventListener("submit", event => {

@@ -36,8 +36,8 @@ function endpoint(method, path, { requestBody, parameters = [], responses }, sch
   return el("details", { class: "card endpoint" },
     el("summary", {}, el("span", { class: "method" }, method.toUpperCase()), path),
     ...parameters.map(({ name, schema }) => el("p", {}, el("code", {}, name), ": ", ...typed(schema))),
-    ...(asked ? [el("h3", {}, "Fields of the request"), ...described(schemas[name] ?? asked)] : []),
-    el("h3", {}, "Replies"),
+    ...(asked ? [el("h3", {}, "Request fields"), ...described(schemas[name] ?? asked)] : []),
+    el("h3", {}, "Responses"),
     table(["Status", "Body", "When"], Object.entries(responses).map(([status, reply]) =>
       [status, [...bodies(reply.content)], [reply.description]])));
 }
@@ -55,7 +55,7 @@ function described({ description, properties, required = [], ...schema }) {
   const said = description ? [el("p", {}, ...coded(description))] : [];
   if (!properties) return [...said, el("p", {}, ...typed(schema))];
   const rows = Object.entries(properties).sort(([a], [b]) => required.includes(b) - required.includes(a));
-  return [...said, table(["Field", "Type and bounds", "Meaning"], rows.map(([name, field]) =>
+  return [...said, table(["Field", "Type and limits", "Meaning"], rows.map(([name, field]) =>
     [required.includes(name) ? `${name} *` : name, [...typed(field)], coded(field.description ?? "")]))];
 }
 
@@ -87,7 +87,7 @@ function* typed(schema) {
     yield `object${bounds(schema.minProperties, schema.maxProperties)} of `;
     yield* typed(schema.additionalProperties);
   } else {
-    const { type = "anything", exclusiveMinimum: above, exclusiveMaximum: below } = schema;
+    const { type = "any type", exclusiveMinimum: above, exclusiveMaximum: below } = schema;
     const least = above === undefined ? schema.minimum : `above ${above}`;
     const most = below === undefined ? schema.maximum : `below ${below}`;
     const lengths = bounds(schema.minLength, schema.maxLength, " characters");
@@ -98,5 +98,5 @@ function* typed(schema) {
 function bounds(least, most, unit = "") {
   if (least === undefined && most === undefined) return "";
   if (most === undefined) return ` (from ${least}${unit})`;
-  return least === undefined ? ` (to ${most}${unit})` : ` (${least} to ${most}${unit})`;
+  return least === undefined ? ` (up to ${most}${unit})` : ` (${least} to ${most}${unit})`;
 }

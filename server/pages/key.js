@@ -9,7 +9,7 @@ function open(why, resolve) {
   const input = el("input", { id: "key", type: "password", autocomplete: "off", required: true });
   const form = el("form", {},
     el("h2", { id: "key-title" }, "API key"),
-    el("p", { id: "key-said" }, `${why} It is kept in this tab only, until the tab is closed.`),
+    el("p", { id: "key-said" }, `${why} The key is kept in this tab only, until you close it.`),
     el("label", { for: "key" }, "Key"), input,
     el("div", { class: "buttons" },
       el("button", { class: "primary" }, "Use this key"),

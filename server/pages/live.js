@@ -19,11 +19,11 @@ export class LiveView {
     [this.history, this.timer, this.looks, this.sent] = [new History(SPAN), null, 0, 0];
     const chart = (id, title, unit, floor, series, more) => new Chart(at(id),
       { title, unit, floor, series: series.map(([name, of]) => ({ name, of })), ...more });
-    const about = `means of ${MOMENT} s`;
+    const about = `${MOMENT} s averages`;
     this.charts = [
       chart("chart-tokens", "Tokens generated", "tokens/s", 30, [["tokens/s", p => p.tokens]], { about }),
-      chart("chart-gain", "Speed-up, estimated", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1, about }),
-      chart("chart-k", "K, guesses in a step", "guesses", 2, [["K", p => p.k]], { about }),
+      chart("chart-gain", "Estimated speed-up", "× plain", 1.5, [["speed-up", p => p.gain]], { mark: 1, about }),
+      chart("chart-k", "K, draft tokens per step", "draft tokens", 2, [["K", p => p.k]], { about }),
       chart("chart-requests", "Requests", "requests", 3,
         [["running", p => p.running], ["waiting", p => p.waiting]]),
       chart("chart-kv", "KV cache in use", "%", 3, [["KV", p => p.kv]]),
@@ -48,7 +48,7 @@ export class LiveView {
     try {
       if (!document.hidden) await this.sample();
     } catch {
-      at("gain-why").textContent = "The server does not tell its metrics at the moment.";
+      at("gain-why").textContent = "The server's metrics are unavailable at the moment.";
     }
     if (this.timer === mine && mine !== null) this.timer = setTimeout(() => this.look(), EVERY);
   }
@@ -80,17 +80,17 @@ export class LiveView {
 
   headline(minute) {
     const { speedup, tokens } = minute;
-    const idle = tokens ? "Not known" : "Nothing ran in the last minute";
+    const idle = tokens ? "Unknown" : "Idle for the last minute";
     put("gain", speedup === null ? idle : `${figure(speedup)}×`);
     at("headline").classList.toggle("unknown", speedup === null);
     at("gain-why").textContent = speedup !== null ? reasons(minute)
-      : tokens ? "This server does not estimate what steps without guesses would take, since its K is fixed."
-      : "Send a message, or have a race: this page shows what the server did in the last three minutes.";
-    const kept = minute.kept.map((share, index) => [`guess ${index + 1}`, share, percent(share)]);
-    bars(at("kept"), kept, "No guess was verified in the last minute.");
+      : tokens ? "With a fixed K, this server does not estimate how long steps without speculation would take."
+      : "Send a message or start a race: this page shows the server's last three minutes.";
+    const kept = minute.kept.map((share, index) => [`position ${index + 1}`, share, percent(share)]);
+    bars(at("kept"), kept, "No draft tokens were verified in the last minute.");
     const shares = Object.entries(minute.shares).map(([name, share]) =>
       [nameOf(name), share, percent(share), name]);
-    bars(at("shares"), shares, "No token was generated in the last minute.");
+    bars(at("shares"), shares, "No tokens were generated in the last minute.");
   }
 
   // Retry /speculation: the key may have changed.
@@ -134,11 +134,11 @@ export class LiveView {
 // A sentence about what the headline is estimated from.
 function reasons({ seconds, tokens, plainSteps, compared: { plain, taken } }) {
   const checked = plainSteps
-    ? `${many(plainSteps, "step")} ran without guesses and count as they were.`
-    : "No step ran without guesses meanwhile, so nothing checked what they would cost.";
+    ? `${many(plainSteps, "step")} ran at K = 0 and count as measured.`
+    : "No step ran at K = 0 in that time, so no measurement checked the estimate.";
   return `Estimated from the last ${Math.round(seconds)} s with ${many(tokens, "token")}. Steps took ${figure(taken)} s; ` +
-    `without guesses the same tokens would have taken ${figure(plain)} s, by what steps cost as the engine measures it while it serves. ` +
-    `${checked} Steps with prompts are left out.`;
+    `without speculation the same tokens would have taken ${figure(plain)} s, by the step costs that the engine measures while serving. ` +
+    `${checked} Steps with prefill are excluded.`;
 }
 
 function put(id, text) {

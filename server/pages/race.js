@@ -85,7 +85,7 @@ export class RaceView {
     const last = Math.max(...both.map(lane => lane.whole.end));
     const slower = Math.max(1, SHOWN_SECONDS / last);
     at("race-how").textContent =
-      `The measured replies once more, both begun at once${slower > 1 ? `, ${figure(slower)} times slower than they were` : ""}.`;
+      `Replay of the measured replies, both starting at once${slower > 1 ? `, slowed down by a factor of ${figure(slower)}` : ""}.`;
     for (const lane of both) lane.clear(true);
     const begun = performance.now();
     let now = 0;
@@ -118,7 +118,7 @@ function tell(result, details, note = "") {
 async function others() {
   const sample = new Sample(await (await request("metrics", { quietly: true })).text(), 0);
   const count = sample.total("requests_running") + sample.total("requests_waiting");
-  return count ? `When it began, ${many(count, "other request")} ran here, so the speeds are not those of a free device.` : "";
+  return count ? `The race began while the server had ${many(count, "other request")}, so the speeds are not those of an idle device.` : "";
 }
 
 // Returns [result, details]: how many token ids differ by position, and how the speeds compare.
@@ -129,12 +129,12 @@ export function verdict(plain, guessed) {
   const result = `${count} of ${many(most, "token")} differ`;
   const [fast, slow] = [guessed, plain].map(whole => whole.ids.length / whole.end);
   const { proposed, accepted } = guessed.usage.speculation;
-  const compared = proposed ? `${figure(fast / slow)}× as fast with speculation` : "no token was guessed";
+  const compared = proposed ? `${figure(fast / slow)}× as fast with speculation` : "no draft tokens";
   const guesses = proposed
-    ? `${accepted} of ${proposed} guessed tokens were kept.`
-    : "Both runs were plain: speculation is off here, or the controller did not expect guesses to pay. The speeds differ by chance.";
+    ? `${accepted} of ${proposed} draft tokens were accepted.`
+    : "Neither run speculated: speculation is off, or the controller chose K = 0 because it expected no gain. The speeds differ by chance.";
   const where = count
-    ? ` The first that differs is number ${differing.indexOf(true) + 1}; docs/speculation.md says where texts are equal to the token.`
+    ? ` The first differing token is number ${differing.indexOf(true) + 1}; docs/speculation.md says when outputs are identical.`
     : "";
   return [`${result} · ${compared}`, guesses + where];
 }
@@ -144,7 +144,7 @@ class Lane {
     [this.speculation, this.parts, this.speed, this.whole] = [speculation, [], 0, null];
     this.text = el("div", { class: "text", tabindex: "0", role: "region" });
     this.text.setAttribute("aria-label", `Reply ${element.dataset.name}`);
-    this.legend = el("ul", { class: "legend", "aria-label": "Tokens by who proposed them" });
+    this.legend = el("ul", { class: "legend", "aria-label": "Tokens by proposer" });
     this.facts = el("p", { class: "facts" });
     this.hand = svg("path", { d: ARC, class: "hand", pathLength: "100", "stroke-dasharray": "0 100" });
     this.number = svg("text", { x: "60", y: "58", class: "number" }, "0");
@@ -182,7 +182,7 @@ class Lane {
     seen();
     const { usage, first, end } = this.whole;
     this.facts.textContent =
-      `${many(this.whole.ids.length, "token")} in ${seconds(end)} and ${many(usage.speculation.rounds, "step")} · first after ${seconds(first)}`;
+      `${many(this.whole.ids.length, "token")} in ${seconds(end)} and ${many(usage.speculation.rounds, "step")} · first token after ${seconds(first)}`;
   }
 
   // Shows the tokens that had arrived by `now`, and the speed up to then.

@@ -5,13 +5,13 @@ import { stream } from "./api.js";
 import { el, figure, many, seconds } from "./dom.js";
 
 export const NAMES = {
-  target: "target", draft_model: "draft", self: "own layers", medusa: "Medusa", eagle: "EAGLE",
+  target: "target", draft_model: "draft", self: "early exit", medusa: "Medusa", eagle: "EAGLE",
   lookahead: "lookahead", suffix: "suffix", ngram: "n-gram", grammar: "grammar",
   prediction: "prediction",
 };
 export const nameOf = source => NAMES[source] ?? source;
 
-// An entry of a legend.
+// Makes a legend entry.
 export function entry(source, ...more) {
   const swatch = el("i", { class: `swatch by-${source}`, "aria-hidden": "true" });
   return el("li", {}, swatch, `${nameOf(source)} `, ...more);
@@ -72,7 +72,7 @@ export class Tokens {
   push(tokens, thought = 0) {
     if (!tokens.length) return;
     for (const { text, source } of tokens) {
-      const name = source === "target" ? "drawn by the target" : `proposed by: ${nameOf(source)}`;
+      const name = source === "target" ? "sampled by the target" : `proposer: ${nameOf(source)}`;
       this.spans.push(el("span", { class: `token by-${source}`, title: name }, text));
       this.counts[source] = (this.counts[source] ?? 0) + 1;
     }
@@ -91,7 +91,7 @@ export class Tokens {
 }
 
 const ENDS = {
-  stop: "", length: "cut at max tokens", tool_calls: "", stopped: "stopped",
+  stop: "", length: "reached max tokens", tool_calls: "", stopped: "stopped",
 };
 
 // Returns one line of facts about a reply that has ended.
@@ -101,10 +101,10 @@ export function summary(whole) {
   if (usage?.completion_tokens) {
     const { rounds, proposed } = usage.speculation;
     facts.push(`${many(usage.completion_tokens, "token")} in ${many(rounds, "step")}`);
-    facts.push(`${figure(usage.completion_tokens / rounds)} a step`, `${proposed} guessed`);
+    facts.push(`${figure(usage.completion_tokens / rounds)} per step`, `${proposed} drafted`);
     facts.push(`${figure(usage.completion_tokens / end)} tokens/s`);
   }
-  if (first !== null) facts.push(`first after ${seconds(first)}`, `all in ${seconds(end)}`);
+  if (first !== null) facts.push(`first token after ${seconds(first)}`, `total ${seconds(end)}`);
   if (seed !== undefined) facts.push(`seed ${seed}`);
   if (ENDS[finish] ?? finish) facts.push(ENDS[finish] ?? finish);
   return facts.map(fact => fact.replaceAll(" ", "\u00a0")).join(" · ");

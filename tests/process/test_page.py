@@ -175,7 +175,7 @@ def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
     page.unroute("**/v1/completions")
     page.fill("#max-tokens", "8")
     with page.expect_request("**/v1/completions") as asked:
-        page.get_by_role("button", name="Go on").click()
+        turn.get_by_role("button", name="Continue").click()
     assert asked.value.post_data_json["prompt"].strip() == shown.strip()
     expect(turn.locator(".facts")).to_contain_text("seed")
 
@@ -231,7 +231,7 @@ def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
     page.locator(".turn.user").first.get_by_role("button", name="Edit").click()
     page.get_by_label("Edited text").fill("What is the capital of Spain?")
     with page.expect_request("**/v1/chat/completions") as asked:
-        page.get_by_role("button", name="Go on from here").click()
+        page.get_by_role("button", name="Continue from here").click()
     told = asked.value.post_data_json["messages"]
     assert told == [{"role": "user", "content": "What is the capital of Spain?"}]
     expect(page.locator(".turn")).to_have_count(2)
@@ -243,7 +243,7 @@ def test_a_schema_is_honoured_and_a_bad_one_is_told(visit: Visit) -> None:
     page.fill("#schema", "{")
     page.fill("#say", "Bob is 7.")
     page.press("#say", "Enter")
-    expect(page.locator("#schema-said")).to_contain_text("This is not JSON")
+    expect(page.locator("#schema-said")).to_contain_text("This is not valid JSON")
     expect(page.locator(".turn")).to_have_count(0)
     properties = {"age": {"type": "integer", "minimum": 0, "maximum": 99}}
     schema = {"type": "object", "properties": properties, "required": ["age"]}
@@ -262,9 +262,9 @@ def test_tools_are_shown_as_calls_and_answered(visit: Visit) -> None:
     page.fill("#tools", json.dumps([{"type": "function", "function": function}]))
     turn = say(page, "What is the weather in Rome?")
     expect(turn.locator(".call b")).to_have_text("get_weather")
-    turn.get_by_label("What get_weather gives back").fill("sunny")
+    turn.get_by_label("Result of get_weather").fill("sunny")
     with page.expect_request("**/v1/chat/completions") as asked:
-        turn.get_by_role("button", name="Send and go on").click()
+        turn.get_by_role("button", name="Send results").click()
     told = asked.value.post_data_json["messages"]
     assert [message["role"] for message in told] == ["user", "assistant", "tool"]
     assert told[2]["tool_call_id"] == told[1]["tool_calls"][0]["id"]
@@ -346,7 +346,7 @@ def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
         loading.join()
     assert re.fullmatch(r"\d+(\.\d+)?×", page.inner_text("#gain"))
     page.hover("#chart-tokens svg")
-    expect(page.locator("#chart-tokens .now")).to_have_text(re.compile("tokens/s|nothing ran"))
+    expect(page.locator("#chart-tokens .now")).to_have_text(re.compile("tokens/s|no data"))
     for chart in ("tokens", "gain", "k", "requests", "kv"):
         labels = page.locator(f"#chart-{chart} svg text").all_text_contents()
         assert "seconds" in labels
@@ -367,7 +367,7 @@ def test_a_lost_engine_is_told_and_forgotten(visit: Visit, pair: Server) -> None
     page = visit.open("chat")
     expect(page.locator("#notice")).to_be_hidden()
     os.kill(pair.engine, signal.SIGKILL)
-    expect(page.locator("#notice")).to_contain_text("The engine was lost and is being started")
+    expect(page.locator("#notice")).to_contain_text("The engine was lost and is restarting")
     turn = say(page, "What is the capital of France?")  # which waits for the next one
     assert "Paris" in turn.locator(".text").inner_text()
     expect(page.locator("#notice")).to_be_hidden()
@@ -439,7 +439,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
         dialog = page.get_by_role("dialog", name="API key")
         dialog.get_by_label("Key").fill("sk-wrong")
         dialog.get_by_role("button", name="Use this key").click()
-        expect(dialog).to_contain_text("does not know this key")
+        expect(dialog).to_contain_text("The server rejected this key")
         dialog.get_by_label("Key").fill("sk-secret")
         dialog.get_by_role("button", name="Use this key").click()
         expect(page.locator("#model")).to_have_text("demo")
@@ -455,10 +455,10 @@ def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, pair: Serve
     visit = Visit(browser, str(pair.http.base_url))
     page = visit.open("chat")
     page.context.set_offline(True)
-    expect(page.locator("#notice")).to_contain_text("The server does not answer")
+    expect(page.locator("#notice")).to_contain_text("The server is not responding")
     page.fill("#say", "Hello")
     page.press("#say", "Enter")
-    expect(page.locator(".turn .error")).to_contain_text("The server does not answer")
+    expect(page.locator(".turn .error")).to_contain_text("The server is not responding")
     page.context.set_offline(False)
     expect(page.locator("#notice")).to_be_hidden()
     with page.expect_request("**/v1/chat/completions") as asked:
