@@ -113,12 +113,12 @@ def measure(folder: Path, options: Namespace) -> int:
         show(report(target, draft, texts, TEMPERATURES))
         if (path := folder / "medusa").is_dir():
             heads = load_heads(str(path), path, target.get_output_embeddings().weight)
-            print(f"\nMedusa heads: the right token first / among the first {TOP}")
+            print(f"\nMedusa heads: top-1 / top-{TOP} accuracy")
             show(heads_report(target, heads, texts))
     if options.tasks:
         vocabulary = load_vocabulary(str(folder / "target"), eos_ids=skills.ENDS)
         records, wrong = skills.report(target, tokenizer, vocabulary, options.tasks, options.wrong)
-        print("\nTasks of the target alone, greedily")
+        print("\nTasks, target alone, greedy")
         show(records)
         print("\n".join(wrong))
     return 0
@@ -128,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = Parser("python -m engine.demo.card", __doc__)
     add = parser.add_argument
-    add("--folder", type=Path, default=Path(__file__).parent, help="that holds target/ and draft/")
+    add("--folder", type=Path, default=Path(__file__).parent, help="folder with target/ and draft/")
     add("--rows", type=whole(0, 1000), default=16, help="rows per kind of text (16; 0: none)")
     add("--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)")
-    add("--tasks", type=whole(0, 1000), default=32, help="of each skill (32; 0: none)")
-    add("--wrong", type=whole(0, 1000), default=0, help="wrong replies shown of each skill (0)")
+    add("--tasks", type=whole(0, 1000), default=32, help="tasks per skill (32; 0: none)")
+    add("--wrong", type=whole(0, 1000), default=0, help="wrong replies to show per skill (0)")
     options = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: measure(options.folder, options))
 

@@ -70,4 +70,4 @@ def check(folder: Path) -> None:
     """Raise ConfigError unless the folder contains a target and a draft."""
     for path in (folder / "target", folder / "draft"):
         if not (path / "config.json").is_file():
-            raise ConfigError(f"{folder} holds no pair: there is no {path / 'config.json'}")
+            raise ConfigError(f"{folder} contains no pair: {path / 'config.json'} is missing")

@@ -174,18 +174,24 @@ def build_parser() -> Parser:
     add("--distill-minutes", type=number(0, 1e6), default=12, metavar="MINUTES",
         help="time for the draft alone, afterwards (12)")  # fmt: skip
     add("--threads", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
-        help="passes at once (all cores)")  # fmt: skip
+        help="concurrent passes, one thread each (all cores)")  # fmt: skip
     add("--passes", type=whole(1, 1024), default=4, metavar="N",
-        help=f"of {TOKENS_PER_PASS} tokens in a step (4)")  # fmt: skip
+        help=f"passes of {TOKENS_PER_PASS} tokens per step (4)")  # fmt: skip
     add("--bfloat16", action="store_true",
-        help="multiply in bfloat16, which is faster where the processor can")  # fmt: skip
+        help="use bfloat16 matrix products, faster on processors that support them")  # fmt: skip
     add("--compile", action="store_true",
-        help="compile the layers: a quarter faster, with a C++ compiler at hand")  # fmt: skip
+        help="compile the layers: about a quarter faster, needs a C++ compiler")  # fmt: skip
     add("--cpu", action="store_true",
         help="--minutes of this process's CPU time, on a machine that others use too")  # fmt: skip
-    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of texts and weights (0)")
+    add(
+        "--seed",
+        type=whole(0, 2**32 - 1),
+        default=0,
+        metavar="N",
+        help="seed of texts and weights (0)",
+    )
     add("--resume", type=number(0, 1e6), default=0, metavar="MINUTES",
-        help="go on with the pair in --output")  # fmt: skip
+        help="continue training the pair in --output, after MINUTES")  # fmt: skip
     return parser
 
 

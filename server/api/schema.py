@@ -314,7 +314,7 @@ class CommonRequest(Labelled, ABC):
         OLD_SPELLING.format("choice"), f"a list of 1 to {limits.MAX_CHOICES} strings")
     guided_grammar: Source | None = described(None, OLD_SPELLING.format("grammar"))
     truncate_prompt_tokens: Keep | None = described(None,
-        "Extension. Keep only the last so many tokens of each prompt, chat template included; -1:"
+        "Extension. Keep only the last N tokens of each prompt, chat template included; -1:"
         " as many as fit the context beside the requested number of tokens, or beside one.",
         f"-1 or an integer from 1 to {limits.MAX_LENGTH_FIELD}, and only without `echo` and"
         " `suffix`")
@@ -522,7 +522,7 @@ class ChatRequest(CommonRequest, ChatPrompt):
         ", and only with `logprobs`: true unless 0", neutral=(0,), ge=0, le=MAX_LOGPROBS)
     add_special_tokens: bool = described(False, SPECIAL_TOKENS
         + " Default false: the chat template writes them.")
-    echo: Refused = refused("For completions.", False)
+    echo: Refused = refused("Only for /v1/completions.", False)
     parallel_tool_calls: ParallelCalls = None
     include_reasoning: bool = described(True,
         "Extension. false: thinking is left out of the reply, but not out of its ids and usage.")

@@ -28,7 +28,7 @@ EngineState = Literal["starting", "ready", "draining", "lost", "failed", "stoppe
 NOT_READY: dict[EngineState, str] = {
     "starting": "the engine is starting, which may take a minute or two; try again in a moment",
     "draining": "the server is shutting down",
-    "lost": "the engine was lost and is being started again",
+    "lost": "the engine was lost and is restarting",
     "failed": "the engine failed and is not being restarted",
     "stopped": "the server is shutting down",
 }

@@ -87,7 +87,7 @@ class Exchange:
                 "reply": ended.id,
                 "prompt_tokens": ended.prompt_tokens,
                 "reply_tokens": ended.reply_tokens,
-                "kept_guesses": ended.accepted,
+                "accepted_tokens": ended.accepted,
                 "queue_seconds": _rounded(ended.queued),
                 "ttft_seconds": _rounded(ended.first_token),
                 "finish": ended.finish,

@@ -94,7 +94,7 @@ METRICS: tuple[Metric, ...] = (
     counter(
         "requests_total",
         "ended requests by how they ended; `abort`: the client went away; `timeout`: at a deadline;"
-        " `refused`: by a fault of theirs that the engine found; `error`: by the server's",
+        " `refused`: invalid, as found by the engine; `error`: by a fault of the server",
         {"reason": get_args(Finish)},
     ),
     counter(
@@ -105,7 +105,7 @@ METRICS: tuple[Metric, ...] = (
     counter(
         "grammar_checks_total",
         "grammars of requests that were compiled ahead of the engine, by outcome: honoured"
-        " or `refused`, or more CPU time than is allowed (`too_slow`), or no time for it (`busy`)."
+        " or `refused`, or more CPU time than is allowed (`too_slow`), or an overloaded machine (`busy`)."
         " One that was compiled before is remembered and not counted",
         {"outcome": get_args(CheckOutcome)},
     ),
@@ -235,7 +235,7 @@ METRICS: tuple[Metric, ...] = (
         "1 for the present state of the engine, 0 for the others",
         {"state": get_args(EngineState)},
     ),
-    counter("engine_restarts_total", "times the engine process was started again"),
+    counter("engine_restarts_total", "restarts of the engine process"),
     counter(
         "held_requests_total",
         "sequences that were held when their engine was lost or replaced, or that came while there"

@@ -77,7 +77,7 @@ def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
     assert re.fullmatch("cmpl-[0-9a-f]{32}", fields.pop("reply"))
     assert fields == {
         "request": "mine:1", "key": "default", "prompt_tokens": 4, "reply_tokens": 4,
-        "kept_guesses": 2, "finish": "length",
+        "accepted_tokens": 2, "finish": "length",
     }  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def test_text_for_training_is_none_that_is_held_out(
         (text.main, ["/nowhere/text"], "cannot write /nowhere/text"),
         (card.main, ["--rows", "-1"], "--rows: '-1' is not a whole number from 0"),
         (card.main, ["--length", "x"], "--length: 'x' is not a whole number from 1"),
-        (card.main, ["--folder", "/nowhere"], "/nowhere holds no pair"),
+        (card.main, ["--folder", "/nowhere"], "/nowhere contains no pair"),
         (
             train.main,
             ["--distill-minutes", "nan"],
@@ -207,8 +207,8 @@ def test_text_for_training_is_none_that_is_held_out(
         ),
         (train.main, ["--threads", "-1"], "--threads: '-1' is not a whole number from 1"),
         (train.main, ["--seed", "1.5"], "--seed: '1.5' is not a whole number from 0"),
-        (train.main, ["--minutes", "0", "--output", "/nowhere"], "/nowhere holds no pair"),
-        (train.main, ["--resume", "5", "--output", "/nowhere"], "/nowhere holds no pair"),
+        (train.main, ["--minutes", "0", "--output", "/nowhere"], "/nowhere contains no pair"),
+        (train.main, ["--resume", "5", "--output", "/nowhere"], "/nowhere contains no pair"),
     ],
 )
 def test_a_mistake_is_one_sentence(

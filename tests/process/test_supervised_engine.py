@@ -115,7 +115,7 @@ def test_kill_9_mid_stream() -> None:
             assert all("killed by SIGKILL" in sentence for sentence in sentences)
             assert home.states[:3] == ["starting", "ready", "lost"]
             assert home.client.inflight == 0
-            with pytest.raises(NotReady, match=r"started again; try again in \d+ s") as early:
+            with pytest.raises(NotReady, match=r"is restarting; try again in \d+ s") as early:
                 home.submit("too-early", 5)
             assert early.value.retry_seconds is not None
             assert 2 <= early.value.retry_seconds <= PATIENCE

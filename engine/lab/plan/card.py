@@ -142,7 +142,7 @@ On paper:
 - a part of a pass (dense, experts, head, attention) takes max(bytes/bandwidth, FLOPs/peak)
 - the parts of a pass add up, and nothing else takes time: real steps are slower
 - a round is K draft steps and a target pass over K + 1 rows, which reads a sequence's KV once
-- guesses are kept independently, with the same chance
+- draft tokens are accepted independently, with the same chance
 - int4 is multiplied in bf16, fp8 in fp8 where the device can; embeddings and head have 16 bits
 - tokens choose experts independently and evenly; devices share evenly, communication is free
 - memory is counted for weights and KV alone"""
@@ -176,7 +176,7 @@ def model_line(shape: ModelShape) -> str:
         )
     return (
         f"{shape.name}: {amount(shape.parameters, '')} weights{experts}, {shape.layers} layers, "
-        f"{shape.kv_values_per_token} numbers of KV a token"
+        f"{shape.kv_values_per_token} KV values per token"
     )
 
 
@@ -228,7 +228,7 @@ def _room(device: Device, block: dict[str, Any]) -> str:
     if tokens is None or device.memory is None:
         return ""
     if tokens:
-        return f"; beside them the memory holds the KV of {tokens} tokens"
+        return f"; the remaining memory holds the KV cache of {tokens} tokens"
     least = math.ceil(sum(block["weight_bytes"]) / device.memory * device.count)
     return f"; they do not fit {amount(device.memory)}: --devices {least} or more"
 
