@@ -30,20 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("python -m engine.demo.text", __doc__)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE")
-    add(
-        "--tokens",
-        type=whole(ROW, 10**8),
-        default=10**6,
-        metavar="N",
-        help="approximate number (1000000)",
-    )
-    add(
-        "--seed",
-        type=whole(0, 2**31),
-        default=0,
-        metavar="N",
-        help="seed of the choice of text (0)",
-    )
+    add("--tokens", type=whole(ROW, 10**8), default=10**6, metavar="N", help="about (1000000)")
+    add("--seed", type=whole(0, 2**31), default=0, metavar="N", help="of the text's choice (0)")
     options = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: write(options))
 

@@ -183,13 +183,7 @@ def build_parser() -> Parser:
         help="compile the layers: about a quarter faster, needs a C++ compiler")  # fmt: skip
     add("--cpu", action="store_true",
         help="--minutes of this process's CPU time, on a machine that others use too")  # fmt: skip
-    add(
-        "--seed",
-        type=whole(0, 2**32 - 1),
-        default=0,
-        metavar="N",
-        help="seed of texts and weights (0)",
-    )
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of texts and weights (0)")
     add("--resume", type=number(0, 1e6), default=0, metavar="MINUTES",
         help="continue training the pair in --output, after MINUTES")  # fmt: skip
     return parser

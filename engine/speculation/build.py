@@ -100,8 +100,8 @@ def build_proposer(
                 )
             options: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
-                "max_step_tokens": max_step_tokens, "keeps_drafting": keeps_drafting, "judges": judges,
-                "name": config.kind,
+                "max_step_tokens": max_step_tokens, "keeps_drafting": keeps_drafting,
+                "judges": judges, "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):
                 return ForeignDraftProposer(draft_runner, **options)

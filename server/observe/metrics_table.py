@@ -104,8 +104,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     counter(
         "grammar_checks_total",
-        "grammars of requests that were compiled ahead of the engine, by outcome: honoured"
-        " or `refused`, or more CPU time than is allowed (`too_slow`), or an overloaded machine (`busy`)."
+        "grammars of requests that were compiled ahead of the engine, by outcome: honoured,"
+        " `refused`, `too_slow` (more CPU time than allowed) or `busy` (an overloaded machine)."
         " One that was compiled before is remembered and not counted",
         {"outcome": get_args(CheckOutcome)},
     ),
