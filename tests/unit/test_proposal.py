@@ -54,7 +54,7 @@ def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
 
 
 class _Without:
-    """A grammar that allows every token below `size` but one."""
+    """A grammar that allows every token below `size` except one."""
 
     def __init__(self, token: int, size: int = 32) -> None:
         self._bits = np.array([(2**size - 1) ^ (1 << token)], np.uint32).view(np.uint8)
@@ -67,8 +67,8 @@ class _Without:
 
 
 def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
-    """Law: what is not allowed goes with all behind it; each other node keeps its mark and its
-    confidence."""
+    """Law: a node that is not allowed goes, with all its descendants; every other node keeps its
+    mark and its confidence."""
     tree = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree", frozenset({0, 3, 4}))
     sure = msgspec.structs.replace(tree, confidences=[0.1, 0.2, 0.3, 0.4, 0.5])
     kept = Proposal([10, 11, 12], [-1, 0, 1], "tree", frozenset({0, 2}))
@@ -82,9 +82,9 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("tokens", "parents"),
     [
-        ([1, 2], [-1]),  # as many parents as tokens
+        ([1, 2], [-1]),  # one parent for each token
         ([1, 2], [-1, 1]),  # a node is not its own parent
-        ([1, 2], [1, -1]),  # parents come first
+        ([1, 2], [1, -1]),  # parents come before their children
         ([1], [-2]),
     ],
 )
