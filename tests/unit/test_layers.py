@@ -29,7 +29,7 @@ CONTRACT = {
     "engine.logs", "engine.hub",
     "engine.lab.files",  # shared by the command lines of both sides
 }  # fmt: skip
-# The server's levels, like LEVELS: a folder imports only itself and what lies below it.
+# The server's levels, like LEVELS: a folder imports only from its own level or below.
 SERVER_LEVELS = {
     "server": 0,  # the package itself is empty
     "server.config": 0, "server.errors": 0,

@@ -1,4 +1,4 @@
-"""The grammar of a request with tools: what is asked of the compilers, and how often."""
+"""The grammar of a request with tools: what is compiled, and how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.fake_client import FakeClient
 
 
 class Picky(GrammarChecker):
-    """Refuses grammars that hold a word; schemas alone take for ever if they are `slow`."""
+    """Refuses grammars that contain a word; if `slow`, plain schemas never finish."""
 
     def __init__(self, word: str, *, slow: bool = False) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -38,7 +38,7 @@ class Picky(GrammarChecker):
 
 
 def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:
-    """Four tools are required, of which one has the word in its schema."""
+    """Request one of four required tools; the schema of tool `bad` contains the word."""
     services = Services(
         config=Config(ServerConfig(), EngineConfig()),
         tokenizer=ByteTokenizer(),
@@ -63,14 +63,14 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
 
 
 def test_one_look_where_nothing_is_wrong() -> None:
-    """The common case costs one compilation, which is remembered."""
+    """Law: the common case costs one compilation."""
     grammars = Picky("nothing")
     assert ask(grammars, lambda i: True, bad=2) is not None
     assert grammars.asked == [("lark", "tools")]
 
 
 def test_the_strict_tool_at_fault_is_named() -> None:
-    """Found by compiling the strict ones alone, as long as that is quick."""
+    """Law: the faulty tool is found by compiling the strict ones alone, if that is quick."""
     grammars = Picky("hard")
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: i > 0, bad=2)
@@ -81,7 +81,7 @@ def test_the_strict_tool_at_fault_is_named() -> None:
 
 
 def test_a_hint_is_let_go() -> None:
-    """A schema that is not strict gives way; strict ones beside it are kept."""
+    """Law: a schema that is not strict is dropped; strict ones are kept."""
     grammars = Picky("hard")
     held = ask(grammars, lambda i: i == 1, bad=2)
     assert held is not None
@@ -90,7 +90,7 @@ def test_a_hint_is_let_go() -> None:
 
 
 def test_what_took_long_is_not_taken_apart() -> None:
-    """A hundred slow schemas would take a hundred deadlines."""
+    """Law: slow schemas are not tried one by one: a hundred would take a hundred deadlines."""
     grammars = Picky("hard", slow=True)
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: True, bad=2)
