@@ -33,7 +33,7 @@ def found() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", KEPT)
-def test_it_is_kept_as_it_was_asked_for_and_captured(
+def test_each_variant_is_stored_as_configured_and_captured(
     found: dict[str, dict[str, Any]], what: str
 ) -> None:
     """Law: torch supports every operation on such numbers on CUDA, prompts included, and those of a

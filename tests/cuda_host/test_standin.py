@@ -57,7 +57,7 @@ def test_an_operation_is_counted_as_what_it_is(
         ("pageable", "Cannot copy"),
     ],
 )
-def test_what_a_capture_forbids_is_told(
+def test_what_a_capture_forbids_is_reported(
     probed: dict[str, dict[str, Any]], operation: str, said: str
 ) -> None:
     """Law: a measurement without violations really had none."""
@@ -65,7 +65,7 @@ def test_what_a_capture_forbids_is_told(
 
 
 @pytest.mark.parametrize("operation", ["launch", "pinned"])
-def test_what_a_capture_allows_is_not_told(
+def test_what_a_capture_allows_is_not_reported(
     probed: dict[str, dict[str, Any]], operation: str
 ) -> None:
     """Law: the stand-in itself never causes a violation."""

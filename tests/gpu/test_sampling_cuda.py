@@ -71,7 +71,7 @@ def test_logprobs_are_the_same() -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_draws_on_the_device_say_what_the_long_way_says() -> None:
+def test_draws_on_the_device_equal_the_full_path() -> None:
     """Law: also after guesses, and where only tokens that pass the filters get noise."""
     torch.manual_seed(3)
     logits = (torch.randn(8, VOCAB) * 4).cuda()
@@ -86,7 +86,7 @@ def test_draws_on_the_device_say_what_the_long_way_says() -> None:
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 128_256])
-def test_two_launches_say_what_torch_says(vocab: int) -> None:
+def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     """Law: tokens are the same as torch's, in rows with and without noise, eager and captured."""
     pytest.importorskip("triton", reason="needs Triton")
     logits = (torch.randn(16, vocab, generator=torch.Generator().manual_seed(5)) * 4).cuda()

@@ -150,7 +150,7 @@ def test_a_folder_of_the_server_imports_only_what_is_below_it(module: str) -> No
             assert level(imported) <= level(module), f"{module} imports {imported}"
 
 
-def test_no_folder_of_the_server_imports_itself_by_way_of_others() -> None:
+def test_server_folders_import_without_circles() -> None:
     """Law: of two folders on one level, at most one imports the other."""
     left: dict[str, set[str]] = {}
     for module, path in MODULES.items():
@@ -169,7 +169,7 @@ def folder(module: str) -> str:
     return max(fitting, key=len)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_import_without_circles() -> None:
     """Law: modules import each other without circles, even for types alone."""
     left = {module: imports(path) & MODULES.keys() - {module} for module, path in MODULES.items()}
     while free := [module for module, needed in left.items() if not needed & left.keys()]:

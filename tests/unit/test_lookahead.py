@@ -17,7 +17,7 @@ from engine.speculation.verify import walk
 W, N, G = 3, 4, 2
 
 
-def test_the_pool_forgets_what_it_has_not_seen_for_longest() -> None:
+def test_the_pool_evicts_the_least_recently_seen() -> None:
     """Law: per first token the latest n-grams stay, latest first; a repeat counts as latest."""
     pool = Pool(each=2, most=100)
     for gram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (9, 1, 2)]:
@@ -56,7 +56,7 @@ def test_the_window_fills_one_level_a_step_and_then_slides() -> None:
     assert window.columns == W
 
 
-def test_a_column_about_which_nothing_was_said_gives_no_n_gram() -> None:
+def test_a_column_without_a_target_token_gives_no_n_gram() -> None:
     """Law: a column without a target token is filled with one from the text and continues."""
     window = Window(2, 3, count(100))
     window.move(1, [2, 3, 4])
@@ -106,7 +106,7 @@ def step(proposer: LookaheadProposer, seq: Sequence, k: int) -> list[int]:
     return result.tokens
 
 
-def test_what_the_target_said_ahead_is_accepted_when_the_text_comes_there() -> None:
+def test_tokens_learned_ahead_are_accepted_when_the_text_gets_there() -> None:
     """Law: what the window learned to follow 10 is accepted when the text reaches 10, although it
     never occurred in the text; that step yields as many tokens as an n-gram has."""
     proposer = LookaheadProposer(LookaheadConfig(window=W, ngram=N, guesses=G))
@@ -156,7 +156,7 @@ def test_a_window_that_was_left_out_stands_still() -> None:
 
 
 @pytest.mark.parametrize("k", range(1, 8))
-def test_whatever_k_the_window_is_filled(k: int) -> None:
+def test_the_window_fills_at_any_k(k: int) -> None:
     """Law: if K is too small for the window from the first step on, the window becomes narrower."""
     proposer = LookaheadProposer(LookaheadConfig(window=8, ngram=3, guesses=4))
     seq = sequence(list(range(40)))

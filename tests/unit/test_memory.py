@@ -70,7 +70,7 @@ def test_a_negative_grant_is_a_refusal_not_a_crash() -> None:
         blocks(CacheConfig(), -5)
 
 
-def test_an_explicit_number_is_taken_as_it_is() -> None:
+def test_an_explicit_number_of_blocks_is_used_unchanged() -> None:
     """Law: the operator may set fewer blocks than one full sequence needs, or more than the cap,
     but not more than the memory holds."""
     assert blocks(CacheConfig(block_size=16, num_blocks=2), 1 << 40) == 2
@@ -117,7 +117,7 @@ def test_tables_of_the_blocks_are_part_of_the_plan() -> None:
     assert (sizes["KV of the target"], sizes["attention tables"]) == (2 * 1600, 2 * 400)
 
 
-def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
+def test_a_plan_that_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MemoryPlanError, match=r"5\.75 GiB are needed.*5\.00 GiB may be used") as e:
         plan(5 * GIB)
     assert "weights of the draft 1.00 GiB" in str(e.value)

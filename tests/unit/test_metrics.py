@@ -253,7 +253,7 @@ def test_every_series_names_its_model() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the figures are Linux's")
-def test_both_processes_tell_what_they_take() -> None:
+def test_both_processes_report_their_resource_use() -> None:
     """Law: memory, CPU seconds and open files are reported for the front end and the engine, but
     not for an engine that is not running."""
     pid: int | None = os.getpid()
@@ -266,7 +266,7 @@ def test_both_processes_tell_what_they_take() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Prometheus) is not here")
-def test_prometheus_finds_nothing_to_say() -> None:
+def test_promtool_finds_no_fault() -> None:
     """Law: names, types and help texts pass Prometheus' own linter."""
     metrics = Metrics()
     metrics.observe_step(STEP)
@@ -294,7 +294,7 @@ def test_histograms_count_as_prometheus_s_do() -> None:
 
 
 @pytest.mark.parametrize("version", ["abc", '"1.0.0"', "1..0", "\u00b2"])
-def test_a_scraper_of_no_known_version_gets_plain_text(version: str) -> None:
+def test_a_malformed_openmetrics_version_gets_plain_text(version: str) -> None:
     """Bug: a malformed version in `Accept` caused a 500 and a traceback in the log."""
     _, kind = Metrics().rendered(f"application/openmetrics-text;version={version}")
     assert kind == "text/plain; version=0.0.4; charset=utf-8"

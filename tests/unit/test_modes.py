@@ -45,7 +45,7 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
     assert said.num_sequences == 8
 
 
-def test_estimates_survive_a_short_visit_to_auto() -> None:
+def test_estimates_survive_a_short_switch_to_auto() -> None:
     """Bug: after off, auto and off again between two steps, sixteen steps had no estimates: the
     resumed controller had chosen nothing yet and was not asked to."""
     world = World(alpha=0.8)
@@ -60,7 +60,7 @@ def test_estimates_survive_a_short_visit_to_auto() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_auto_is_told_once_it_has_chosen(k: int) -> None:
+def test_auto_is_reported_only_once_it_has_chosen(k: int) -> None:
     """Bug: after a switch to auto, the end of a step or an idle engine reported K = 0, no rates and
     an earlier reason, though the controller had chosen nothing yet."""
     world = World(alpha=0.9)
@@ -78,7 +78,7 @@ def test_auto_is_told_once_it_has_chosen(k: int) -> None:
     assert said.speedup == pytest.approx(said.rates[said.k] / said.rates[0])
 
 
-def test_free_guesses_follow_the_mode() -> None:
+def test_guesses_without_a_draft_follow_the_mode() -> None:
     """Law: off also turns off guesses from predictions and grammars; fixed bounds their number."""
     controller = modes(World(alpha=0.9))
     controller.choose(Load(1))
@@ -88,7 +88,7 @@ def test_free_guesses_follow_the_mode() -> None:
     assert controller.worth([0.99] * 8, instead=False) == 2
 
 
-def test_who_is_not_obeyed_is_rarely_asked() -> None:
+def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
     """Law: a fixed mode costs next to nothing, so comparisons are not charged for the controller;
     its estimates still follow the load."""
 
@@ -114,7 +114,7 @@ def test_who_is_not_obeyed_is_rarely_asked() -> None:
     assert inner.asked == 11 + 20
 
 
-def test_it_learns_while_it_is_not_obeyed() -> None:
+def test_the_controller_learns_in_fixed_mode() -> None:
     """Law: back from fixed mode, the controller knows the acceptance seen in the meantime."""
     world = World(alpha=0.05)
     controller = modes(world)
@@ -172,7 +172,7 @@ def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
         ("auto", 3, 8),
     ],
 )
-def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
+def test_a_refused_mode_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
     """Law: the error is one sentence that names the bound, and the mode stays as it was."""
     controller = Modes(FixedK(k_max))
     with pytest.raises(ConfigError, match="`(k|mode)` "):
@@ -181,7 +181,7 @@ def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> 
     assert controller.choose(Load(1)) == k_max
 
 
-def test_who_is_not_obeyed_is_rarely_told() -> None:
+def test_the_controller_rarely_learns_in_a_fixed_mode() -> None:
     """Law: a fixed K does not pay for the controller's learning, nor for its choice of guesses to
     drop."""
     listener = Listener(8)
@@ -193,7 +193,7 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
     assert listener.asked == 10
 
 
-def test_back_in_auto_it_looks_soon() -> None:
+def test_back_in_auto_it_soon_measures_k_0() -> None:
     """Bug: after a fixed K, which never measures K = 0, speculation continued for hundreds of
     rounds on an outdated cost of K = 0."""
     world = World(alpha=0.6)

@@ -76,7 +76,7 @@ def in_a_loop(
 
 
 @in_a_loop
-async def test_the_next_engine_is_told_what_had_arrived() -> None:
+async def test_the_next_engine_gets_the_tokens_so_far() -> None:
     """Law: tokens arrive once and in order, counts continue, and there is one end; unread outputs
     are merged across the loss."""
     world = World()
@@ -99,7 +99,7 @@ async def test_the_next_engine_is_told_what_had_arrived() -> None:
 
 
 @in_a_loop
-async def test_what_had_not_begun_begins_anew() -> None:
+async def test_a_request_without_output_is_resubmitted_unchanged() -> None:
     """Law: a request without any output yet is submitted again unchanged."""
     world = World()
     world.add("a")
@@ -174,7 +174,7 @@ async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> N
 
 
 @in_a_loop
-async def test_progress_clears_of_suspicion() -> None:
+async def test_progress_clears_a_request_of_suspicion() -> None:
     """Law: a request that got a token between losses is no suspect, even if alone ten times."""
     world = World()
     (stream,) = world.add("a")
@@ -186,7 +186,7 @@ async def test_progress_clears_of_suspicion() -> None:
 
 
 @in_a_loop
-async def test_a_planned_end_is_nobodys_fault() -> None:
+async def test_a_planned_end_blames_no_request() -> None:
     """Law: an operator may replace the engine any number of times."""
     world = World()
     world.add("a")
@@ -198,7 +198,7 @@ async def test_a_planned_end_is_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_poison_among_many_is_found(seed: int) -> None:
+def test_requests_that_kill_the_engine_are_found(seed: int) -> None:
     """Law: in any order, each request that kills the engine at one of its tokens ends with an
     error, every other request completes, and losses are few, even if the last outputs are lost and
     new requests arrive at any time."""
@@ -244,7 +244,7 @@ def test_poison_among_many_is_found(seed: int) -> None:
 
 
 @in_a_loop
-async def test_nobody_is_held_for_ever() -> None:
+async def test_no_request_is_held_forever() -> None:
     """Law: after `seconds` a held stream delivers what has arrived, then ends with an error; a
     stream that has resumed does not."""
     world = World(seconds=0.05)
@@ -266,7 +266,7 @@ async def test_nobody_is_held_for_ever() -> None:
 
 
 @in_a_loop
-async def test_who_waits_behind_a_suspect_is_not_held_for_ever_either() -> None:
+async def test_a_request_behind_a_suspect_is_not_held_forever_either() -> None:
     """Bug: a request that arrived while a suspect was tried alone waited without bound after that
     engine was lost, and was not counted."""
     world = World(seconds=0.05)
@@ -283,7 +283,7 @@ async def test_who_waits_behind_a_suspect_is_not_held_for_ever_either() -> None:
 
 
 @in_a_loop
-async def test_without_seconds_nobody_is_held() -> None:
+async def test_with_zero_seconds_no_request_is_held() -> None:
     """Law: 0 turns holding off, and a loss ends the running requests."""
     world = World(seconds=0.0)
     (stream,) = world.add("a")
@@ -336,7 +336,7 @@ async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> N
 
 
 @in_a_loop
-async def test_what_comes_between_two_engines_is_held_as_well() -> None:
+async def test_a_request_between_two_engines_is_held_as_well() -> None:
     """Law: it goes to the next engine unchanged, is no suspect of a later loss, and ends with an
     error if no engine comes in time."""
     world = World(seconds=0.05)

@@ -31,7 +31,7 @@ def step(
     return told
 
 
-def test_what_comes_between_steps_is_counted_unless_nothing_was_to_do() -> None:
+def test_time_between_steps_counts_unless_the_engine_is_idle() -> None:
     """Law: sending a step's outputs is part of its cost; waiting for requests is not."""
     overhead, clock = Overhead(), Clock()
     step(overhead, clock, after=0.0, speculates=False)
@@ -74,7 +74,7 @@ def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
         assert abs(told - 0.25) < 0.01
 
 
-def test_what_a_large_batch_takes_is_not_charged_to_one_alone() -> None:
+def test_overhead_of_a_large_batch_is_not_charged_to_one_stream() -> None:
     """Bug: one stream after thirty-two stayed at K = 0 for thousands of steps at 95 % acceptance,
     because it was charged the controller's time for the whole batch."""
     overhead, clock = Overhead(), Clock()
@@ -83,7 +83,7 @@ def test_what_a_large_batch_takes_is_not_charged_to_one_alone() -> None:
     assert step(overhead, clock, after=0.1, speculates=True, reason="trial") == -1.0
 
 
-def test_all_that_passes_between_the_verbs_of_two_steps_is_told() -> None:
+def test_all_time_between_the_phases_of_two_steps_is_reported() -> None:
     """Law: overhead and phases add up to the clock, whatever caused it; a pause without work
     belongs to no step."""
     overhead, clock = Overhead(), Clock()

@@ -78,7 +78,7 @@ def replaced(rng: random.Random, text: list[int], at: int, size: int) -> list[in
 @pytest.mark.parametrize("edit", [inserted, deleted, replaced])
 @pytest.mark.parametrize("size", [1, 2, 5, 30])
 @pytest.mark.parametrize("seed", range(4))
-def test_an_edit_costs_what_is_new_and_a_few_rounds(edit: Edit, size: int, seed: int) -> None:
+def test_an_edit_costs_its_new_tokens_and_a_few_rounds(edit: Edit, size: int, seed: int) -> None:
     """Law: wherever text and prediction part, the place is found soon after they agree again."""
     rng = random.Random(seed)
     text = rng.sample(range(10**5), 300)
@@ -121,7 +121,7 @@ def test_the_longest_match_goes_before_the_nearest() -> None:
     assert guesses(PredictionProposer(), seq, 2) == [70, 71]
 
 
-def test_one_token_replaced_is_supposed_at_once() -> None:
+def test_after_a_replaced_token_the_prediction_is_followed_at_once() -> None:
     """Law: after one token is replaced, such as a name, the next guess continues behind it."""
     seq = predicting([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 99])
     assert guesses(PredictionProposer(), seq, 3) == [5, 6, 7]
@@ -152,7 +152,7 @@ def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_comes_guesses_are_a_piece_of_the_prediction(seed: int) -> None:
+def test_guesses_are_always_a_slice_of_the_prediction(seed: int) -> None:
     """Law: whatever the output and the pace of commits, a guess is a slice of the prediction, and
     starting over after a preemption gives the same guesses."""
     rng = random.Random(seed)
@@ -189,7 +189,7 @@ def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
     proposer.forget(seq)
 
 
-def test_a_miss_tells_of_what_was_not_tried_yet() -> None:
+def test_a_miss_lowers_every_grade_of_evidence() -> None:
     """Bug: misses at one grade of evidence did not lower the other grades, so a reply of 10 tokens
     with a wrong prediction had 32 guesses verified, 8 of each grade in turn."""
     text = list(range(100))
@@ -205,7 +205,7 @@ def test_a_miss_tells_of_what_was_not_tried_yet() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, 20, 200])
-def test_what_begins_wrong_and_goes_on_right_is_believed_again(wrong: int) -> None:
+def test_a_prediction_that_becomes_right_is_trusted_again(wrong: int) -> None:
     """Law: earlier misses, however many, do not count once the text has agreed for four tokens."""
     rng = random.Random(wrong)
     text = rng.sample(range(1000), 300)

@@ -274,7 +274,7 @@ def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
     assert [t for i in items if i.id == "a" for t in i.tokens] == expected_tokens([1, 2], 12)
 
 
-def test_a_draft_that_is_refused_at_once_is_told_at_once(front_end: FrontEnd) -> None:
+def test_an_immediate_refusal_of_a_draft_is_reported_at_once(front_end: FrontEnd) -> None:
     """Law: even an idle engine reports the refusal; a swap that is not possible now is ignored."""
 
     class Strict(ScriptedEngine):

@@ -46,7 +46,7 @@ def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
     assert (prefix.tokens, prefix.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
 
 
-def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
+def test_a_trimmed_chain_keeps_its_confidences_and_marks() -> None:
     """Law: confidences and grammar marks stay with their nodes."""
     whole = chain([7, 8, 9], "draft_model", forced=[0, 2], confidences=[99.0, 0.5, 99.0])
     assert whole.trim(2) == chain([7, 8], "draft_model", forced=[0], confidences=[99.0, 0.5])
@@ -88,6 +88,6 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
         ([1], [-2]),
     ],
 )
-def test_what_is_no_tree_cannot_be_made(tokens: list[int], parents: list[int]) -> None:
+def test_an_invalid_tree_cannot_be_made(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(AssertionError):
         Proposal(tokens, parents)

@@ -86,7 +86,7 @@ def test_calls_in_one_moment_see_each_other() -> None:
     assert sorted(found) == sorted([*"abcd"] * 2)
 
 
-def test_what_ended_or_was_never_sent_is_no_load() -> None:
+def test_an_ended_or_unsent_call_is_no_load() -> None:
     """Law: a call's tokens count until it ends, however it ends, and no longer."""
 
     async def play() -> None:
@@ -120,7 +120,7 @@ def test_a_replica_without_room_for_a_call_is_passed_over_and_not_charged() -> N
     asyncio.run(play())
 
 
-def test_a_call_without_a_body_goes_where_there_is_least_to_do() -> None:
+def test_a_call_without_a_body_goes_to_the_least_loaded_replica() -> None:
     async def play() -> None:
         router = await router_of(replica("a"), replica("b"))
         busy = await choose(router, request(1, "x" * 900))

@@ -23,7 +23,7 @@ def test_the_best_single_k_has_none() -> None:
     assert regret_of([(1, EASY)] * 100) == pytest.approx(0.0)
 
 
-def test_a_wrong_k_costs_what_it_costs() -> None:
+def test_a_wrong_k_costs_its_extra_time() -> None:
     """Law: taking twice the time is a regret of 1."""
     assert regret_of([(0, EASY)] * 100) == pytest.approx(1.0)
 
@@ -40,7 +40,7 @@ def test_old_steps_fade() -> None:
 
 
 @pytest.mark.parametrize("rates", [[], [0.0], [0.0, 5.0], [3.0]])
-def test_nothing_is_made_of_no_estimates(rates: list[float]) -> None:
+def test_without_estimates_there_is_no_regret(rates: list[float]) -> None:
     """Law: nothing divides by zero, and a K without an estimate is no evidence."""
     assert regret_of([(1, rates)] * 3) == 0.0
 

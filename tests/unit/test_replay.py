@@ -93,7 +93,7 @@ def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> Non
     ("ks", "stop_at", "keep_at"),
     [([2], 99, 99), ([0, 0, 3, 1], 99, 99), ([4], 99, 1), ([5], 3, 2), ([0, 4], 2, 0)],
 )
-def test_every_position_is_told_once(ks: list[int], stop_at: int, keep_at: int) -> None:
+def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: int) -> None:
     """Law: each position, except for a tail, is reported exactly once (verified, left out or
     agreed), whatever was chosen: full acceptance, spells at K = 0, dropped guesses or stops."""
     script = Script(ks=ks, stop_at=stop_at, keep_at=keep_at)
@@ -139,7 +139,7 @@ def test_a_world_is_its_number() -> None:
     assert random_world(8).costs != first.costs
 
 
-def test_acceptance_of_a_world_is_what_it_was_drawn_with() -> None:
+def test_a_world_has_the_acceptance_it_was_drawn_with() -> None:
     world = World(1, Roofline(), Roofline().profile(), Text(), [PhaseSpec(0.7, 1, 1, spread=0.0)])
     hits = [hit for j in range(60) for hit in world.request(0, j).hits]
     assert sum(hits) / len(hits) == pytest.approx(0.7, abs=0.02)  # 24k positions, four sigma

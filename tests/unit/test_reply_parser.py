@@ -272,7 +272,7 @@ def cut(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("parser", "thinking", "text", "expected"), CASES)
-def test_what_is_read(
+def test_replies_are_parsed_the_same_however_they_are_cut(
     parser: type[ReplyParser], thinking: Thinking | None, text: str, expected: Read
 ) -> None:
     """Law: a text parses the same whole, one character at a time, and cut anywhere."""
@@ -298,7 +298,7 @@ OF_ALL = [
 @pytest.mark.parametrize(
     ("parser", "thinking"), dict.fromkeys((parser, thinking) for parser, thinking, _, _ in CASES)
 )
-def test_any_text_cut_anyhow(parser: type[ReplyParser], thinking: Thinking | None) -> None:
+def test_any_text_can_be_cut_anywhere(parser: type[ReplyParser], thinking: Thinking | None) -> None:
     """Law: pieces depend on the text alone, for nonsense as well as for calls; without a call or
     thinking, all of it is content."""
     is_object = parser in (HermesParser, LlamaParser) and thinking is None

@@ -41,7 +41,7 @@ def test_a_replica_that_starts_is_waited_for() -> None:
     assert wanted([Load(0, 100, 1000)], running=1, target=2, seconds=2.0) == 1
 
 
-def test_the_policy_reads_what_replicas_told() -> None:
+def test_the_policy_reads_the_replicas_reports() -> None:
     """Law: replicas that have not reported yet count as replicas, but not as load or capacity."""
     told = {"queued": {"a": 5000.0}, "rate": {"a": 1000.0}, "capacity": {"a": 1000.0}}
     context = SimpleNamespace(

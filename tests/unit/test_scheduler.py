@@ -125,7 +125,7 @@ def test_rows_that_one_sequence_leaves_go_to_the_next() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "k"), [(1, 0), (2, 1), (5, 4), (9, 6)])
-def test_k_never_exceeds_what_may_be_kept(max_tokens: int, k: int) -> None:
+def test_k_never_exceeds_the_tokens_that_can_be_kept(max_tokens: int, k: int) -> None:
     """Law: the last token is always the target's, so at most `remaining - 1` guesses are kept."""
     scheduler = scheduler_of()
     scheduler.add(sequence("a", [1, 2], max_tokens=max_tokens))
@@ -324,7 +324,7 @@ def test_unused_blocks_go_back_at_commit() -> None:
     assert scheduler.pool.num_used == 1
 
 
-def test_abort_ends_waiting_and_running_and_ignores_strangers() -> None:
+def test_abort_ends_waiting_and_running_and_ignores_unknown_ids() -> None:
     scheduler = scheduler_of(sequences=1)
     for name in "ab":
         scheduler.add(sequence(name, [1, 2, 3]))

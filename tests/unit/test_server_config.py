@@ -76,7 +76,7 @@ def test_empty_variable_is_unset() -> None:
 
 
 @pytest.mark.parametrize("name", ["API_KEY", "ADMIN_KEY"])
-def test_an_empty_key_is_no_open_door(name: str) -> None:
+def test_an_empty_key_does_not_turn_off_authentication(name: str) -> None:
     """Bug: with a secret mounted as an empty file, the server silently started without a key."""
     with pytest.raises(
         ConfigError, match=f"server.{name.lower()} is not allowed: a key must consist"
@@ -223,7 +223,7 @@ def test_environment_mistakes_are_named() -> None:
     assert "FOREDRAFT__" in refusal(env={"FOREDRAFT__": "1"})
 
 
-def test_a_higher_layer_does_not_hide_what_is_no_table(tmp_path: Path) -> None:
+def test_a_higher_layer_does_not_hide_a_value_in_place_of_a_table(tmp_path: Path) -> None:
     """Bug: `server = 5` passed unnoticed if --port was given."""
     path = written(tmp_path, "server = 5\n")
     with pytest.raises(ConfigError, match="server = 5 is not allowed: it must be a table"):

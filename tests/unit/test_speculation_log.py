@@ -32,7 +32,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) -> None:
+def test_on_and_off_are_logged_but_not_each_k(log: pytest.LogCaptureFixture) -> None:
     """Law: a line says when guesses start or stop paying; another K or an experiment gives none."""
     clock = Clock()
     regimes = SpeculationLog(clock)
@@ -77,7 +77,7 @@ def test_a_line_does_not_contradict_itself(log: pytest.LogCaptureFixture) -> Non
         assert ("expected speed-up" in line) == shown, line
 
 
-def test_a_switch_is_said_at_once(log: pytest.LogCaptureFixture) -> None:
+def test_a_switch_is_logged_at_once(log: pytest.LogCaptureFixture) -> None:
     regimes = SpeculationLog(Clock())
     regimes.observe(said(3, "pays"))
     regimes.observe(said(0, "off", "off"))

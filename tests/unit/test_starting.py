@@ -38,7 +38,7 @@ def test_progress_is_reported_to_its_listener_and_to_no_log(
     assert reports == [("loading", 0, 2), ("loading", 1, 2), ("loading", 2, 2), ("checking", 0, 0)]
 
 
-def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_on_a_terminal_is_erased_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Law: stage, count and bar overwrite each other on one line; nothing is logged as well."""
     screen = Terminal()
     with caplog.at_level(logging.INFO):
@@ -61,7 +61,7 @@ def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("screen", "form"), [(Terminal(), "json"), (io.StringIO(), "text"), (io.StringIO(), "json")]
 )
-def test_elsewhere_the_log_tells_now_and_then(
+def test_without_a_terminal_the_log_reports_progress(
     screen: io.StringIO, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Law: without a terminal, or with JSON logs, nothing is drawn; a quick start logs no progress,

@@ -124,7 +124,7 @@ def test_checks_are_observed_by_outcome(tmp_path: Path) -> None:
     assert all(seconds >= 0 for _, seconds in seen)
 
 
-def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> None:
+def test_a_busy_machine_is_not_the_grammars_fault(tmp_path: Path) -> None:
     """Law: on a busy machine a grammar gets a 429 that is not cached, and others are served. Bug: a
     harmless one got a 400, since the deadline was taken from the wall clock."""
 
@@ -137,7 +137,7 @@ def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> No
     assert run(tmp_path, work) == ["busy", "busy", "last"]
 
 
-def test_after_the_last_one_there_is_no_other(tmp_path: Path) -> None:
+def test_no_child_is_started_once_the_server_ends(tmp_path: Path) -> None:
     """Law: once the server ends, a lost child is not replaced and no first one is started; a
     grammar that needs one gets a 429."""
 
@@ -179,7 +179,7 @@ def test_a_child_that_hangs_or_dies_is_replaced(
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_child_costs_nobody_a_grammar(
+def test_a_killed_child_fails_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
     """Bug: the next request with a grammar got a 429. Law: it is served, and so is the grammar
@@ -202,7 +202,7 @@ def test_a_killed_child_costs_nobody_a_grammar(
     assert sorted(seen[2:]) == ["hang-once", "next"]
 
 
-def test_a_client_that_leaves_takes_no_verdict_with_it(tmp_path: Path) -> None:
+def test_a_client_that_leaves_does_not_cancel_a_shared_check(tmp_path: Path) -> None:
     """Law: cancelling one of two requests that wait for a compilation does not harm the other."""
 
     async def work(checker: GrammarChecker) -> None:
@@ -280,7 +280,7 @@ async def answer(checker: GrammarChecker, grammar: Grammar) -> ApiError | None:
             return None
 
 
-def test_bombs_get_an_answer_and_leave_no_trace() -> None:
+def test_bombs_are_refused_and_do_not_affect_later_grammars() -> None:
     """Law: the real child, with the built-in tokenizer, refuses every bomb, some by their time, and
     afterwards accepts a harmless schema."""
     outcomes: set[str] = set()
@@ -301,7 +301,7 @@ def test_bombs_get_an_answer_and_leave_no_trace() -> None:
     assert outcomes >= {"accepted", "refused", "too_slow"}
 
 
-def test_many_bombs_at_once_hold_up_nobody() -> None:
+def test_many_bombs_at_once_do_not_delay_others() -> None:
     """Law: thirty bombs get a 400 or a 429, and a harmless grammar that arrives after them does not
     wait for them."""
 

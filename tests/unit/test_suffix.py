@@ -73,7 +73,7 @@ def test_a_longer_suffix_beats_a_more_recent_one() -> None:
     assert guess(ngram(n_max=3, n_min=2), seq, 1) == [7]
 
 
-def test_a_match_that_reaches_the_end_goes_round() -> None:
+def test_a_match_that_reaches_the_end_is_repeated() -> None:
     """Law: a text that repeats with period 2 is continued for all of k, not for 2 tokens only."""
     seq = sequence([9, 1, 2, 1, 2, 1, 2])
     assert guess(ngram(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
@@ -109,7 +109,7 @@ def majority(tokens: list[int], ends: list[int], k: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_look_follows_most_of_the_longest_matches(seed: int) -> None:
+def test_the_first_lookup_follows_the_majority_of_the_longest_matches(seed: int) -> None:
     """Law: of the shortest suffix's last sixteen occurrences, those with the longest match vote
     (lengths from `n_max` on are equal); the majority wins, and the latest wins a tie. Three letters
     make matches of every length occur."""
@@ -147,7 +147,7 @@ def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
     assert found > 50
 
 
-def test_a_place_is_kept_while_it_is_right() -> None:
+def test_a_match_is_kept_while_its_guesses_are_accepted() -> None:
     """Law: a recurring passage is looked up once, not once per token, even though a shorter match
     is more recent."""
     passage = [1, 2, 3, 4, 5, 6]
@@ -177,7 +177,7 @@ def test_sequences_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("likely", [True, False])
-def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
+def test_a_forecast_follows_past_acceptance(likely: bool) -> None:
     """Law: chances follow what was committed, whoever guessed it: high in a text that repeats
     itself, low in one whose repetitions mislead."""
     rng = random.Random(3)
@@ -193,12 +193,12 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     proposer.forget(seq)
 
 
-def test_nothing_to_say_has_no_chances() -> None:
+def test_no_guesses_have_no_chances() -> None:
     assert ngram(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int) -> None:
+def test_a_text_shorter_than_the_shortest_suffix_has_no_match(count: int) -> None:
     seq = sequence([7] * count)
     proposer = ngram(n_max=8, n_min=4)
     assert guess(proposer, seq, 4) == []
@@ -206,7 +206,7 @@ def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int
     assert guess(proposer, seq, 4) == [7] * 4
 
 
-def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
+def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
     """Law: a sequence examined once for several tokens, first as expected and then not, has the
     same chances as one examined after each token."""
     text = [1, 2, 3, *range(10, 60), 1, 2, 3, *range(10, 45), 5, 1, 2, 3, 10, 11]
@@ -269,7 +269,7 @@ def test_replies_under_another_salt_are_not_found() -> None:
 
 
 @pytest.mark.parametrize("finish", [None, "error"])
-def test_what_was_preempted_or_failed_is_not_remembered(finish: FinishReason | None) -> None:
+def test_preempted_and_failed_replies_are_not_remembered(finish: FinishReason | None) -> None:
     proposer, seq = remembering(1000), sequence([1, 2])
     seq.tokens += REPLY
     seq.status, seq.finish = "finished" if finish else "waiting", finish

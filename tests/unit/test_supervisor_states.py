@@ -45,7 +45,7 @@ def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
     assert lifecycle.failure == f"{CRASH.sentence} (lost 9 times in a row)"
 
 
-def test_what_one_request_explains_counts_once() -> None:
+def test_losses_explained_by_one_request_count_once() -> None:
     """Law: if one request explains several losses, they count once; unexplained losses before them
     still count."""
     lifecycle = Lifecycle(ServerConfig(max_restarts=3), unseen)
@@ -86,7 +86,7 @@ def test_time_spent_starting_does_not_forgive() -> None:
     assert lifecycle.lose(CRASH, 9000.0) is None
 
 
-def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> None:
+def test_a_configuration_that_cannot_run_fails_at_once_with_its_reason() -> None:
     """Law: it is not retried, since that would hide the reason (such as a missing model folder)."""
     lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(USELESS, 0.0) is None

@@ -37,7 +37,7 @@ STEP = StepMetrics(
 )  # fmt: skip
 
 
-def test_a_line_is_of_the_time_since_the_last(log: pytest.LogCaptureFixture) -> None:
+def test_a_line_covers_the_time_since_the_last(log: pytest.LogCaptureFixture) -> None:
     """Law: rates cover the interval, not the server's life, and are sums over the proposers."""
     clock, metrics = Clock(), Metrics()
     throughput = ThroughputLog(metrics, clock)

@@ -83,7 +83,7 @@ CASES: list[tuple[ToolFormat, bool, bool, bool, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_let_through(case: Any) -> None:
+def test_which_texts_a_grammar_accepts(case: Any) -> None:
     """Law: calls are allowed where they may occur, and elsewhere nothing that looks like one."""
     format, required, many, answered, accepted, refused = case
     content = ANSWER if answered else None
@@ -125,7 +125,7 @@ def sentence(grammar: Grammar, seed: int) -> str:
 
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA], ids=lambda format: format.form.name)
-def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
+def test_a_required_call_is_always_parsed_as_a_call(format: ToolFormat) -> None:
     """Law: if a call is required, the parser reads every text of the grammar as calls of offered
     functions alone, with arguments that satisfy their schemas."""
     grammar = call_grammar(

@@ -62,7 +62,7 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
     return asyncio.run(grammar_of(services, request, use))
 
 
-def test_one_look_where_nothing_is_wrong() -> None:
+def test_a_valid_grammar_is_compiled_once() -> None:
     """Law: the common case costs one compilation."""
     grammars = Picky("nothing")
     assert ask(grammars, lambda i: True, bad=2) is not None
@@ -80,7 +80,7 @@ def test_the_strict_tool_at_fault_is_named() -> None:
     ]  # fmt: skip
 
 
-def test_a_hint_is_let_go() -> None:
+def test_a_schema_that_is_not_strict_is_dropped() -> None:
     """Law: a schema that is not strict is dropped; strict ones are kept."""
     grammars = Picky("hard")
     held = ask(grammars, lambda i: i == 1, bad=2)
@@ -89,7 +89,7 @@ def test_a_hint_is_let_go() -> None:
     assert held.source.count('"a"') == 1
 
 
-def test_what_took_long_is_not_taken_apart() -> None:
+def test_slow_schemas_are_not_tried_one_by_one() -> None:
     """Law: slow schemas are not tried one by one: a hundred would take a hundred deadlines."""
     grammars = Picky("hard", slow=True)
     with pytest.raises(GrammarRefused) as refused:

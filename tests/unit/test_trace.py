@@ -148,7 +148,7 @@ def test_every_bit_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> None:
+def test_replaying_the_recorded_choices_gives_the_recorded_lengths_and_time(k: int) -> None:
     trace = served(k)
     told = recorded(trace)
     spent, same, other = check(told)
@@ -172,7 +172,7 @@ def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
     assert player.other > 1  # the replay also differs in later steps, until it is back in line
 
 
-def test_a_replay_that_is_off_ranks_nothing(
+def test_an_inaccurate_replay_ranks_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the last sentence has the replay's own error; above a tenth, there is a refusal and no
@@ -190,7 +190,7 @@ def test_a_replay_that_is_off_ranks_nothing(
     assert re.match(r"foredraft replay: the replay of b is off by -[0-9.]+ %", said.err)
 
 
-def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:
+def test_the_cost_model_trusts_seen_sizes_and_interpolates_nearby() -> None:
     """Bug: a batch size seen once was pulled towards the mean error of all sizes, even distant
     ones; K = 0 in a batch took a third of its time."""
     machine = Roofline(ridge=4.0)
@@ -273,7 +273,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG)
-def test_what_is_no_trace_is_one_sentence(
+def test_a_file_that_is_no_trace_is_refused_in_one_sentence(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t"
@@ -331,7 +331,7 @@ def test_a_step_that_contradicts_itself_is_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_replayed_is_refused_with_the_reason(tmp_path: Path) -> None:
     other = replace(HEADER, proposer="ngram")
     with pytest.raises(TraceError, match="'ngram'"):
         recorded(Trace(other, served(3).steps))
@@ -385,7 +385,7 @@ def test_mistakes_are_one_sentence(
         ("batch_profiles", {"0": [[4, 1.0], [8, 1.0]]}),
     ],
 )
-def test_a_header_that_nobody_wrote_is_one_sentence(
+def test_an_impossible_header_is_refused_in_one_sentence(
     field: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: a K of a billion was replayed; negative seconds ended in a traceback."""

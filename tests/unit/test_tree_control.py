@@ -29,7 +29,7 @@ def test_the_chance_of_a_node_is_how_often_it_was_accepted() -> None:
     assert estimate.alive(estimate.chances()).sum() == pytest.approx(1.0, abs=0.1)
 
 
-def test_what_was_not_verified_is_not_judged() -> None:
+def test_a_node_that_was_not_verified_keeps_its_estimate() -> None:
     """Law: a node beyond the budget keeps its estimate."""
     estimate = AcceptanceEstimate(2, trees=True)
     for _ in range(200):

@@ -74,7 +74,7 @@ def test_costs_count_as_agreement_does(times: float, stays: bool) -> None:
     assert judged(0.7, 0.7, trial=trial).stays == stays
 
 
-def test_where_neither_pays_agreement_decides() -> None:
+def test_if_neither_draft_pays_agreement_decides() -> None:
     """Law: a draft that is always wrong does not stay merely because K is 0 at the moment."""
     world = World(alpha=0.7, informed=0.5, row=1e-1)
     old = learnt(world)
@@ -106,7 +106,7 @@ def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
     assert set(play(modes, world, 20).ks) != {0}
 
 
-def test_nobody_guesses_while_a_draft_is_put_in_place() -> None:
+def test_there_are_no_guesses_while_a_draft_is_put_in_place() -> None:
     """Law: K is 0 meanwhile, and the controller learns nothing from these steps."""
     world = World(alpha=0.8, informed=0.5)
     modes = Modes(learnt(world))

@@ -143,7 +143,7 @@ def test_it_ends_early_where_all_is_clear() -> None:
     assert noisy.now >= 60 * MINUTES
 
 
-def test_a_signal_ends_it_with_what_is_known() -> None:
+def test_a_signal_ends_it_with_the_results_so_far() -> None:
     """Law: after the current round it ends with a sentence: an answer, or that none is known."""
     world = World({DRAFT: 1.5}, 2)
     world.signal_at = 150.0
@@ -170,7 +170,7 @@ def test_a_signal_ends_it_with_what_is_known() -> None:
         ({NGRAM: 1.4, DRAFT: 1.401, OTHER: 1.399}, NGRAM, "n-gram, K auto: 1."),
     ],
 )
-def test_what_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> None:
+def test_which_arm_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> None:
     """Law: the fastest draft wins if it beats both off and n-gram lookup, else n-gram lookup if it
     gains, else off. A draft that adds nothing to n-gram lookup is not recommended."""
     world = World(gains, 5, texts=0.03)
@@ -197,7 +197,7 @@ def test_a_useless_draft_is_hardly_ever_recommended() -> None:
     assert sum(found_in(world).best() == DRAFT for world in worlds) <= 5
 
 
-def test_loops_are_found_and_told() -> None:
+def test_loops_are_found_and_reported() -> None:
     """Law: a loop is a piece of up to 32 tokens, three or more times at the end, 24 tokens or
     more."""
     text = list(range(100, 180))

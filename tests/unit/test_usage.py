@@ -40,7 +40,7 @@ MIXED = Output(
     ("cut", "grammar", "draft"),
     [(None, (3, 2), (3, 2)), (4, (3, 2), (3, 2)), (2, (3, 1), (3, 1)), (1, (3, 0), (3, 1))],
 )
-def test_what_a_grammar_put_into_a_chain_is_the_grammar_s(
+def test_tokens_forced_in_a_chain_count_for_the_grammar(
     cut: int | None, grammar: tuple[int, int], draft: tuple[int, int]
 ) -> None:
     """Law: if a stop string cuts the step, the accepted guesses are those in the completion, by
@@ -50,7 +50,7 @@ def test_what_a_grammar_put_into_a_chain_is_the_grammar_s(
     assert counts.accepted == grammar[1] + draft[1]
 
 
-def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
+def test_a_fully_forced_chain_counts_for_the_grammar_alone() -> None:
     step = Output(
         id="a", tokens=[1, 2], rounds=1, proposed=2, accepted=1, source="draft_model", forced=2,
         sources=[("grammar", 1), (TARGET, 1)],
