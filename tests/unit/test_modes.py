@@ -32,7 +32,7 @@ def test_auto_is_the_configured_controller() -> None:
 
 @pytest.mark.parametrize(("mode", "k", "played"), [("off", 0, 0), ("fixed", 3, 3), ("fixed", 1, 1)])
 def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> None:
-    """Law: no probe, trial or baseline, no sequence is left out; estimates report the mode."""
+    """Law: there is no probe, trial or baseline, no sequence is left out, and estimates say so."""
     world = World(alpha=0.0, batch=8)
     controller = modes(world)
     play(controller, world, 50)

@@ -244,7 +244,7 @@ def test_admission_waits_for_the_whole_prompt() -> None:
 
 
 def test_admission_leaves_a_block_for_each_that_runs() -> None:
-    """Law: otherwise the next token of an older sequence would preempt the newcomer."""
+    """Law: without that block, an older sequence's next token would preempt the newcomer."""
     scheduler = scheduler_of(blocks=4)
     scheduler.add(sequence("a", [1] * 3, max_tokens=50))
     run(scheduler, scheduler.schedule(k_of(0)))

@@ -87,7 +87,7 @@ def test_time_spent_starting_does_not_forgive() -> None:
 
 
 def test_a_configuration_that_cannot_run_fails_at_once_with_its_reason() -> None:
-    """Law: it is not retried, since that would hide the reason (such as a missing model folder)."""
+    """Law: there is no retry, which would hide the reason, such as a missing model folder."""
     lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(USELESS, 0.0) is None
     assert lifecycle.state == "failed"

@@ -38,7 +38,7 @@ class Picky(GrammarChecker):
 
 
 def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:
-    """Request one of four required tools; the schema of tool `bad` contains the word."""
+    """Return the grammar that requires one of four tools; tool `bad` has the word in its schema."""
     services = Services(
         config=Config(ServerConfig(), EngineConfig()),
         tokenizer=ByteTokenizer(),

@@ -176,7 +176,7 @@ def test_an_inaccurate_replay_ranks_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the last sentence has the replay's own error; above a tenth, there is a refusal and no
-    table. Bug: a replay that was off by a quarter ranked K that differed by a twentieth."""
+    table. Bug: a replay that was off by a quarter ranked policies a twentieth apart."""
     path = write(tmp_path / "a.jsonl", served(3))
     assert replay.main([str(path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
