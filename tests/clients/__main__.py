@@ -1,9 +1,9 @@
-"""`python -m tests.clients [NAME ...]`: clients as people install them, against the built-in pair.
+"""`python -m tests.clients [NAME ...]`: test clients as users install them, on the built-in pair.
 
-Each client has a script in `python/` or `node/` and a folder of its own below `build/clients`,
-where its package is installed from the registry that pip or npm is set up for. All ask one server;
-the table that docs/clients.md has is printed at the end. A client whose package does not install is
-left out with the reason. `--url URL` asks a server that runs already.
+Each client has a script in `python/` or `node/`, and its own folder in `build/clients`, where its
+package is installed from the registry that pip or npm is configured for. All clients use one
+server; at the end the table for docs/clients.md is printed. A client whose package cannot be
+installed is skipped, and the reason is printed. `--url URL` uses a server that is already running.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "clients"
 STEPS = ("hello", "streaming", "tools", "structured")
-PATIENCE = 1800.0  # seconds, of an installation or of a script
-QUIET = {  # what clients would tell their makers
+PATIENCE = 1800.0  # seconds for an installation or a script
+QUIET = {  # turns off the clients' telemetry
     "AI_SDK_TELEMETRY_DISABLED": "1",
     "DO_NOT_TRACK": "1",
     "GUIDELLM_LOG_DISABLED": "1",
@@ -40,7 +40,7 @@ QUIET = {  # what clients would tell their makers
 
 @dataclass(frozen=True)
 class Client:
-    """`packages`: what is installed; the version that is told is that of the first."""
+    """A client; `packages` are installed, and the first one's version is reported."""
 
     script: str
     packages: tuple[str, ...]
@@ -73,12 +73,12 @@ CLIENTS: Mapping[str, Client] = {
 
 
 class NotInstalled(Exception):
-    """With the reason."""
+    """A package could not be installed; the message is the reason."""
 
 
 @dataclass
 class Outcome:
-    """`version`: empty where it did not install. `said` and `errors`: by step."""
+    """A client's results. `version` is empty if it is not installed; the others are by step."""
 
     version: str = ""
     said: dict[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Outcome:
 
 
 def install(name: str, client: Client) -> Path:
-    """The folder that it is in, made once. Raises NotInstalled."""
+    """Return the client's folder, created at the first call. Raises NotInstalled."""
     folder = FOLDER / name
     done = folder / ".installed"
     if done.exists():
@@ -133,7 +133,7 @@ def version(folder: Path, client: Client) -> str:
 
 
 def command(folder: Path, client: Client, url: str) -> list[str]:
-    if client.is_node:  # modules are looked for beside the script
+    if client.is_node:  # node looks for modules next to the script
         for script in (HERE / "node").glob("*.mjs"):
             shutil.copy(script, folder / script.name)
         return ["node", str(folder / client.script), url]
@@ -142,7 +142,7 @@ def command(folder: Path, client: Client, url: str) -> list[str]:
 
 
 def ask(asked: Sequence[str]) -> Outcome:
-    """Runs a script and reads its lines. What it says besides belongs to its client."""
+    """Run a script and read its lines. Ignore whatever else the client prints."""
     outcome = Outcome()
     environment = {**os.environ, **QUIET}
     environment.pop("PYTHONPATH", None)
@@ -164,7 +164,7 @@ def ask(asked: Sequence[str]) -> Outcome:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The address of a server of the built-in pair."""
+    """Run a server of the built-in pair; yield its address without /v1."""
     asked = [sys.executable, "-m", "server", "serve", "--port", "0"]
     with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -184,7 +184,7 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def main(names: Sequence[str], url: str) -> int:
-    """1 where a step failed."""
+    """Return 1 if any step failed, else 0."""
     outcomes: dict[str, Outcome] = {}
     for name in names:
         client = CLIENTS[name]

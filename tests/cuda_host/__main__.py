@@ -1,4 +1,4 @@
-"""`python -m tests.cuda_host`: the table of `limits`, and which functions ask for what."""
+"""`python -m tests.cuda_host`: print the table of `limits`, and which functions ask for what."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The stand-in built, and programs run over it in a child process.
+"""Build the stand-in, and run programs on it in a child process.
 
-Imports no torch: the parent may have another one, or none.
+Imports no torch: the parent process may have another version, or none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent / "standin"
 TORCH = "FOREDRAFT_CUDA_TORCH"  # a folder, made by `pip install --target FOLDER torch==2.11.0`
-BUILD = "FOREDRAFT_CUDA_HOST_BUILD"  # where what is built and compiled lies; default build/ here
-LIMIT = 900  # seconds of a child: Triton compiles in the first
+BUILD = "FOREDRAFT_CUDA_HOST_BUILD"  # the folder for build results; default: build/cuda-host
+LIMIT = 900  # seconds for a child; the first one compiles Triton kernels
 
 
 def missing() -> str | None:
-    """What this machine lacks for these tests, as a sentence, or None."""
+    """Return a sentence about what this machine lacks for these tests, or None."""
     folder = os.environ.get(TORCH)
     if not folder:
         return f"{TORCH} names no folder with a CUDA build of torch (tests/cuda_host/README.md)."
@@ -39,7 +39,7 @@ def _headers() -> Path:
 
 @cache
 def environment() -> dict[str, str]:
-    """Of a child that finds a device; builds what is older than its source."""
+    """Return the environment of a child that finds a device; rebuild outdated libraries."""
     build = Path(os.environ.get(BUILD) or ROOT / "build" / "cuda-host").resolve()
     libraries = build / "lib"
     libraries.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def environment() -> dict[str, str]:
 def _compile(source: Path, target: Path) -> None:
     if target.is_file() and target.stat().st_mtime > source.stat().st_mtime:
         return
-    fresh = target.with_suffix(f".{os.getpid()}")  # two runs at once may build
+    fresh = target.with_suffix(f".{os.getpid()}")  # two runs may build at once
     includes = ["-I", str(SOURCES), "-I", str(_headers())]
     command = ["g++", "-O2", "-shared", "-fPIC", *includes, str(source), "-o", str(fresh), "-ldl"]
     subprocess.run(command, check=True)
@@ -69,8 +69,8 @@ def _compile(source: Path, target: Path) -> None:
 
 
 def run(*command: str) -> str:
-    """What `python COMMAND` prints over the stand-in. Raises RuntimeError with the end of what it
-    said of its failure."""
+    """Return what `python COMMAND` prints on the stand-in. Raises RuntimeError, with the end of its
+    stderr, if it fails."""
     done = subprocess.run(
         [sys.executable, *command],
         env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False,

@@ -1,4 +1,4 @@
-"""One measurement for all tests of the tier, and its table at the end of the run."""
+"""One measurement for all tests of this tier; its table is printed at the end of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOUND = pytest.StashKey[dict[str, Any]]()
 
 @pytest.fixture(scope="session")
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What `tests.cuda_host.measure` found."""
+    """Return the results of `tests.cuda_host.measure`."""
     figures: dict[str, Any] = json.loads(run("-m", "tests.cuda_host.measure"))
     request.config.stash[_FOUND] = figures
     return figures

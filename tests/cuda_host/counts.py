@@ -1,4 +1,4 @@
-"""What the stand-in has counted, asked from within the child process."""
+"""The stand-in's counts, read from within the child process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import engine
 
 ENGINE = str(Path(engine.__file__ or "").parent) + "/"
 DRAWS = ("best_of_blocks", "best_of_rows")
-DEPTH = 3  # functions of ours that a place is told by
+DEPTH = 3  # innermost functions of ours that identify a place
 
 _Watcher = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 class StandIn:
-    """The preloaded library. `lap` answers what was counted since the last `lap`."""
+    """The preloaded library. `lap` returns the counts since the last `lap`."""
 
     def __init__(self) -> None:
         self._library: Any = ctypes.CDLL(None)
@@ -37,7 +37,7 @@ class StandIn:
 
     @property
     def captured(self) -> Counter[str]:
-        """Kernels of the last capture, by mangled name; its copies are not among them."""
+        """Kernels of the last capture by mangled name, without copies."""
         found: Counter[str] = Counter()
         for line in self._library.standin_kernels(1).decode().splitlines():
             number, name = line.split(" ", 1)
@@ -57,8 +57,8 @@ class StandIn:
 
     @contextmanager
     def watched(self) -> Iterator[dict[tuple[str, str], list[int]]]:
-        """How often, and how many bytes, of each thing counted outside of captures, by what it is
-        and by the functions of `engine` that ask for it, the innermost first."""
+        """Collect the number and bytes of each thing counted outside captures, by what it is and by
+        the functions of `engine` that asked for it, innermost first."""
         found: dict[tuple[str, str], list[int]] = {}
 
         def seen(what: bytes, size: int, kernel: bytes) -> None:

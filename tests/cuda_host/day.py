@@ -1,5 +1,5 @@
-"""`python -m tests.cuda_host.day`, over the stand-in: the parts of the day of the GPU that measure,
-on a tiny pair, as one line of JSON: how each ended."""
+"""`python -m tests.cuda_host.day`, on the stand-in: run the measuring parts of `make gpu` on a tiny
+pair, and print how each ended as one line of JSON."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from engine.lab.gpu_day import Part, parts_of
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.valueless import without_libraries, without_values
 
-# transformers' own generation does not end where every number is zero, and streams are what
-# `machine` runs, for minutes.
+# With zeros everywhere, transformers' own generation does not end. `streams` runs the same code as
+# `machine`, for minutes.
 LEFT_OUT = ("streams", "transformers")
 
 
 def ended(part: Part) -> str:
-    """What is against it; nothing where it ended well."""
+    """Run a part; return its error, or "" if it ended well."""
     module, *words = part.words[1:]
     try:
         with mock.patch.object(sys, "argv", [module, *words]), redirect_stdout(sys.stderr):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         return f"exit code {end.code}" if end.code else ""
-    except Exception:  # whatever it is, is told
+    except Exception:  # report any exception
         return traceback.format_exc()[-2000:]
     return ""
 

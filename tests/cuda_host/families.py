@@ -1,6 +1,5 @@
-"""`python -m tests.cuda_host.families`, over the stand-in: which families' forwards can be
-captured, with attention by our kernel, as one line of JSON: whether they were, and what was said
-against it."""
+"""`python -m tests.cuda_host.families`, on the stand-in: print as one line of JSON which model
+families' forwards can be captured with our attention kernel, and what was reported against it."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 STEADY = "qwen3, batch-invariant"
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
-MOST_NODES = 45  # of a forward: two layers and what is around them, without the draw behind it
+MOST_NODES = 45  # in a forward: two layers and the rest, without the draws after it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
@@ -75,7 +74,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def captured(folder: Path, dtype: DTypeName, config: EngineConfig, *, steady: bool) -> bool:
-    """Whether forwards of the model are graphs."""
+    """Return whether the model's forwards are captured as graphs."""
     how: dict[str, Any] = {"dtype": dtype, "device": "cuda", "batch_invariant": steady}
     model = load_model(str(folder), role="target", **how)
     cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
@@ -98,7 +97,7 @@ def main() -> None:
             dtype = own.get("dtype", "bfloat16")
             try:
                 graphs = captured(folder, dtype, config, steady=family == STEADY)
-            except Exception as error:  # whatever the family's code raises is told
+            except Exception as error:  # report whatever the family's code raises
                 errors.append(" ".join(str(error).split())[:300])
             nodes = standin.counts["last graph nodes"] - standin.drawing if graphs else 0
             if nodes > MOST_NODES and family not in MIXTURES:

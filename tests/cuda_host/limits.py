@@ -1,7 +1,7 @@
-"""What a step may ask of the device: measured, ceiling, wanted.
+"""The limits on what a step may ask of the device: measured, ceiling, wanted.
 
-A ceiling is what the code reached when it was last lowered; it falls with every commit that makes a
-figure smaller, and rises in none. `wanted` is where it is to end. Imports no torch.
+A ceiling is the measured value when it was last lowered. A commit that reduces a figure lowers its
+ceiling; no commit raises one. `wanted` is the goal. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-WIDEST = 150  # characters of a kernel's name that are shown
-SEQUENCES = (1, 32, 64)  # in a step, the columns of each triple below
+WIDEST = 150  # characters shown of a kernel's name
+SEQUENCES = (1, 32, 64)  # in a step; the columns of each triple below
 TO_DEVICE = ("copy to the device, pinned", "copy to the device, pageable")
 ALLOTTED = ("device allocation", "pinned allocation", "device free", "capture")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The most of the sum of these counters of the stand-in in any step."""
+    """A limit on the sum of these stand-in counters in any step."""
 
     name: str
     counters: tuple[str, ...]
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Of a captured graph, or of a part of one."""
+    """A limit on the nodes of a captured graph, or of a part of one."""
 
     name: str
     ceiling: int
@@ -50,7 +50,7 @@ STEPS = (
     Step("launches of graphs", ("graph launch",), (3, 3, 3), None),
     ALLOTMENTS := Step("allocations, frees and captures", ALLOTTED, (0, 0, 0), (0, 0, 0)),
 )  # fmt: skip
-# What all sequences ask for, by name, and the most launches outside graphs in a step then.
+# The fields that all sequences request, by name, and the most launches outside graphs per step.
 FIELDS: dict[str, dict[str, Any]] = {
     "filters": {"top_p": 0.9, "top_k": 50, "min_p": 0.01},
     "penalties": {
@@ -65,8 +65,8 @@ ASKED = {
     "all fields": (11, 11, 11),
 }  # fmt: skip
 WANTED_OF_ASKED = 24
-# By FlashInfer (`planned`), whose plan for a forward, and for each step of a chain, copies every
-# array that it is given to a buffer of its own.
+# With FlashInfer (`planned`): each plan, for a forward and for each step of a chain, copies every
+# array that it gets to its own buffer.
 PLANNED = {
     "copies to the device": (33, 33, 33),
     "bytes to the device": (3_200, 85_100, 191_300),
@@ -81,7 +81,7 @@ NODES = (
     Nodes("chain of four", 489, None),
     Nodes("chain of four, all fields", 512, None),
 )
-# Of the host, for a step, and with fields; printed only, since machines differ.
+# Host milliseconds per step, without and with fields; only printed, since machines differ.
 WANTED_MILLISECONDS, WANTED_OF_FIELDS = (0.4, 1.2, 2.0), (0.8, 2.4, 4.0)
 WANTED_START = {"models": None, "engine": 20.0}
 
@@ -89,7 +89,7 @@ Row = tuple[str, float, float | None, float | None]  # name, measured, ceiling, 
 
 
 def rows(found: dict[str, Any]) -> list[Row]:
-    """Of what `measure` found."""
+    """Return the table's rows from the results of `measure`."""
     table: list[Row] = [("violations in captures", len(found["violations"]), 0, 0)]
     for nodes in NODES:
         measured = found["nodes"][nodes.name]
@@ -117,7 +117,7 @@ def rows(found: dict[str, Any]) -> list[Row]:
 
 
 def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
-    """Of steps in which all sequences ask for that."""
+    """Return the rows of steps in which all sequences request these fields."""
     start, rows = f"{SEQUENCES[column]}: {asked}: ", list[Row]()
     for step in STEPS:
         ceiling = field_ceiling(step, asked, column)
@@ -129,14 +129,14 @@ def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
 
 
 def field_ceiling(step: Step, asked: str, column: int) -> float | None:
-    """None: it is not held to any."""
+    """Return the ceiling, or None if there is none."""
     if step is LAUNCHES:
         return ASKED[asked][column]
     return step.ceilings[column] if step in (WAITS, ALLOTMENTS) else None
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The table as text; `<` where a ceiling can be lowered."""
+    """Return the table as text; `<` marks a ceiling that can be lowered."""
     heads = f"{'sequences: in a step':44}{'measured':>14}{'ceiling':>14}{'wanted':>12}"
     return [heads, *(_line(*row) for row in rows(found))]
 
@@ -154,8 +154,8 @@ def _text(number: float | None) -> str:
 
 
 def place_lines(found: dict[str, Any]) -> list[str]:
-    """Kernels of a layer, and which functions ask for what, in the mean of steps, the largest
-    first."""
+    """Return the kernels of a layer, and the functions that ask for each thing, as means per step,
+    the largest first."""
     text = ["", "kernels of a target layer: times, mangled name"]
     text += [f"{times:8.2f}  {name[:WIDEST]}" for name, times in found["kernels"].items()]
     heads = {f"{number} sequences": there for number, there in found["steps"].items()}

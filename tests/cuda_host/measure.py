@@ -1,10 +1,10 @@
-"""`python -m tests.cuda_host.measure`, over the stand-in: what steps of an 8 B pair ask of the
-device, as one line of JSON, which `limits` makes a table of.
+"""`python -m tests.cuda_host.measure`, on the stand-in: print what steps of an 8 B pair ask of the
+device, as one line of JSON, which `limits` turns into a table.
 
-The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16;
-attention is our kernel (`triton`), K is 4, each sequence begins with 1000 tokens. What comes from
-the device is zeros, so every guess is right, and a step adds five tokens to each sequence. Then
-the same with sequences that all ask for what `limits.FIELDS` says, and by `flashinfer` (`planned`).
+The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16.
+Attention is our kernel (`triton`), K is 4, each prompt has 1000 tokens. Numbers from the device are
+zeros, so every guess is accepted, and a step adds five tokens to each sequence. It repeats this
+with sequences that all request `limits.FIELDS`, and with `flashinfer` (`planned`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from tests.cuda_host.valueless import without_values
 
 K = 4
 PROMPT = 1000
-WARM = 8  # steps after all prompts are done, that are not counted
-CYCLE = 16  # steps of five tokens after which all blocks of 16 tokens have been entered alike
+WARM = 8  # steps after the prompts that are not counted
+CYCLE = 16  # steps of five tokens, which enter blocks of 16 tokens at every offset
 TIMED = 40
-ROWS = 8  # of the forwards whose nodes are told: five, filled up
-FEW = 2  # layers of the model that is compared with the whole one, for the nodes of a layer
+ROWS = 8  # of the forwards whose nodes are reported: five, padded
+FEW = 2  # layers of a small model; the difference to the whole one gives the nodes of a layer
 
 EIGHT_B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -65,8 +65,8 @@ COMMON = {
 
 
 class Nodes:
-    """Nodes and kernels of the first graph that is captured, while this is there, by recorder: its
-    number, and the shape of the graph's result; and nodes of the last one."""
+    """Nodes and kernels of the first captured graph of each recorder and result shape, and nodes of
+    the last, while this object exists. Keys: the recorder's number, the shape."""
 
     def __init__(self, standin: StandIn) -> None:
         self.found: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -90,12 +90,12 @@ class Nodes:
         mock.patch.object(CudaRecorder, "record", recorded).start()
 
     def forward(self, recorder: int, rows: int) -> tuple[int, int]:
-        """Its nodes without those that draw from its logits, and these."""
+        """Return the forward's nodes without those that draw from its logits, and the latter."""
         [key, *_] = [key for key in self.found if key[0] == recorder and key[1][:-1] == (rows,)]
         return self.found[key] - self.draws[key], self.draws[key]
 
     def layer(self, whole: int, few: int, layers: int) -> dict[str, float]:
-        """Kernels of one layer, by two recorders whose models have so many layers more or less."""
+        """Return the kernels of one layer, from two recorders whose models differ by `layers`."""
         kernels = [
             next(k for (r, shape), k in self.kernels.items() if r == one and shape[:-1] == (ROWS,))
             for one in (whole, few)
@@ -127,7 +127,7 @@ def config_of(folder: Path) -> EngineConfig:
 def nodes_of_few_layers(
     folder: Path, config: EngineConfig, role: Role, sizes: dict[str, Any]
 ) -> None:
-    """Captures forwards of up to eight rows of a model with `FEW` layers."""
+    """Capture forwards of up to eight rows of a model with `FEW` layers."""
     path = config_in(folder, f"few-{role}", sizes | {"num_hidden_layers": FEW})
     model = load_model(path, role=role, dtype="bfloat16", device="cuda")
     few = config.model_copy(
@@ -138,9 +138,9 @@ def nodes_of_few_layers(
 
 
 def started(config: EngineConfig) -> tuple[Engine, dict[str, float]]:
-    """At `K`; and seconds of CPU time: models built, and all that follows (compiling what is not
-    kept from a run before, captures, the profile)."""
-    times = [sum(os.times()[:4])]  # with those of children: of what assembles kernels
+    """Return an engine at fixed `K`, and the CPU seconds for building the models and for the rest
+    (compilation that is not cached, captures, the profile)."""
+    times = [sum(os.times()[:4])]  # includes child processes, which assemble kernels
     pair = load_pair(config)
     times.append(sum(os.times()[:4]))
     engine = Engine(config, pair=pair)
@@ -150,7 +150,7 @@ def started(config: EngineConfig) -> tuple[Engine, dict[str, float]]:
 
 
 def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
-    """So many sequences, up to where all are past their prompts."""
+    """Add `number` sequences, and run until all are past their prompts and warmed up."""
     for i in range(number):
         params = SamplingParams(seed=i, max_tokens=4000, ignore_eos=True, **fields)
         prompt = [(7 * i + j) % 1000 + 5 for j in range(PROMPT)]
@@ -163,8 +163,8 @@ def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
 
 @contextmanager
 def pausing(found: list[float]) -> Iterator[None]:
-    """Milliseconds of the host's thread from where a step has its tokens to the next graph: while
-    the device has nothing to do."""
+    """Collect the host thread's milliseconds from reading a step's tokens to the next graph, while
+    the device is idle."""
     read, replay, last = read_together, GraphPool.replay, list[float]()
 
     def reading(*given: Any) -> Any:
@@ -187,8 +187,8 @@ def pausing(found: list[float]) -> Iterator[None]:
 def measured(
     engine: Engine, standin: StandIn, number: int, fields: dict[str, Any]
 ) -> dict[str, Any]:
-    """The most of each of `STEPS` in any of `CYCLE` steps; milliseconds of the host's thread; and
-    who asks for what, as (what, where, times a step, bytes a step)."""
+    """Return the maximum of each of `STEPS` in any of `CYCLE` steps, the host thread's
+    milliseconds, and who asks for what, as (what, where, times a step, bytes a step)."""
     serve(engine, number, fields)
     most = Counter({step.name: 0 for step in STEPS})
     for _ in range(CYCLE):
@@ -220,15 +220,15 @@ def measured(
 
 
 def by_flashinfer(config: EngineConfig, standin: StandIn) -> dict[int, dict[str, Any]]:
-    """The same steps of a pair whose attention is planned."""
+    """Measure the same steps with FlashInfer's planned attention."""
     install()
     engine, _ = started(config.model_copy(update={"attention": "flashinfer"}))
     return {number: measured(engine, standin, number, {}) for number in SEQUENCES}
 
 
 def nodes_found(nodes: Nodes) -> dict[str, float]:
-    """Recorders: of the draft, of the target, and of the two with few layers. A layer's are the
-    same in all forwards of at most eight rows."""
+    """Return the nodes of each part. The recorders are the draft's, the target's, and those of the
+    two small models. A layer has the same nodes in all forwards of at most eight rows."""
     (draft, _), (target, draws), (few_target, _), (few_draft, _) = (
         nodes.forward(recorder, ROWS) for recorder in range(4)
     )
@@ -261,7 +261,7 @@ def main() -> None:
             for name, fields in FIELDS.items()
         }
         del engine
-        gc.collect()  # or two pairs would not fit
+        gc.collect()  # otherwise two pairs would not fit
         planned = by_flashinfer(config, standin)
     standin.lap()
     found = {

@@ -1,9 +1,9 @@
-"""The package flashinfer over the stand-in: what planning asks of the device, and a launch for a
-run.
+"""A replacement of the package flashinfer on the stand-in: it plans with the same copies, and a run
+is one launch.
 
-`BatchPrefillWithPagedKVCacheWrapper.plan` of 0.7 copies what it is given into the buffers of its
-graph, from wherever that lies, and what it made of it (a schedule of tiles, in one page-locked
-workspace of its own) to the device, without a wait. How long it thinks is not known here.
+`BatchPrefillWithPagedKVCacheWrapper.plan` of version 0.7 copies its arguments, wherever they lie,
+to the buffers of its graph, and its result (a schedule of tiles, in a page-locked workspace) to the
+device, without waiting. The host time of the real plan is not modelled.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from tests.support.fake_flashinfer import PagedPrefill
 
-ARRAYS = 8  # of the schedule, about, with an int32 for each of its tiles
-WORKSPACE = 8 << 20  # bytes of it
+ARRAYS = 8  # arrays of the schedule (approximate), with an int32 per tile
+WORKSPACE = 8 << 20  # bytes of the schedule's workspace
 
 
 class Planned(PagedPrefill):
-    """Whose numbers mean nothing."""
+    """A wrapper whose output values mean nothing."""
 
     def __init__(self, float_workspace_buffer: Tensor, *given: Any, **buffers: Any) -> None:
         super().__init__(float_workspace_buffer, *given, **buffers)
@@ -41,7 +41,7 @@ class Planned(PagedPrefill):
 
 
 def install() -> None:
-    """For `import flashinfer`."""
+    """Make `import flashinfer` find this replacement."""
     module: Any = ModuleType("flashinfer")
     module.__spec__ = ModuleSpec("flashinfer", None)
     module.BatchPrefillWithPagedKVCacheWrapper = Planned

@@ -1,4 +1,4 @@
-"""`python -m tests.cuda_host.probe`, over the stand-in: what it makes of operations whose counts
+"""`python -m tests.cuda_host.probe`, on the stand-in: print its counts for operations whose counts
 are known, as one line of JSON."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def counted(standin: StandIn, run: Callable[[], object]) -> Counter[str]:
 
 
 def forbidden(standin: StandIn, run: Callable[[], object]) -> list[str]:
-    """What the stand-in writes down of a capture of this, and what torch says of it."""
+    """Return the stand-in's violations, and torch's error, for a capture of `run`."""
     standin.lap()
     before, said = len(standin.violations), list[str]()
     try:
@@ -39,11 +39,11 @@ def elsewhere(tensor: torch.Tensor) -> None:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # captures that were broken off are empty
+    warnings.simplefilter("ignore")  # broken captures are empty, of which torch warns
     standin = StandIn()
     there = torch.zeros(1000, device="cuda")
     here, pinned = torch.ones(1000), torch.ones(1000, pin_memory=True)
-    there.view(10, 100) @ there.view(100, 10)  # cuBLAS allots what it works in
+    there.view(10, 100) @ there.view(100, 10)  # so that cuBLAS allocates its workspace
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         there.mul_(2).add_(1)

@@ -1,6 +1,6 @@
-"""`python -m tests.cuda_host.quantised`, over the stand-in: a tiny Llama with weights, or keys and
-values, in fewer bits, as one line of JSON: by what is asked for, what was said against it, how
-weights and keys are kept, whether forwards are graphs, and the kernels of the last one."""
+"""`python -m tests.cuda_host.quantised`, on the stand-in: run a tiny Llama with quantized weights
+or KV cache. Prints one line of JSON: for each variant the violations, how weights and keys are
+stored, whether forwards are graphs, and the kernels of the last one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def with_torchao() -> None:
-    """transformers, which `without_values` does without, quantises all but the head."""
+    """Quantize all but the head, as transformers does, which `without_values` bypasses."""
     patched: Any = loader
     read = patched.read_weights
 

@@ -1,6 +1,6 @@
-"""`python -m tests.cuda_host.rehearse`, over the stand-in: the tests of `tests/gpu`, whose values
-mean nothing here, as one line of JSON: of each what it died of, where that was no assertion about
-a value."""
+"""`python -m tests.cuda_host.rehearse`, on the stand-in: run the tests of `tests/gpu`, whose values
+mean nothing here. Prints as one line of JSON each test's error, unless it is an assertion about a
+value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-VALUELESS = ("test_the_plan_holds",)  # they ask about no value: the allocator counts here, too
+VALUELESS = ("test_the_plan_holds",)  # it checks no value: memory is counted here, too
 
 
 class Watch:
-    """A plugin of pytest. `ended`: by test."""
+    """A pytest plugin. `ended`: the error of each test, or ""."""
 
     def __init__(self) -> None:
         self.ended: dict[str, str] = {}
@@ -39,7 +39,7 @@ def main() -> None:
         pytest.main(["tests/gpu", "-m", "gpu", "--tb=short", *sys.argv[1:]], plugins=[watch])
     sys.stdout.write(json.dumps(watch.ended) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # nothing that a test left behind may change the code
+    os._exit(0)  # skip exit handlers, so that no test's leftovers change the exit code
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`python -m tests.cuda_host.swaps`, over the stand-in: another draft takes the running one's place
-while requests run, as one line of JSON: what became of each, in how many pieces between steps, and
-what was said against the captures."""
+"""`python -m tests.cuda_host.swaps`, on the stand-in: swap drafts while requests run. Prints one
+line of JSON: the outcome of each, the number of pieces its captures were split into between steps,
+and the violations in captures."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def swapped(engine: Engine, path: str) -> dict[str, Any]:
 
 
 def mixed_up() -> int:
-    """Of copies to the device by two threads at once, as of the steps and of the proof of a draft,
-    those that bring the other's numbers."""
+    """Let two threads copy to the device at once, as steps and a draft's proof do; return the
+    number of copies that got the other's numbers."""
     wrong = list[bool]()
 
     def send(mine: int) -> None:
         for size in range(1, 600):
             there = sent_alone(np.full(size, mine, np.int64), torch.device("cuda"))
-            here = (ctypes.c_int64 * size).from_address(there.data_ptr())  # it is the host's memory
+            here = (ctypes.c_int64 * size).from_address(there.data_ptr())  # it is host memory
             wrong.append(any(number != mine for number in here))
 
     usual = sys.getswitchinterval()

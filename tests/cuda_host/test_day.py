@@ -1,5 +1,5 @@
-"""The day of the GPU starts and ends on CUDA: on the day itself there is no time for a slip in a
-program."""
+"""The programs of `make gpu` start and end on CUDA, so that no device time is lost to a mistake in
+one of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 
 
 def test_every_part_that_measures_ends_well() -> None:
-    """Law: exit code 0, and captures hold nothing that CUDA forbids."""
+    """Law: every part has exit code 0, and captures contain nothing that CUDA forbids."""
     found = json.loads(run("-m", "tests.cuda_host.day"))
     assert found["violations"] == []
     assert {name: said for name, said in found["ended"].items() if said} == {}
 
 
 def test_the_gpu_tier_fails_by_values_alone() -> None:
-    """Bug: the tier had never run, and most of it would have died of a warning of torch's. Law:
-    what fails where every number is zero fails in an assertion."""
+    """Bug: the GPU tests had never run, and a warning from torch would have failed most of them.
+    Law: with zeros everywhere, a test fails only in an assertion."""
     ended = json.loads(run("-m", "tests.cuda_host.rehearse"))
     assert len(ended) > 40
     assert {name: said for name, said in ended.items() if said} == {}

@@ -1,4 +1,4 @@
-"""Which families of models are served with captured forwards."""
+"""Which model families are served with captured forwards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FAMILIES = (
     "gemma3", "phi3, long rope", "olmo2", "granite", "mixtral", "mixtral in float32", "qwen3_moe",
     "gpt_oss", "qwen3, batch-invariant",
 )  # fmt: skip
-# They start, and say so in the log: products of experts in float32 have the host read how many
-# tokens each has.
+# These start without graphs and log it: in float32, the host reads the number of tokens of each
+# expert.
 WITHOUT_GRAPHS = ("llama, dynamic rope", "mixtral in float32")
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    """What `tests.cuda_host.families` found of each."""
+    """Return the results of `tests.cuda_host.families`, by family."""
     by_family: dict[str, dict[str, Any]] = json.loads(run("-m", "tests.cuda_host.families"))
     return by_family
 
@@ -35,8 +35,8 @@ def found() -> dict[str, dict[str, Any]]:
 def test_an_engine_starts_and_captures_nothing_forbidden(
     found: dict[str, dict[str, Any]], family: str
 ) -> None:
-    """Law: nor is a forward of two layers more kernels than ours would be. Bug: a rope that asks
-    the device how long the sequence is died in the capture."""
+    """Law: a forward of two layers also needs no more kernels than our own layers would. Bug: a
+    rope that asks the device for the sequence length failed during the capture."""
     told = found[family]
     assert told["said"] == []
     assert told["graphs"] == (family not in WITHOUT_GRAPHS)

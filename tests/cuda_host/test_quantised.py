@@ -1,4 +1,4 @@
-"""Weights and keys in fewer bits, captured."""
+"""Quantized weights and KV caches, with captured forwards."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ KEPT = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
-    """What `tests.cuda_host.quantised` found of each."""
+    """Return the results of `tests.cuda_host.quantised`."""
     found: dict[str, dict[str, Any]] = json.loads(run("-m", "tests.cuda_host.quantised"))
     return found
 
 
 @pytest.mark.parametrize("what", KEPT)
-def test_it_is_kept_as_it_was_asked_for_and_captured(
+def test_each_variant_is_stored_as_configured_and_captured(
     found: dict[str, dict[str, Any]], what: str
 ) -> None:
-    """Law: torch knows every operation on such numbers on CUDA, prompts included, and a graph may
-    hold those of a decoding step."""
+    """Law: torch supports every operation on such numbers on CUDA, prompts included, and those of a
+    decoding step can be captured."""
     mine = found[what]
     assert mine["said"] == []
     assert (mine["weights"], mine["keys"]) == KEPT[what]
@@ -45,6 +45,6 @@ def test_it_is_kept_as_it_was_asked_for_and_captured(
 
 
 def test_a_cache_in_eight_bits_costs_few_kernels(found: dict[str, dict[str, Any]]) -> None:
-    """Law: keys and values are bounded, rounded and written by operations of torch, six in a layer,
-    where the layer's own kernel writes what needs no rounding; attention's widens them."""
-    assert found["keys in fp8"]["kernels"] - found["nothing"]["kernels"] <= 6 * 2  # of two layers
+    """Law: torch clamps, rounds and writes keys and values in at most six more kernels per layer,
+    since the layer's own kernel only writes unrounded ones; the attention kernel widens them."""
+    assert found["keys in fp8"]["kernels"] - found["nothing"]["kernels"] <= 6 * 2  # for two layers

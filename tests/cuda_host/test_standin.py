@@ -1,5 +1,5 @@
-"""The stand-in counts what is asked of it, and writes down what a capture forbids: without that,
-the ceilings of test_step.py would say nothing."""
+"""The stand-in counts operations and reports what a capture forbids; without that, the ceilings of
+test_step.py would mean nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 
 @pytest.fixture(scope="module")
 def probed() -> dict[str, dict[str, Any]]:
-    """What `tests.cuda_host.probe` found."""
+    """Return the results of `tests.cuda_host.probe`."""
     found: dict[str, dict[str, Any]] = json.loads(run("-m", "tests.cuda_host.probe"))
     return found
 
@@ -39,7 +39,7 @@ def probed() -> dict[str, dict[str, Any]]:
 def test_an_operation_is_counted_as_what_it_is(
     probed: dict[str, dict[str, Any]], operation: str, counts: dict[str, int]
 ) -> None:
-    """Law: these counts and no others; a copy of 1000 numbers is one of 4000 bytes."""
+    """Law: exactly these counts; a copy of 1000 numbers is one of 4000 bytes."""
     found = probed["counts"][operation]
     sizes = {name: n for name, n in found.items() if name.startswith("bytes of copy")}
     assert set(sizes.values()) <= {4000}
@@ -53,20 +53,20 @@ def test_an_operation_is_counted_as_what_it_is(
     [
         ("wait", "wait for the device"),
         ("elsewhere", "launch on another stream"),
-        ("read", "Cannot copy"),  # torch refuses before the runtime is asked
+        ("read", "Cannot copy"),  # torch refuses before it calls the runtime
         ("pageable", "Cannot copy"),
     ],
 )
-def test_what_a_capture_forbids_is_told(
+def test_what_a_capture_forbids_is_reported(
     probed: dict[str, dict[str, Any]], operation: str, said: str
 ) -> None:
-    """Law: so that no violation in a measurement means that there was none."""
+    """Law: a measurement without violations really had none."""
     assert any(said in violation for violation in probed["violations"][operation])
 
 
 @pytest.mark.parametrize("operation", ["launch", "pinned"])
-def test_what_a_capture_allows_is_not_told(
+def test_what_a_capture_allows_is_not_reported(
     probed: dict[str, dict[str, Any]], operation: str
 ) -> None:
-    """Law: a violation is never the stand-in's own doing."""
+    """Law: the stand-in itself never causes a violation."""
     assert probed["violations"][operation] == []

@@ -1,5 +1,5 @@
-"""What a step asks of the device stays under the ceilings of limits.py, at 1, 32 and 64 sequences
-of 1000 tokens with K = 4."""
+"""What a step asks of the device stays under the ceilings of limits.py, with 1, 32 and 64 sequences
+of 1000 tokens and K = 4."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 @pytest.mark.parametrize("column", range(len(SEQUENCES)), ids=map(str, SEQUENCES))
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
 def test_a_step_stays_under_its_ceiling(found: dict[str, Any], step: Step, column: int) -> None:
-    """Law: in every step of a cycle in which blocks are entered at each of their offsets."""
+    """Law: this holds in each step of a cycle that enters blocks at every offset."""
     most = found["steps"][str(SEQUENCES[column])]["most"][step.name]
     assert most <= step.ceilings[column]
 
@@ -36,8 +36,8 @@ def test_a_step_stays_under_its_ceiling(found: dict[str, Any], step: Step, colum
 @pytest.mark.parametrize("column", range(len(SEQUENCES)), ids=map(str, SEQUENCES))
 @pytest.mark.parametrize("asked", FIELDS)
 def test_no_field_makes_the_host_wait(found: dict[str, Any], asked: str, column: int) -> None:
-    """Law: where all sequences ask for filters, penalties and log-probabilities, a step waits for
-    the device once, allots nothing, and launches no more than it did."""
+    """Law: if all sequences request filters, penalties and log-probabilities, a step waits for the
+    device once, allocates nothing, and launches no more than its ceiling."""
     there = found["fields"][asked][str(SEQUENCES[column])]["most"]
     for step in STEPS:
         ceiling = field_ceiling(step, asked, column)
@@ -46,7 +46,7 @@ def test_no_field_makes_the_host_wait(found: dict[str, Any], asked: str, column:
 
 @pytest.mark.parametrize("column", range(len(SEQUENCES)))
 def test_flashinfers_plans_stay_under_their_ceilings(found: dict[str, Any], column: int) -> None:
-    """Law: they have nobody wait, and copy no more than the library's plan does."""
+    """Law: a plan does not make the host wait, and copies no more than the library's does."""
     most = found["flashinfer"][str(SEQUENCES[column])]["most"]
     for step in STEPS:
         assert most[step.name] <= PLANNED.get(step.name, step.ceilings)[column], step.name
@@ -54,10 +54,10 @@ def test_flashinfers_plans_stay_under_their_ceilings(found: dict[str, Any], colu
 
 @pytest.mark.parametrize("nodes", NODES, ids=lambda nodes: nodes.name)
 def test_a_graph_stays_under_its_ceiling(found: dict[str, Any], nodes: Nodes) -> None:
-    """Law: a node is a kernel or a copy, and costs the device a few microseconds at the least."""
+    """Law: each node is a kernel or a copy, and costs the device at least a few microseconds."""
     assert found["nodes"][nodes.name] <= nodes.ceiling
 
 
 def test_captures_hold_nothing_that_cuda_forbids(found: dict[str, Any]) -> None:
-    """Law: no wait, no pageable copy, no other stream, no free, in all graphs of both models."""
+    """Law: no graph of either model contains a wait, pageable copy, other stream or free."""
     assert found["violations"] == []

@@ -1,4 +1,4 @@
-"""A draft that is swapped in on CUDA: read by a thread beside the steps, captured between them."""
+"""Swapping in a draft on CUDA: a thread loads it beside the steps; captures run between them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """What `tests.cuda_host.swaps` found."""
+    """Return the results of `tests.cuda_host.swaps`."""
     found: dict[str, Any] = json.loads(run("-m", "tests.cuda_host.swaps"))
     return found
 
 
 def test_two_threads_send_each_its_own_numbers(told: dict[str, Any]) -> None:
-    """Bug: the proof of a draft and the steps beside it took the same page-locked place, so that a
-    step could be sent the other's positions."""
+    """Bug: the proof of a draft and the steps beside it shared one page-locked buffer, so a step
+    could get the proof's positions."""
     assert told["mixed up"] == 0
 
 
 def test_steps_and_what_is_loaded_beside_them_do_nothing_forbidden(told: dict[str, Any]) -> None:
-    """Law: nor is any graph recorded in one piece with another; a draft of the same shape takes no
-    memory for keys and values, another one does, and is refused where there is none."""
+    """Law: each graph is also captured in a piece of its own. A draft of the same shape takes no KV
+    cache memory; one of another shape does, and is refused if there is none."""
     assert told["violations"] == []
     swaps = told["swaps"]
     outcomes = {kind: found["outcome"] for kind, found in swaps.items()}

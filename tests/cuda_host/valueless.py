@@ -1,4 +1,4 @@
-"""Loading without weights, in the child process: over the stand-in no value means anything."""
+"""Loading without weights in the child process, since on the stand-in no value means anything."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine.step import rounds
 
 
 def without_values() -> None:
-    """From here on weights are made on the device instead of read, and the proof compares with
-    zeros; a model's folder needs a config.json alone. What a step reads of its draws is zeros too:
-    memory that was used before holds anything."""
+    """From now on, make weights on the device instead of reading them, and let the proof compare
+    with zeros; a model folder only needs a config.json. A step's draws are read as zeros, too,
+    since reused memory may hold anything."""
 
     def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
         build: Any = AutoModelForCausalLM
@@ -46,7 +46,7 @@ def without_values() -> None:
 
 
 def without_libraries() -> None:
-    """Attention of torch that runs their own kernels, of which the stand-in knows nothing."""
+    """Turn off torch's attention libraries, whose kernels the stand-in does not support."""
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)

@@ -1,1 +1,1 @@
-"""Replies of whole servers to 200 requests, recorded; none may change by a token."""
+"""Recorded replies of whole servers to 200 requests; no token of them may change."""

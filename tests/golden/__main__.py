@@ -1,7 +1,7 @@
-"""`python -m tests.golden record` writes what servers reply to the requests, `check` compares.
+"""`python -m tests.golden record` records the servers' replies to the requests; `check` compares.
 
-Both ask a server of each configuration, which must all reply the same. `kills` (see there) asks one
-whose engine is killed again and again.
+Both run one server per configuration, and all must reply the same. `kills` (see there) runs one
+server whose engine is killed again and again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.golden import kills
 from tests.golden.replay import CONFIGURATIONS, TEXTS, differences, replay
 from tests.golden.requests import requests
 
-SERVERS = 2  # at a time
+SERVERS = 2  # servers at a time
 
 
 def main(command: str) -> int:
-    """1 where anything differs; then nothing is recorded."""
+    """Return 1 and record nothing if any reply differs, else 0."""
     began, asked, differing = time.monotonic(), requests(), set()
     with ThreadPoolExecutor(SERVERS) as pool:
         told = list(pool.map(partial(replay, asked=asked), CONFIGURATIONS))

@@ -1,9 +1,9 @@
-"""`python -m tests.golden kills COUNT`: the engine of a server is killed at random tokens, while
-clients ask the recorded requests over and over. Every reply must be the recorded one: 1 where one
-is not, or where a client got an error.
+"""`python -m tests.golden kills COUNT`: kill a server's engine at random tokens while clients
+repeat the recorded requests. Every reply must equal the recorded one. The exit code is 1 if one
+differs or a client gets an error.
 
 `--stop`: SIGSTOP instead of SIGKILL, which the watchdog has to notice. `--every 60`: seconds
-between the end of one restart and the next kill, not so many tokens: COUNT minutes of a soak.
+between a restart and the next kill, instead of random tokens: a soak test of COUNT minutes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tests.golden.replay import CONCURRENCY, TEXTS, ask, differences, serving
 from tests.golden.requests import requests
 
 SETTINGS = (
-    "server.restart_window_seconds=0.001",  # so that each restart is the first in a row
+    "server.restart_window_seconds=0.001",  # so that each restart counts as the first
     "server.watchdog_seconds=3",
     "cache.num_blocks=512",
 )
 TOKENS = "generation_tokens_total"
-PATIENCE = 120.0  # seconds for a restart, or for what runs at the end
-NEXT_KILL = 150  # at most so many tokens after the engine is ready
+PATIENCE = 120.0  # seconds for a restart, or for running requests at the end
+NEXT_KILL = 150  # tokens after the engine is ready, at most
 
 
 @dataclass
 class Tally:
-    """What the clients got."""
+    """The results of all clients."""
 
     replies: int = 0
     errors: list[str] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Tally:
 def client(
     http: httpx.Client, turns: itertools.count[int], over: threading.Event, t: Tally
 ) -> None:
-    """One after the other, until it is `over`."""
+    """Send requests one after the other until `over` is set."""
     recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
     asked = requests()
     while not over.is_set():
-        number = next(turns) * 37 % len(asked)  # so that neighbours are of different fields
+        number = next(turns) * 37 % len(asked)  # so that neighbours have different fields
         found: list[str] = []
         try:
             reply = ask(http, asked[number])
@@ -72,7 +72,7 @@ def client(
 
 
 def engine_of(server: int) -> int:
-    """The pid of the server's engine."""
+    """Return the process id of the server's engine."""
     listed = subprocess.run(("ps", "-A", "-o", "pid=,ppid=,args="), capture_output=True, text=True)
     words = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
     (pid,) = [int(pid) for pid, parent, args in words
@@ -81,14 +81,14 @@ def engine_of(server: int) -> int:
 
 
 def metric(http: httpx.Client, name: str) -> float:
-    series = rf"^foredraft_{name}{{[^}}]*}} (\S+)$"  # by its model
+    series = rf"^foredraft_{name}{{[^}}]*}} (\S+)$"  # one series, labelled with its model
     found = re.search(series, http.get("/metrics").text, re.MULTILINE)
     assert found, name
     return float(found[1])
 
 
 def until_ready(http: httpx.Client) -> float:
-    """Seconds."""
+    """Wait until the server is ready; return the seconds that it took."""
     began = time.monotonic()
     while http.get("/ready").status_code != 200:
         time.sleep(0.1)
@@ -98,7 +98,7 @@ def until_ready(http: httpx.Client) -> float:
 
 
 def weight(server: int) -> tuple[float, int]:
-    """MB of memory and the number of open files of the front end."""
+    """Return the front end's memory in MB and its number of open files."""
     status = Path(f"/proc/{server}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+)", status)
     assert found
@@ -106,7 +106,7 @@ def weight(server: int) -> tuple[float, int]:
 
 
 def kill_often(process: int, http: httpx.Client, said: argparse.Namespace) -> list[float]:
-    """Seconds from each kill until the server is ready again."""
+    """Return the seconds from each kill until the server is ready again."""
     chance, took = random.Random(said.seed), list[float]()
     for number in range(said.count):
         time.sleep(said.every)
@@ -127,7 +127,7 @@ def kill_often(process: int, http: httpx.Client, said: argparse.Namespace) -> li
 
 
 def until_idle(http: httpx.Client) -> bool:
-    """Whether every block is given back."""
+    """Wait until no request runs; return whether every block was freed."""
     deadline = time.monotonic() + PATIENCE
     while metric(http, "requests_running") or metric(http, "kv_cache_usage_ratio"):
         time.sleep(0.1)

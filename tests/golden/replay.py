@@ -1,6 +1,6 @@
-"""Requests to a whole server in a child process, and what of its replies must never change.
+"""Requests to a whole server in a child process, and the parts of its replies that must not change.
 
-Nothing of the server's code is imported, so that this outlives any change of its inside.
+Nothing of the server's code is imported, so this survives any internal change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 from tests.golden.requests import RESPONSES, Request
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-TEXTS = CHECKOUT / "tests/golden/texts.json"  # the record: a reply a line
+TEXTS = CHECKOUT / "tests/golden/texts.json"  # the recorded replies, one a line
 COMMON = ("target.dtype=float32", "device=cpu", "threads=1", "server.log_level=error",
           "server.allow_priority=true")  # fmt: skip
 CONFIGURATIONS = {
@@ -28,23 +28,23 @@ CONFIGURATIONS = {
     "ngram": "speculation.proposer.kind=ngram",
     "none": "speculation.proposer.kind=none",
 }
-WITHOUT_DRAFT = {"ngram", "none"}  # these servers refuse what `speculation` asks for here
+WITHOUT_DRAFT = {"ngram", "none"}  # these servers refuse the recorded `speculation` fields
 CONCURRENCY = 8  # requests at a time
 MODEL = "foredraft-demo"
-TOLERANCE = 2e-3  # of log-probabilities, which are rounded to three digits
+TOLERANCE = 2e-3  # for log-probabilities, which are rounded to three digits
 
-# What differs from reply to reply, names the product, or tells of the proposers.
+# Fields that differ between replies, name the product, or depend on the proposer.
 LEFT_OUT = frozenset({
     "id", "call_id", "object", "created", "model", "system_fingerprint", "speculation", "source",
     "bytes", "prompt_tokens_details", "completion_tokens_details", "input_tokens_details",
     "output_tokens_details", "created_at", "completed_at",
 })  # fmt: skip
-INDEXED = ("choices", "tool_calls")  # lists of a stream whose items say where they belong
-PIECES = ("text", "content", "arguments")  # strings of a stream that come in parts
+INDEXED = ("choices", "tool_calls")  # lists in a stream whose items have an index
+PIECES = ("text", "content", "arguments")  # strings that a stream splits into pieces
 
 
 def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
-    """What a server of this checkout says, request by request; RuntimeError where it says no."""
+    """Return the server's replies, one per request. Raises RuntimeError if it refuses one."""
     left_out = {"speculation"} if configuration in WITHOUT_DRAFT else set[str]()
     with serving(configuration) as (_, http), ThreadPoolExecutor(CONCURRENCY) as pool:
         return list(pool.map(lambda request: ask(http, request, left_out), asked))
@@ -54,7 +54,7 @@ def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
 def serving(
     configuration: str, *settings: str
 ) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server of this checkout, ready, and a client of it."""
+    """Start a server of this checkout; yield it with a client once it is ready."""
     settings = (*COMMON, CONFIGURATIONS[configuration], *settings)
     options = [word for setting in settings for word in ("--set", setting)]
     command = (sys.executable, "-m", "server", "serve", "--port", "0", *options)
@@ -71,7 +71,7 @@ def serving(
 
 
 def ask(http: httpx.Client, request: Request, left_out: Collection[str] = ()) -> Any:
-    """What of the reply must never change. Raises Refused, or RuntimeError for a broken stream."""
+    """Return the parts of a reply that must not change. Raises Refused; RuntimeError if cut off."""
     route, fields = request
     body = {name: said for name, said in fields.items() if name not in left_out}
     reply = http.post(route, json={**body, "model": MODEL})
@@ -87,7 +87,7 @@ class Refused(RuntimeError):
 
 
 def whole(route: str, stream: str) -> dict[str, Any]:
-    """What the events of a stream add up to, however it was cut into them."""
+    """Return what a stream's events add up to, however they are split."""
     lines = [line.removeprefix("data: ") for line in stream.split("\n") if line[:6] == "data: "]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
     if route == RESPONSES and events[-1]["type"] != "error":
@@ -102,7 +102,7 @@ def whole(route: str, stream: str) -> dict[str, Any]:
 
 
 def _add(whole: dict[str, Any], event: dict[str, Any]) -> None:
-    """Add a chunk to those before it."""
+    """Add a chunk to the earlier ones."""
     for name, said in event.items():
         if isinstance(said, dict):
             _add(whole.setdefault(name, {}), said)
@@ -117,7 +117,7 @@ def _add(whole: dict[str, Any], event: dict[str, Any]) -> None:
 
 def kept(told: Any) -> Any:
     if isinstance(told, dict):
-        # A number may be of a token that reads like one of these names.
+        # Keep numbers: the name may be a token's text that looks like one of these fields.
         names = [n for n in told if n not in LEFT_OUT or isinstance(told[n], float)]
         return {name: kept(told[name]) for name in names}
     if isinstance(told, list):
@@ -126,7 +126,7 @@ def kept(told: Any) -> Any:
 
 
 def differences(recorded: Any, found: Any, path: str = "") -> Iterator[str]:
-    """Where the two differ, each with both values."""
+    """Yield each place where the two differ, with both values."""
     if isinstance(recorded, list) and isinstance(found, list):
         recorded, found = dict(enumerate(recorded)), dict(enumerate(found))
     if isinstance(recorded, dict) and isinstance(found, dict) and recorded.keys() == found.keys():

@@ -1,4 +1,4 @@
-"""The 200 requests: 40 combinations of fields, each at five temperatures, each with its seed."""
+"""The 200 requests: 40 combinations of fields, each at five temperatures with its own seed."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
 
 
 def requests() -> list[Request]:
-    """All of them, in the order in which they are recorded."""
+    """Return all requests, in the order in which they are recorded."""
     every = [(route, fields) for route in FIELDS for fields in FIELDS[route] for _ in TEMPERATURES]
     return [(route, _body(route, fields, i)) for i, (route, fields) in enumerate(every)]
 
 
 def _body(route: str, fields: dict[str, Any], number: int) -> dict[str, Any]:
-    turn = (number + number // 5) % 5  # so that a temperature does not always meet one prompt
+    turn = (number + number // 5) % 5  # so that a temperature does not always meet the same prompt
     own: dict[str, dict[str, Any]] = {
         COMPLETIONS: {"prompt": PROMPTS[turn], "max_tokens": 24},
         CHAT: {"messages": [{"role": "user", "content": QUESTIONS[turn]}], "max_tokens": 24},

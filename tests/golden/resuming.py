@@ -1,4 +1,4 @@
-"""A client that goes on with streams that broke off, as docs/api.md says: by `resume`."""
+"""A client that continues broken streams with `resume`, as docs/api.md describes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.golden.replay import MODEL, Refused, kept, whole
 from tests.golden.requests import Request
 
 ATTEMPTS = 20
-PAUSE = 0.25  # seconds between them
+PAUSE = 0.25  # seconds between attempts
 
 
 @dataclass
 class Received:
-    """The events of a reply as they came, over all its parts. `settled`: how many of them stand
-    when it breaks off: up to the last ids."""
+    """The events of a reply, over all its parts. `settled`: how many of them to keep when it breaks
+    off, namely up to the last token ids."""
 
     lines: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     settled: int = 0
     seed: int | None = None
     fingerprint: str | None = None
-    resumed: int = 0  # parts beside the first
+    resumed: int = 0  # parts after the first
 
     def add(self, line: str) -> None:
         event = json.loads(line.removeprefix("data: "))
-        if self.resumed:  # each part tells the ids of the prompt
+        if self.resumed:  # each part repeats the ids of the prompt
             for one in (event, *event["choices"]):
                 one.pop("prompt_token_ids", None)
         self.lines.append(f"data: {json.dumps(event)}")
@@ -47,7 +47,7 @@ class Received:
 
     @property
     def resume(self) -> dict[str, Any]:
-        """The fields by which the reply goes on; none before it began."""
+        """Return the fields that resume the reply; none before its first token."""
         if not self.ids:
             return {}
         said = {"token_ids": self.ids, "seed": self.seed, "system_fingerprint": self.fingerprint}
@@ -55,8 +55,8 @@ class Received:
 
 
 def read(http: httpx.Client, request: Request, *, seen: Callable[[], object]) -> Received:
-    """A streamed reply, resumed whenever it breaks off. Calls `seen` after each event. Raises
-    Refused where the server says that it cannot go on, RuntimeError after ATTEMPTS."""
+    """Read a streamed reply and resume it whenever it breaks off. Call `seen` after each event.
+    Raises Refused if the server cannot resume it, RuntimeError after ATTEMPTS."""
     (route, fields), received = request, Received()
     for _ in range(ATTEMPTS):
         body = {**fields, "model": MODEL, **received.resume}
@@ -75,7 +75,7 @@ def read(http: httpx.Client, request: Request, *, seen: Callable[[], object]) ->
 
 
 def _take(reply: httpx.Response, received: Received, seen: Callable[[], object]) -> bool:
-    """Whether it came to its end."""
+    """Read the events of one part; return whether the reply is complete."""
     for line in reply.iter_lines():
         if line == "data: [DONE]":
             return True
@@ -88,5 +88,5 @@ def _take(reply: httpx.Response, received: Received, seen: Callable[[], object])
 
 
 def told(request: Request, received: Received) -> Any:
-    """What of the reply must be that of an undisturbed one."""
+    """Return the parts of the reply that must equal those of an uninterrupted one."""
     return kept(whole(request[0], "\n".join([*received.lines, "data: [DONE]"])))

@@ -1,4 +1,4 @@
-"""The tier's own pair, with heads of 16, as kernels for GPUs like them."""
+"""This tier's own tiny pair, with heads of 16, a size that kernels for GPUs accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashInfer itself and our kernel against SDPA on the same device."""
+"""The real FlashInfer and our kernel against SDPA on the same device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
 @pytest.mark.parametrize("spans", [SPANS, CHAINS, PROMPTS], ids=["trees", "chains", "prompts"])
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
-    """Law: variable query lengths, trees, shared pages and every variation, within bfloat16."""
+    """Law: outputs agree within bfloat16 for all lengths, trees, shared pages and variations."""
     found = attend(backend_of(name).prepare(plane(), spans), spans, **asked)
     reference = SdpaBackend(torch.device("cuda"))
     expected = attend(reference.prepare(plane(), spans), spans, **asked)
@@ -89,9 +89,9 @@ def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_staged_attention_is_filled_anew(name: str) -> None:
-    """Law: the same fixed tensors serve other spans."""
+    """Law: the same fixed tensors serve other spans after a new fill."""
     ours, sent = plane(), PackedCopy(torch.device("cuda"))
-    sent.part(32)  # of a graph
+    sent.part(32)  # that of a graph
     staged: Any = backend_of(name).stage(ours, 32, sent)  # type: ignore[attr-defined]
     sent.build()
     graph = staged.step(0)

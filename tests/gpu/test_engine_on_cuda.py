@@ -1,4 +1,4 @@
-"""The step on a CUDA device, held to the reference on the CPU. `pytest -m gpu tests/gpu`."""
+"""Steps on a CUDA device against the reference on the CPU: `pytest -m gpu tests/gpu`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def replies(
 def test_float32_equals_the_reference(
     k: int, tiny_target: str, tiny_draft: str, tiny_eos: list[int]
 ) -> None:
-    """Law: same seed, same text on either device, with and without speculation."""
+    """Law: the same seed gives the same text on both devices, with and without speculation."""
     reference = Reference(tiny_target, tiny_eos)
     found = replies(tiny_target, tiny_draft, "float32", k)
     for seed in range(8):
@@ -58,14 +58,14 @@ def test_float32_equals_the_reference(
 
 
 def test_bfloat16_serves(tiny_target: str, tiny_draft: str) -> None:
-    """Law: in bfloat16 every request still ends with all of its tokens (the law of the text is the
-    target's; near-ties may fall either way)."""
+    """Law: in bfloat16 every request still ends with all of its tokens. The text follows the
+    target's distribution, but near-ties may go either way."""
     found = replies(tiny_target, tiny_draft, "bfloat16", 4)
     assert {len(tokens) for tokens in found.values()} == {24}
 
 
 def test_batch_invariant_bfloat16_says_the_same_at_any_k(tiny_target: str, tiny_draft: str) -> None:
-    """Law: in graphs, too, a row's bits are its own: among other sequences and in a verification as
-    decoded alone."""
+    """Law: with graphs, too, a row's bits do not depend on the batch: in a verification among other
+    sequences they equal those of plain decoding."""
     found = [replies(tiny_target, tiny_draft, "bfloat16", k, steady=True) for k in (0, 4)]
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Fused layers on the device that they are for."""
+"""Fused layers on a CUDA device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = ON_CUDA
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @torch.inference_mode()
 def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeName) -> None:
-    """Law: the loader's proof has taken them, and of more rows than it had they say the same."""
+    """Law: they pass the loader's proof, and equal the model on more rows than it used."""
     model = load_model(tiny_target, role="target", device="cuda", dtype=dtype)
     plane = KVCache(20, 16, model.device).add_plane("all", model.layers, model.dtype)
     ids = torch.arange(200, device="cuda")[None] % 100 + 4
@@ -53,7 +53,7 @@ COUNTS = (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 300)
 @pytest.mark.parametrize("shape", [(4096, 6144), (4096, 4096), (14336, 4096), (4160, 8)])
 @torch.inference_mode()
 def test_a_product_gives_a_row_its_bits(shape: tuple[int, int]) -> None:
-    """Law: in bfloat16, whatever tile the number of rows has, with a gate too; again and again."""
+    """Law: gated or not, a bfloat16 row's bits depend on neither the number of rows nor the run."""
     generator = torch.Generator("cuda").manual_seed(0)
     linear = torch.nn.Linear(*shape, device="cuda", dtype=torch.bfloat16)
     rows = torch.randn(300, shape[0], device="cuda", generator=generator).bfloat16()
@@ -67,7 +67,7 @@ def test_a_product_gives_a_row_its_bits(shape: tuple[int, int]) -> None:
 
 
 def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:
-    """Law: in bfloat16, in a prompt at once, for its last rows among others, and decoded."""
+    """Law: in bfloat16 a row's bits are equal in a prompt, in its tail in a batch, and decoded."""
     how: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
     model = load_model(tiny_target, role="target", **how)
     runner = ModelRunner(model, KVCache(80, 16, model.device), "target")

@@ -1,5 +1,5 @@
 """Captured CUDA graphs: replays equal eager forwards, a proposal is one replay, and the host waits
-once for the device in a step."""
+for the device once per step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEPS = [
 
 
 def test_replays_equal_eager_forwards(tiny_target: str) -> None:
-    """Law: also after a second round over the same buckets, with other blocks."""
+    """Law: this also holds in a second round over the same buckets, with other blocks."""
     model = load_model(tiny_target, role="target", device="cuda", dtype="float32")
     device = model.device
     ours = ModelRunner(
@@ -77,7 +77,7 @@ def start(made: Engine, count: int, tokens: int) -> None:
 def test_the_text_is_the_reference_text(
     k: int, attention: str, graphs: bool, tiny_target: str, tiny_draft: str, tiny_eos: list[int]
 ) -> None:
-    """Law: neither the backend nor a graph is a choice of the text."""
+    """Law: neither the backend nor a graph changes the text."""
     made = engine(tiny_target, tiny_draft, k, attention=attention, graphs=graphs)
     start(made, 4, 16)
     found: dict[str, list[int]] = {}
@@ -94,16 +94,16 @@ def test_the_text_is_the_reference_text(
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_the_host_waits_once(k: int, tiny_target: str, tiny_draft: str) -> None:
-    """Law: in a step of decodes, for what was drawn, and with a draft for its proposal and what was
-    judged in the same copy. By torch's own watch on such calls."""
+    """Law: a decoding step waits once, for its draws; a draft's proposal and the verdicts on it
+    come in the same copy. torch reports each synchronizing call."""
     made = engine(tiny_target, tiny_draft, k, attention="triton")
     start(made, 2, 60)
-    for _ in range(4):  # the prompts, and what is captured late
+    for _ in range(4):  # the prompts, and late captures
         made.step()
     try:
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")  # which warns of itself
+            torch.cuda.set_sync_debug_mode("warn")  # setting this mode warns as well
             made.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -1,4 +1,4 @@
-"""The memory plan, quantized weights and the measuring command on a CUDA device."""
+"""The memory plan, quantized weights and the benchmark of a machine, on a CUDA device."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def build(target: str, draft: str, quantization: str = "none", **changes: Any) -
 
 
 def test_the_plan_holds(tiny_target: str, tiny_draft: str) -> None:
-    """Law: what is in use after start and some steps is within what was planned, but for what the
-    driver itself takes."""
+    """Law: the memory in use after the start and some steps is within the plan, except for what the
+    driver takes."""
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()  # else it is that of the tests before
+    torch.cuda.reset_peak_memory_stats()  # else the peak is that of earlier tests
     before = torch.cuda.memory_allocated()
     made = build(tiny_target, tiny_draft, cache={"num_blocks": 256})
     made.add(Submit("a", PROMPT, SamplingParams(seed=0, max_tokens=8, ignore_eos=True), 0.0))
@@ -61,10 +61,10 @@ def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
 @pytest.mark.skipif(
     not (find_spec("torchao") and find_spec("accelerate")), reason="torchao or accelerate is absent"
 )
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of torchao's docstrings, on Python 3.12
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # from torchao's docstrings, on Python 3.12
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Law: each request ends with all of its tokens. Widths are those that the kernels ask for."""
+    """Law: each request ends with all of its tokens. The kernels require these widths."""
     wide = {**tiny.GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**wide))
     folder = tmp_path_factory.mktemp("quantized")
@@ -81,7 +81,7 @@ def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_measuring_command_runs(tmp_path: Path) -> None:
-    """A random pair of 8 B is made and measured so; here it is only small."""
+    """Law: a small random pair is made and measured in the same way as one of 8 B."""
     made = tmp_path / "pair"
     assert synthesise(["--output", str(made), "--parameters", "3e7", "--device", "cuda"]) == 0
     given = ["--target", str(made / "target"), "--draft", str(made / "draft"), "--device", "cuda"]

@@ -1,4 +1,4 @@
-"""PackedCopy on a CUDA device: what is on its way is not written over."""
+"""PackedCopy on a CUDA device: numbers on their way are not overwritten."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BUSY = 200_000_000  # cycles of the device: about a tenth of a second
 
 
 def test_sends_in_a_row_do_not_write_over_each_other() -> None:
-    """Bug: several forwards of a step shared one pinned buffer, and the host, which waits for none
-    of them, wrote the second one's numbers over those that the device had yet to read. Law: each
-    reader on the stream finds what was sent before it."""
+    """Bug: a step's forwards shared one pinned buffer, and the host, which waits for none of them,
+    overwrote numbers that the device had yet to read. Law: each reader on the stream gets what was
+    sent before it."""
     sent = PackedCopy(torch.device("cuda"))
     first, last = sent.part(1000), sent.part(50_000)
     sent.build()
@@ -25,7 +25,7 @@ def test_sends_in_a_row_do_not_write_over_each_other() -> None:
         last.used = 6_000 * number
         sent.send()
         found.append((first.there.clone(), last.there[: last.used].clone()))
-    assert not torch.cuda.current_stream().query()  # the host has waited for nothing
+    assert not torch.cuda.current_stream().query()  # the host has not waited
     for number, (one, other) in enumerate(found, 1):
         assert set(one.tolist()) == {number}
         assert set(other.tolist()) == {-number}

@@ -40,7 +40,7 @@ def test_noise_is_the_same() -> None:
 
 
 def test_tokens_are_the_same() -> None:
-    """Every field, greedy and sampled, ties and a row that is no number, in one batch."""
+    """Law: the CPU draws the same tokens: all fields, greedy and sampled, ties and NaN."""
     torch.manual_seed(1)
     contexts = [
         RowContext(
@@ -71,8 +71,8 @@ def test_logprobs_are_the_same() -> None:
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
-def test_draws_on_the_device_say_what_the_long_way_says() -> None:
-    """Law: also where only survivors of the filters are given noise, and behind guesses."""
+def test_draws_on_the_device_equal_the_full_path() -> None:
+    """Law: also after guesses, and where only tokens that pass the filters get noise."""
     torch.manual_seed(3)
     logits = (torch.randn(8, VOCAB) * 4).cuda()
     processor = LogitsProcessor([0])
@@ -86,8 +86,8 @@ def test_draws_on_the_device_say_what_the_long_way_says() -> None:
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 128_256])
-def test_two_launches_say_what_torch_says(vocab: int) -> None:
-    """Law: token by token, in a row with noise and in one without, eager and captured."""
+def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
+    """Law: tokens are the same as torch's, in rows with and without noise, eager and captured."""
     pytest.importorskip("triton", reason="needs Triton")
     logits = (torch.randn(16, vocab, generator=torch.Generator().manual_seed(5)) * 4).cuda()
     logits[3, 7], logits[4] = torch.nan, -torch.inf

@@ -1,4 +1,4 @@
-"""What the tier stands on, held without a device: it runs where nobody watches."""
+"""A condition of the GPU tests that is checked without a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.cuda import WARNINGS
 
 @WARNINGS
 def test_torch_may_warn_of_itself() -> None:
-    """Bug: warnings are errors, and torch's compiler imports this with one: every compilation
-    failed with it."""
+    """Bug: warnings are errors, and torch's compiler imports this module with a warning, so every
+    compilation failed."""
     name = "torch.utils.mkldnn"
     importlib.reload(importlib.import_module(name))

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# A module imports from its own level or below, never above; the longest prefix that fits decides.
-# Folders have levels of their own, so there is no circle among folders.
+# A module imports only from its own level or below; the longest matching prefix decides. Each
+# folder has its own level, so folders cannot import each other in a circle.
 LEVELS = {
     "engine": 0,  # the package itself is empty
     "engine.messages": 0, "engine.config": 0, "engine.errors": 0, "engine.arguments": 0,
@@ -27,9 +27,9 @@ LEVELS = {
 CONTRACT = {
     "engine", "engine.messages", "engine.config", "engine.errors", "engine.arguments",
     "engine.logs", "engine.hub",
-    "engine.lab.files",  # of command lines, on both sides
+    "engine.lab.files",  # shared by the command lines of both sides
 }  # fmt: skip
-# Of the server, as LEVELS: what a folder imports lies below it, or in it.
+# The server's levels, like LEVELS: a folder imports only from its own level or below.
 SERVER_LEVELS = {
     "server": 0,  # the package itself is empty
     "server.config": 0, "server.errors": 0,
@@ -42,14 +42,14 @@ SERVER_LEVELS = {
     "server.serve": 7, "server.replicas": 7, "server.cli": 8, "server.__main__": 9,
     "server.lab": 8,
 }  # fmt: skip
-# Programs of their own.
+# Standalone programs of the server, and the part of the engine each may import as well.
 OFFLINE = {
     "server.lab.bench": "engine.lab.comparison",
     "server.lab.bench.spawned": "engine.child",
     "server.lab.evaluate": "engine.lab.comparison",
 }
 
-# One door per heavy package: the only modules (or packages) that may name it.
+# The only modules or packages that may import each heavy package.
 DOORS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
@@ -101,7 +101,7 @@ MODULES = dict(modules())
 
 @cache
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports, at whatever depth of its code."""
+    """Return every module that a file imports, including imports inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -115,7 +115,7 @@ def imports(path: Path) -> set[str]:
 
 
 def within(module: str, owner: str) -> bool:
-    """Whether `module` is `owner`, lies in it, or is a sibling file named after it (bench_x)."""
+    """Whether `module` is `owner`, lies inside it, or is a sibling named after it (bench_x)."""
     return module == owner or module.startswith((owner + ".", owner + "_"))
 
 
@@ -150,8 +150,8 @@ def test_a_folder_of_the_server_imports_only_what_is_below_it(module: str) -> No
             assert level(imported) <= level(module), f"{module} imports {imported}"
 
 
-def test_no_folder_of_the_server_imports_itself_by_way_of_others() -> None:
-    """Law: of two folders on one level at most one imports the other."""
+def test_server_folders_import_without_circles() -> None:
+    """Law: of two folders on one level, at most one imports the other."""
     left: dict[str, set[str]] = {}
     for module, path in MODULES.items():
         if within(module, "server"):
@@ -164,13 +164,13 @@ def test_no_folder_of_the_server_imports_itself_by_way_of_others() -> None:
 
 
 def folder(module: str) -> str:
-    """Of a module of the server: its folder, or itself where it has none."""
+    """Return the folder of a server module, or the module itself if it has none."""
     fitting = [owner for owner in SERVER_LEVELS if within(module, owner)]
     return max(fitting, key=len)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Law: modules can be read one after the other. Also where only types are meant."""
+def test_modules_import_without_circles() -> None:
+    """Law: modules import each other without circles, even for types alone."""
     left = {module: imports(path) & MODULES.keys() - {module} for module, path in MODULES.items()}
     while free := [module for module, needed in left.items() if not needed & left.keys()]:
         for module in free:
@@ -188,8 +188,8 @@ def test_heavy_packages_have_one_door(package: str) -> None:
 
 
 def test_the_compiled_code_has_one_door() -> None:
-    """Law: who is not of engine.cpu knows its decoders, its sampler, its attention and the
-    compiler, not how they are made. `python -m engine.lab.cpu_variants` times the parts."""
+    """Law: outside engine.cpu, code imports only its decoders, sampler, attention and compiler. The
+    exception is `python -m engine.lab.cpu_variants`, which times the parts."""
     for module, path in MODULES.items():
         if within(module, "engine.cpu") or module == "engine.lab.cpu_variants":
             continue

@@ -19,8 +19,8 @@ leave(3)
     ("name", "daemon"), [("LOADING", False), ("LOADING", True), ("None", True)]
 )
 def test_it_exits_whatever_is_being_loaded(name: str, daemon: bool) -> None:
-    """Bug: told to end while it loaded a draft, the engine aborted: Python cut the thread off. Law:
-    its code is told, and nobody waits for the thread, which here would never end."""
+    """Bug: an engine told to exit while loading a draft aborted, because Python cut the thread off.
+    Law: it exits with its own code and does not wait for a thread (here it never ends)."""
     program = PROGRAM.format(name=name, daemon=daemon)
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True)
     assert (done.returncode, done.stderr) == (3, b"")

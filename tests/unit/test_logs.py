@@ -1,4 +1,4 @@
-"""The log's two forms."""
+"""The text and JSON forms of the log."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def as_json(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def test_a_line_is_one_object() -> None:
-    """Law: whatever is in it, ends of lines and half a character too, a record is one line of JSON;
-    an exception is a member."""
+    """Law: a record is one line of JSON, even with line breaks or a lone surrogate in its message;
+    an exception is a member of the object."""
     try:
         raise ValueError("first\nsecond")
     except ValueError:
@@ -38,7 +38,7 @@ def test_a_line_is_one_object() -> None:
 
 
 def test_fields_are_members(caplog: Any) -> None:
-    """Law: the same fields in both forms, without those that are None."""
+    """Law: both forms hold the same fields, and omit those that are None."""
     caplog.set_level("INFO")
     say(LOGGER, logging.INFO, "done 100 %", {"count": 3, "none": None, "name": "x"})
     say(LOGGER, logging.DEBUG, "not so loud", {})

@@ -1,4 +1,4 @@
-"""Lookahead's pool, its window, and what of both fits into a proposal."""
+"""Lookahead: its n-gram pool, its window, and how much of both fits into a proposal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine.speculation.verify import walk
 W, N, G = 3, 4, 2
 
 
-def test_the_pool_forgets_what_it_has_not_seen_for_longest() -> None:
-    """Law: of one first token the latest are kept, the latest first; seen again is seen last."""
+def test_the_pool_evicts_the_least_recently_seen() -> None:
+    """Law: per first token the latest n-grams stay, latest first; a repeat counts as latest."""
     pool = Pool(each=2, most=100)
     for gram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (9, 1, 2)]:
         pool.add(gram)
@@ -28,7 +28,7 @@ def test_the_pool_forgets_what_it_has_not_seen_for_longest() -> None:
 
 
 def test_the_pool_is_bounded_over_all_first_tokens() -> None:
-    """Law: whatever comes, no more is held than `most`, and no first token without n-grams."""
+    """Law: the pool never exceeds `most` n-grams, and drops a first token with its last n-gram."""
     pool = Pool(each=4, most=3)
     for token in range(50):
         pool.add((token, 0))
@@ -39,9 +39,9 @@ def test_the_pool_is_bounded_over_all_first_tokens() -> None:
 
 
 def test_the_window_fills_one_level_a_step_and_then_slides() -> None:
-    """Law: in `ngram - 2` steps there are W columns of `ngram - 1` levels; then the oldest level
-    goes and the others move up and by one position, so that what the target said behind column 1
-    of a level stands at column 0 of the text's next token."""
+    """Law: after `ngram - 2` steps the window has W columns of `ngram - 1` levels. Then each step
+    drops the oldest level and moves the rest up and by one position, so that the target's token
+    after column 1 of a level is at column 0 once the text has its next token."""
     window = Window(W, N, count(100))
     assert window.levels == [[100, 101, 102, 103]]
     assert [window.path(i) for i in (0, 1, 4)] == [[], [100], [100, 101, 102, 103]]
@@ -56,8 +56,8 @@ def test_the_window_fills_one_level_a_step_and_then_slides() -> None:
     assert window.columns == W
 
 
-def test_a_column_about_which_nothing_was_said_gives_no_n_gram() -> None:
-    """Law: it gets a token of the text, and goes on."""
+def test_a_column_without_a_target_token_gives_no_n_gram() -> None:
+    """Law: a column without a target token is filled with one from the text and continues."""
     window = Window(2, 3, count(100))
     window.move(1, [2, 3, 4])
     assert window.move(2, [None, 6]) == [(101, 4, 6)]
@@ -93,7 +93,7 @@ def guess(proposer: LookaheadProposer, seq: Sequence, k: int) -> Proposal:
 
 
 def said(token: int) -> int:
-    """What a target says that knows but one row: everything is followed by the next number."""
+    """Return the token of a target that looks at one row: always the next number."""
     return (token + 1) % 50
 
 
@@ -106,9 +106,9 @@ def step(proposer: LookaheadProposer, seq: Sequence, k: int) -> list[int]:
     return result.tokens
 
 
-def test_what_the_target_said_ahead_is_accepted_when_the_text_comes_there() -> None:
-    """Law: what the window was told behind 10 is known when the text comes to 10, though it never
-    stood in the text, and that step has as many tokens as an n-gram."""
+def test_tokens_learned_ahead_are_accepted_when_the_text_gets_there() -> None:
+    """Law: what the window learned to follow 10 is accepted when the text reaches 10, although it
+    never occurred in the text; that step yields as many tokens as an n-gram has."""
     proposer = LookaheadProposer(LookaheadConfig(window=W, ngram=N, guesses=G))
     seq = sequence([20, 30, 10, 5])
     counts = [len(step(proposer, seq, 16)) for _ in range(8)]
@@ -124,12 +124,12 @@ def test_the_prompt_is_in_the_pool() -> None:
 
 
 def test_a_small_bound_leaves_out_n_grams_then_the_window() -> None:
-    """Law: the window is whole or not there; one n-gram stays even where it must go."""
-    config = LookaheadConfig(window=3, ngram=3, guesses=4)  # 5 nodes, and 2 for each n-gram
+    """Law: a proposal holds the whole window or none of it, and always at least one n-gram."""
+    config = LookaheadConfig(window=3, ngram=3, guesses=4)  # 5 nodes, plus 2 for each n-gram
     prompt = [1, 40, 41, 1, 42, 43, 1, 44, 45, 1]
 
     def kept(k: int) -> tuple[int, int]:
-        """N-grams, and columns of the filled window."""
+        """Return the number of n-grams and of the filled window's columns in a proposal."""
         proposer, seq = LookaheadProposer(config), sequence([*prompt])
         guess(proposer, seq, 16)
         state = proposer._states[seq]
@@ -145,7 +145,7 @@ def test_a_small_bound_leaves_out_n_grams_then_the_window() -> None:
 
 
 def test_a_window_that_was_left_out_stands_still() -> None:
-    """Bug to avoid: what it had found was replaced by tokens of the text."""
+    """Bug: while the window was left out, tokens of the text replaced what it had found."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=4))
     seq = sequence([1, 40, 41, 1, 42, 43, 1])
     guess(proposer, seq, 16)
@@ -156,8 +156,8 @@ def test_a_window_that_was_left_out_stands_still() -> None:
 
 
 @pytest.mark.parametrize("k", range(1, 8))
-def test_whatever_k_the_window_is_filled(k: int) -> None:
-    """Law: a K from the first step on that the window does not fit in makes it narrower."""
+def test_the_window_fills_at_any_k(k: int) -> None:
+    """Law: if K is too small for the window from the first step on, the window becomes narrower."""
     proposer = LookaheadProposer(LookaheadConfig(window=8, ngram=3, guesses=4))
     seq = sequence(list(range(40)))
     for _ in range(4):
@@ -167,13 +167,13 @@ def test_whatever_k_the_window_is_filled(k: int) -> None:
 
 
 def test_others_guesses_leave_the_window_where_it_is() -> None:
-    """Law: but the text goes on, and its n-grams are known."""
+    """Law: another proposer's guesses leave the window alone, but their n-grams enter the pool."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
     seq = sequence([1, 2, 3])
     guess(proposer, seq, 16)
     before = [list(level) for level in proposer._states[seq].window.levels]
     proposer.learn([Verified(seq, EMPTY, [4], [], [4])])
-    seq.tokens += [4, 5, 6]  # of steps in which nobody guessed, too
+    seq.tokens += [4, 5, 6]  # also from steps without any guesses
     assert proposer._states[seq].window.levels == before
     guess(proposer, seq, 16)
     assert [proposer._states[seq].pool.behind(at) for at in (2, 3, 4)] == [

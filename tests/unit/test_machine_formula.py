@@ -1,4 +1,4 @@
-"""The arithmetic of `foredraft bench machine`, against numbers worked by hand."""
+"""The arithmetic of `foredraft bench machine` against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_leviathan_by_hand() -> None:
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.8])
 def test_acceptance_is_found_again(acceptance: float) -> None:
-    """Bug it guards against: kept over proposed is less, since nothing after a rejection counts."""
+    """Bug: accepted/proposed underestimates acceptance: nothing after a rejection is verified."""
     generator = random.Random(0)
     proposed, accepted = [0.0] * 5, [0.0] * 5
     for _ in range(20_000):

@@ -1,4 +1,4 @@
-"""The memory plan: arithmetic, refusals, and what a machine says of itself."""
+"""The memory plan: its arithmetic, its refusals, and the memory that a machine reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plan(limit: int, **changes: object) -> MemoryPlan:
 
 
 def test_memory_decides_the_number_of_blocks() -> None:
-    """Law: what was granted is never exceeded."""
+    """Law: the blocks never exceed the granted memory."""
     assert blocks(CacheConfig(block_size=16), 1600 * 7 + 1599) == 7
 
 
@@ -59,20 +59,20 @@ def test_no_more_blocks_than_could_ever_be_used() -> None:
 
 
 def test_one_full_sequence_must_fit() -> None:
-    """Law: a plan that could not finish one sequence is refused, with the numbers."""
+    """Law: a plan without room for one full sequence is refused, and the error has the numbers."""
     with pytest.raises(MemoryPlanError, match=r"50 tokens needs 4 KV blocks"):
         blocks(CacheConfig(block_size=16), 3 * 1600)
 
 
 def test_a_negative_grant_is_a_refusal_not_a_crash() -> None:
-    """Bug: weights larger than the configured fraction of a GPU leave less than nothing."""
+    """Bug: weights larger than the configured fraction of a GPU leave a negative grant."""
     with pytest.raises(MemoryPlanError, match=r"may use 0\.00 GiB"):
         blocks(CacheConfig(), -5)
 
 
-def test_an_explicit_number_is_taken_as_it_is() -> None:
-    """Law: the operator may ask for fewer blocks than one full sequence, or for more than the
-    cap, but not for more than the memory."""
+def test_an_explicit_number_of_blocks_is_used_unchanged() -> None:
+    """Law: the operator may set fewer blocks than one full sequence needs, or more than the cap,
+    but not more than the memory holds."""
     assert blocks(CacheConfig(block_size=16, num_blocks=2), 1 << 40) == 2
     assert blocks(CacheConfig(block_size=16, num_blocks=40), 1 << 40) == 40
     with pytest.raises(MemoryPlanError, match=r"num_blocks is 40.*enough for 3 blocks"):
@@ -82,7 +82,7 @@ def test_an_explicit_number_is_taken_as_it_is() -> None:
 
 
 def test_the_plan_adds_up() -> None:
-    """Law: weights, both planes and the reserve are within the limit, and the table names each."""
+    """Law: weights, both KV caches and the reserve fit in the limit, and the table names each."""
     found = plan(6 * GIB)
     assert sum(part.size for part in found.parts) <= found.limit
     sizes = found.sizes()
@@ -94,7 +94,7 @@ def test_the_plan_adds_up() -> None:
 
 
 def test_one_block_more_would_not_fit() -> None:
-    """Law: nothing that fits is left unused, up to what the schedule could ever fill."""
+    """Law: the plan uses all memory that fits, up to what the schedule could ever fill."""
     found = plan(6 * GIB)
     block = found.block_size * ((1 << 20) + (1 << 18))
     assert sum(part.size for part in found.parts) + block > found.limit
@@ -102,7 +102,7 @@ def test_one_block_more_would_not_fit() -> None:
 
 
 def test_tables_of_the_blocks_are_part_of_the_plan() -> None:
-    """Bug: tables of graphs grow with the pool, and nobody had planned them."""
+    """Bug: the graphs' attention tables grow with the pool, but the plan left them out."""
     sizes = plan_memory(
         CacheConfig(block_size=16),
         SCHEDULE,
@@ -117,7 +117,7 @@ def test_tables_of_the_blocks_are_part_of_the_plan() -> None:
     assert (sizes["KV of the target"], sizes["attention tables"]) == (2 * 1600, 2 * 400)
 
 
-def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
+def test_a_plan_that_cannot_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(MemoryPlanError, match=r"5\.75 GiB are needed.*5\.00 GiB may be used") as e:
         plan(5 * GIB)
     assert "weights of the draft 1.00 GiB" in str(e.value)
@@ -125,7 +125,7 @@ def test_what_cannot_fit_is_refused_with_what_to_change() -> None:
 
 
 def test_the_cache_stays_below_its_own_limit() -> None:
-    """Law: cache.cpu_memory_gib bounds the cache also where more is free."""
+    """Law: cache.cpu_memory_gib bounds the cache even if more memory is free."""
     found = plan_memory(
         CacheConfig(),
         SCHEDULE,
@@ -147,7 +147,7 @@ def test_activations_grow_with_rows_and_logits() -> None:
 
 
 def test_graphs_come_in_few_sizes() -> None:
-    """Law: rising, up to the first that holds what is asked; no step pads by more than a half."""
+    """Law: sizes rise up to the first that holds the request; no step is more than half padding."""
     assert buckets(1) == [1]
     assert buckets(9) == [1, 2, 4, 8, 16]
     sizes = buckets(10_000)
@@ -157,8 +157,8 @@ def test_graphs_come_in_few_sizes() -> None:
 
 
 def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
-    """Law: by the headers of all files; a damaged one is the loader's to name. Bug: a checkpoint in
-    eight bits counted twice."""
+    """Law: the size comes from the headers of all files; a damaged file is left to the loader to
+    report. Bug: an 8-bit checkpoint was counted twice."""
     for name, shape in (("a", [3, 4]), ("b", [5])):
         save_file({"w": np.zeros(shape, np.float32)}, tmp_path / f"{name}.safetensors")
     assert weight_bytes_in(tmp_path, 2) == 34
@@ -202,7 +202,7 @@ def test_weights_are_counted_before_they_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
-    """Law: the machine's free memory, and no more than the control group leaves."""
+    """Law: the result is the machine's free memory, but no more than the control group allows."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:  4096 kB\n")
     for name, text in files.items():

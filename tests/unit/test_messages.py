@@ -1,4 +1,4 @@
-"""The wire: every message survives the trip, and nothing else is taken for one."""
+"""The wire format: every message survives the round trip, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ EVENTS: list[Event] = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_a_command_survives_the_trip(command: Command) -> None:
-    """What the front end encodes is what the engine decodes, field by field."""
+    """Law: the engine decodes what the front end encodes, field by field."""
     data = msgspec.msgpack.encode(command)
     assert msgspec.msgpack.decode(data, type=Command) == command
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_survives_the_trip(event: Event) -> None:
-    """What the engine encodes is what the front end decodes, field by field."""
+    """Law: the front end decodes what the engine encodes, field by field."""
     data = msgspec.msgpack.encode(event)
     assert msgspec.msgpack.decode(data, type=Event) == event
 
@@ -120,11 +120,11 @@ def test_an_event_survives_the_trip(event: Event) -> None:
     ],
 )
 def test_garbage_is_refused(garbage: bytes) -> None:
-    """A message that is not a command fails to decode; nothing is guessed."""
+    """Law: a message that is not a command fails to decode."""
     with pytest.raises(msgspec.DecodeError):
         msgspec.msgpack.decode(garbage, type=Command)
 
 
 def test_an_output_costs_little() -> None:
-    """Defaults do not travel: the common output of one token is small."""
+    """Law: defaults are not encoded, so the usual Output of one token is small."""
     assert len(msgspec.msgpack.encode(Output(id="a-0", tokens=[1], rounds=1))) < 32

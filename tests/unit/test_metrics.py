@@ -1,4 +1,4 @@
-"""Metrics: what one observation adds, and that no series can appear or vanish later."""
+"""Metrics: what one observation adds, and that the set of series never changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.observe.metrics_table import METRICS, Finish
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
-    """`name{label}` -> value, without the prefix; not what every process tells of itself."""
+    """Map `name{label}`, without the prefix, to its value; leave out process metrics."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         if family.name.startswith("process_"):
@@ -61,7 +61,7 @@ def ended(finish: Finish, **facts: Any) -> Ended:
 
 
 def test_a_step_adds_its_sums() -> None:
-    """Law: every field of StepMetrics arrives under its name, by label, once."""
+    """Law: every field of StepMetrics is counted once, under its name and label."""
     metrics = Metrics()
     before = samples(metrics)
     metrics.observe_step(STEP)
@@ -117,7 +117,7 @@ def test_a_step_adds_its_sums() -> None:
 
 
 def test_a_heartbeat_moves_gauges_only() -> None:
-    """Law: an idle beat is no step."""
+    """Law: an idle heartbeat does not count as a step."""
     metrics = Metrics()
     metrics.observe_step(STEP)
     before = samples(metrics)
@@ -134,14 +134,14 @@ def test_a_heartbeat_moves_gauges_only() -> None:
 
 
 def test_a_beat_before_the_cache_is_known() -> None:
-    """Bug to avoid: no blocks yet must not divide by zero."""
+    """Bug: dividing by zero before the number of blocks is known."""
     metrics = Metrics()
     metrics.observe_step(StepMetrics())
     assert samples(metrics)["kv_cache_usage_ratio"] == 0
 
 
 def test_latencies_of_a_request() -> None:
-    """Law: one TTFT and one end per request; one inter-token observation per later token."""
+    """Law: one TTFT and one end-to-end latency per request; one ITL observation per later token."""
     metrics = Metrics()
     metrics.observe_tokens(4, gap_seconds=0.2)
     metrics.observe_queue(0.02)
@@ -173,7 +173,7 @@ def test_rejections_by_reason() -> None:
 
 
 def test_grammars_by_outcome() -> None:
-    """Law: a check is counted under its outcome, and its seconds once."""
+    """Law: a check is counted under its outcome, and its seconds are observed once."""
     metrics = Metrics()
     before = samples(metrics)
     metrics.observe_grammar("too_slow", 2.0)
@@ -185,7 +185,7 @@ def test_grammars_by_outcome() -> None:
 
 
 def test_engine_state_is_one_hot_and_restarts_count() -> None:
-    """Law: one state is 1; only `starting` after `lost` is a restart; lost means nothing runs."""
+    """Law: one state is 1; only `starting` after `lost` is a restart; after `lost` nothing runs."""
     metrics = Metrics()
     metrics.set_engine_state("starting")
     metrics.set_engine_state("ready")
@@ -197,13 +197,13 @@ def test_engine_state_is_one_hot_and_restarts_count() -> None:
     assert found["requests_running"] == 0
     metrics.set_engine_state("starting")
     assert samples(metrics)["engine_restarts_total"] == 1
-    for state in ("ready", "starting"):  # replaced by one of another configuration
+    for state in ("ready", "starting"):  # replaced by an engine with another configuration
         metrics.set_engine_state(state)
     assert samples(metrics)["engine_restarts_total"] == 1
 
 
 def test_series_are_fixed() -> None:
-    """Law: all series exist from the start, and nothing adds one; instances share nothing."""
+    """Law: all series exist from the start and none is added later; instances share nothing."""
     metrics, other = Metrics(), Metrics()
     before = samples(metrics)
     metrics.observe_step(STEP)
@@ -219,8 +219,8 @@ def test_series_are_fixed() -> None:
 
 
 def test_openmetrics_names_a_reply_of_each_bucket() -> None:
-    """Law: the last reply that fell into a bucket stands beside it, by the id that its line in the
-    log has; whoever does not ask for that gets plain text without. The counts are the same."""
+    """Law: each bucket's exemplar is the last reply in it, by its id in the log. A client that does
+    not accept OpenMetrics gets plain text with the same counts and no exemplars."""
     metrics = Metrics()
     for name, seconds in (("cmpl-old", 0.3), ("cmpl-new", 0.3), ("cmpl-slow", 70.0)):
         metrics.observe_request(replace(ended("stop"), id=name, first_token=seconds))
@@ -245,7 +245,7 @@ def test_openmetrics_names_a_reply_of_each_bucket() -> None:
 
 
 def test_every_series_names_its_model() -> None:
-    """Law: what vLLM's dashboards choose by, `model_name`, is a label of every series of ours."""
+    """Law: every series of ours has the label `model_name`, which vLLM's dashboards select by."""
     families = text_string_to_metric_families(Metrics(model_name="m").render().decode())
     named = {s.labels.get("model_name") for f in families for s in f.samples
              if s.name.startswith("foredraft_")}  # fmt: skip
@@ -253,9 +253,9 @@ def test_every_series_names_its_model() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="the figures are Linux's")
-def test_both_processes_tell_what_they_take() -> None:
-    """Law: memory, CPU seconds and descriptors of the front end and of the engine; of an engine
-    that is not there nothing."""
+def test_both_processes_report_their_resource_use() -> None:
+    """Law: memory, CPU seconds and open files are reported for the front end and the engine, but
+    not for an engine that is not running."""
     pid: int | None = os.getpid()
     metrics = Metrics(engine=lambda: pid)
     for name in ("resident_memory_bytes", "cpu_seconds_total", "open_fds"):
@@ -266,8 +266,8 @@ def test_both_processes_tell_what_they_take() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Prometheus) is not here")
-def test_prometheus_finds_nothing_to_say() -> None:
-    """Law: names, types and help pass Prometheus' own linter."""
+def test_promtool_finds_no_fault() -> None:
+    """Law: names, types and help texts pass Prometheus' own linter."""
     metrics = Metrics()
     metrics.observe_step(STEP)
     found = subprocess.run(
@@ -277,7 +277,7 @@ def test_prometheus_finds_nothing_to_say() -> None:
 
 
 def test_histograms_count_as_prometheus_s_do() -> None:
-    """Law: bounds include their values; a value beyond the last, and one many times."""
+    """Law: a bound includes its value; values past the last bound and repeated values count."""
     bounds, values = (0.1, 0.5, 2.0), [(0.1, 1), (0.100001, 2), (0.5, 3), (7.0, 1), (0.0, 2)]
     registry = CollectorRegistry()
     ours, theirs = (
@@ -294,7 +294,7 @@ def test_histograms_count_as_prometheus_s_do() -> None:
 
 
 @pytest.mark.parametrize("version", ["abc", '"1.0.0"', "1..0", "\u00b2"])
-def test_a_scraper_of_no_known_version_gets_plain_text(version: str) -> None:
-    """Bug: a version in `Accept` that is no number was a 500 with a traceback in the log."""
+def test_a_malformed_openmetrics_version_gets_plain_text(version: str) -> None:
+    """Bug: a malformed version in `Accept` caused a 500 and a traceback in the log."""
     _, kind = Metrics().rendered(f"application/openmetrics-text;version={version}")
     assert kind == "text/plain; version=0.0.4; charset=utf-8"

@@ -1,4 +1,4 @@
-"""Modes: who is obeyed, and that the configured controller goes on learning meanwhile."""
+"""Modes: which controller decides, and that the configured one keeps learning meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def modes(world: World) -> Modes:
 
 
 def test_auto_is_the_configured_controller() -> None:
-    """Law: without a word from the operator the wrapper is not there."""
+    """Law: until the operator sets a mode, the wrapper changes nothing."""
     alone = AdaptiveK(K_MAX, stops=False)
     World(alpha=0.8).profile(alone)
     trace = play(modes(World(alpha=0.8)), World(alpha=0.8), 300)
@@ -32,7 +32,7 @@ def test_auto_is_the_configured_controller() -> None:
 
 @pytest.mark.parametrize(("mode", "k", "played"), [("off", 0, 0), ("fixed", 3, 3), ("fixed", 1, 1)])
 def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> None:
-    """Law: no probe, no trial, no baseline, nobody left out; and it says so."""
+    """Law: there is no probe, trial or baseline, no sequence is left out, and estimates say so."""
     world = World(alpha=0.0, batch=8)
     controller = modes(world)
     play(controller, world, 50)
@@ -45,9 +45,9 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
     assert said.num_sequences == 8
 
 
-def test_estimates_survive_a_short_visit_to_auto() -> None:
-    """Bug: off, auto and off again between two steps, and for sixteen steps nothing was told of
-    what guesses would bring: who resumes has chosen nothing, and was not asked."""
+def test_estimates_survive_a_short_switch_to_auto() -> None:
+    """Bug: after off, auto and off again between two steps, sixteen steps had no estimates: the
+    resumed controller had chosen nothing yet and was not asked to."""
     world = World(alpha=0.8)
     controller = modes(world)
     play(controller, world, 50)
@@ -60,9 +60,9 @@ def test_estimates_survive_a_short_visit_to_auto() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_auto_is_told_once_it_has_chosen(k: int) -> None:
-    """Bug: a step's end, or an idle engine, told a switch to auto with K = 0, no rates and the
-    reason of an earlier spell: a choice that nobody had made."""
+def test_auto_is_reported_only_once_it_has_chosen(k: int) -> None:
+    """Bug: after a switch to auto, the end of a step or an idle engine reported K = 0, no rates and
+    an earlier reason, though the controller had chosen nothing yet."""
     world = World(alpha=0.9)
     controller = modes(world)
     play(controller, world, 50)
@@ -78,8 +78,8 @@ def test_auto_is_told_once_it_has_chosen(k: int) -> None:
     assert said.speedup == pytest.approx(said.rates[said.k] / said.rates[0])
 
 
-def test_free_guesses_follow_the_mode() -> None:
-    """Law: off is off for predictions and grammars, too; fixed bounds them."""
+def test_guesses_without_a_draft_follow_the_mode() -> None:
+    """Law: off also turns off guesses from predictions and grammars; fixed bounds their number."""
     controller = modes(World(alpha=0.9))
     controller.choose(Load(1))
     controller.set("off")
@@ -88,9 +88,9 @@ def test_free_guesses_follow_the_mode() -> None:
     assert controller.worth([0.99] * 8, instead=False) == 2
 
 
-def test_who_is_not_obeyed_is_rarely_asked() -> None:
-    """Law: a mode costs next to nothing, or comparisons would charge it for the controller; and yet
-    the estimates follow the load."""
+def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
+    """Law: a fixed mode costs next to nothing, so comparisons are not charged for the controller;
+    its estimates still follow the load."""
 
     class Counting(AdaptiveK):
         asked = 0
@@ -114,8 +114,8 @@ def test_who_is_not_obeyed_is_rarely_asked() -> None:
     assert inner.asked == 11 + 20
 
 
-def test_it_learns_while_it_is_not_obeyed() -> None:
-    """Law: back from fixed, it knows what the guesses of that time were worth."""
+def test_the_controller_learns_in_fixed_mode() -> None:
+    """Law: back from fixed mode, the controller knows the acceptance seen in the meantime."""
     world = World(alpha=0.05)
     controller = modes(world)
     play(controller, world, 200)
@@ -128,7 +128,7 @@ def test_it_learns_while_it_is_not_obeyed() -> None:
 
 
 class Listener(FixedK):
-    """Keeps and drafts one guess at most; counts what it is asked."""
+    """Keeps and drafts at most one guess; counts how often it is asked."""
 
     asked = 0
 
@@ -148,8 +148,8 @@ class Listener(FixedK):
 
 
 def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
-    """Law: fixed drafts to its K and verifies all of it; the configured controller still hears how
-    sure the draft was."""
+    """Law: fixed mode drafts and verifies all K guesses; the configured controller still hears the
+    draft's confidences."""
     listener = Listener(8)
     controller = Modes(listener)
     sure = [[0.1, 0.2, 0.3], [], [5.0]]
@@ -172,8 +172,8 @@ def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
         ("auto", 3, 8),
     ],
 )
-def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
-    """Law: one sentence that names the bound, and the mode stays."""
+def test_a_refused_mode_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
+    """Law: the error is one sentence that names the bound, and the mode stays as it was."""
     controller = Modes(FixedK(k_max))
     with pytest.raises(ConfigError, match="`(k|mode)` "):
         controller.set(mode, k)
@@ -181,9 +181,9 @@ def test_what_is_not_allowed_changes_nothing(mode: Mode, k: int, k_max: int) -> 
     assert controller.choose(Load(1)) == k_max
 
 
-def test_who_is_not_obeyed_is_rarely_told() -> None:
-    """Law: a fixed K pays neither for what the controller would learn of it nor for what it would
-    leave out."""
+def test_the_controller_rarely_learns_in_a_fixed_mode() -> None:
+    """Law: a fixed K does not pay for the controller's learning, nor for its choice of guesses to
+    drop."""
     listener = Listener(8)
     controller = Modes(listener)
     controller.set("fixed", 4)
@@ -193,9 +193,9 @@ def test_who_is_not_obeyed_is_rarely_told() -> None:
     assert listener.asked == 10
 
 
-def test_back_in_auto_it_looks_soon() -> None:
-    """Bug: after spells at a fixed K, in which K = 0 was never seen, speculation went on for
-    hundreds of rounds on what it had cost long before."""
+def test_back_in_auto_it_soon_measures_k_0() -> None:
+    """Bug: after a fixed K, which never measures K = 0, speculation continued for hundreds of
+    rounds on an outdated cost of K = 0."""
     world = World(alpha=0.6)
     controller = modes(world)
     play(controller, world, 600)

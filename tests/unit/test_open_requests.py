@@ -1,4 +1,4 @@
-"""Requests that outlive engines, against engines that are a list of commands."""
+"""Requests that outlive engines; an engine here is a list of commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KILLED = "the engine process was killed by SIGKILL"
 
 
 class World:
-    """Open requests, what the present engine was told, and what became of those that were held."""
+    """Open requests, the commands sent to the current engine, and the outcomes of held requests."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         self.told: list[Command] = []
@@ -47,7 +47,7 @@ class World:
         return [self.requests.add(Submit(id, [1, 2], PARAMS, 0.0)) for id in ids]
 
     def taken(self) -> list[str]:
-        """Ids of the requests that the engine got since the last time."""
+        """Return the ids of the requests submitted to the engine since the last call."""
         submits = [one.id for one in self.told if isinstance(one, Submit)]
         self.told.clear()
         return submits
@@ -76,9 +76,9 @@ def in_a_loop(
 
 
 @in_a_loop
-async def test_the_next_engine_is_told_what_had_arrived() -> None:
-    """Law: tokens once each and in order, counts that go on, and one end; unread ones are merged
-    across the loss."""
+async def test_the_next_engine_gets_the_tokens_so_far() -> None:
+    """Law: tokens arrive once and in order, counts continue, and there is one end; unread outputs
+    are merged across the loss."""
     world = World()
     (stream,) = world.add("a")
     world.say("a", 5, 6, rounds=1, proposed=4, accepted=1, predicted=2, cached_tokens=0)
@@ -99,8 +99,8 @@ async def test_the_next_engine_is_told_what_had_arrived() -> None:
 
 
 @in_a_loop
-async def test_what_had_not_begun_begins_anew() -> None:
-    """Law: a request of which nothing had arrived is submitted as it was, first facts and all."""
+async def test_a_request_without_output_is_resubmitted_unchanged() -> None:
+    """Law: a request without any output yet is submitted again unchanged."""
     world = World()
     world.add("a")
     (first,) = world.told
@@ -111,8 +111,8 @@ async def test_what_had_not_begun_begins_anew() -> None:
 
 @in_a_loop
 async def test_a_reply_is_not_cut_short_by_a_smaller_engine() -> None:
-    """Bug: an engine with fewer blocks ended the reply early, as if its length had been reached.
-    Law: what it may have no room for ends with a sentence; the rest goes on."""
+    """Bug: an engine with fewer blocks ended the reply early, as if at its maximum length. Law: a
+    request that may not fit ends with an error; the others continue."""
     world = World()
     long, short = world.requests.add(Submit("long", [1] * 90, PARAMS, 0.0)), *world.add("short")
     world.say("long", 5)
@@ -130,14 +130,14 @@ async def test_a_reply_is_not_cut_short_by_a_smaller_engine() -> None:
 
 @in_a_loop
 async def test_of_two_losses_the_first_begins_the_gap() -> None:
-    """Law: a gap is one, however many engines are lost in it; those that did not get the request
-    are none of its deaths."""
+    """Law: several losses in a row are one gap, and a loss of an engine that never got a request
+    does not count against it."""
     world = World()
     world.add("a", "b")
     world.say("a", 5)
     world.say("b", 5)
     world.lose()
-    world.lose()  # while it started
+    world.lose()  # while the next engine starts
     world.requests.resume_on(READY)
     assert world.taken()[-2:] == ["a", "b"]
     world.say("a", 6)
@@ -147,17 +147,17 @@ async def test_of_two_losses_the_first_begins_the_gap() -> None:
 
 @in_a_loop
 async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> None:
-    """Law: after two losses without an output between, requests go to the engine one by one, what
-    comes new waits, and only the one that was alone with two of them ends, with a sentence."""
+    """Law: after two losses without output in between, requests go to the engine one at a time and
+    new ones wait. Only the request that was alone at two losses ends, with an error."""
     world = World()
     good, bad = world.add("good", "bad")
     world.say("good", 5)
     world.taken()
     assert sorted(world.die_and_return()) == ["bad", "good"]
-    assert world.die_and_return() == ["bad"]  # of which nothing ever came: most likely it
+    assert world.die_and_return() == ["bad"]  # it never had any output, so it is the prime suspect
     world.add("new")
     assert world.taken() == []
-    assert world.die_and_return() == ["bad"]  # alone for the first time: it may be chance
+    assert world.die_and_return() == ["bad"]  # alone for the first time: this may be chance
     assert world.lose() == 3  # losses before this one
     assert good.take().finish is None
     end = bad.take()
@@ -167,15 +167,15 @@ async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> N
     assert "SIGKILL" in end.error
     assert world.outcomes == ["given_up"]
     world.requests.resume_on(READY)
-    assert world.taken() == ["good"]  # which died twice without an output, too
+    assert world.taken() == ["good"]  # it also died twice without output
     world.say("good", 6)
     assert world.taken() == ["new"]
     assert world.outcomes == ["given_up", "resumed"]
 
 
 @in_a_loop
-async def test_progress_clears_of_suspicion() -> None:
-    """Law: whoever got a token between the losses is no suspect, were it alone ten times."""
+async def test_progress_clears_a_request_of_suspicion() -> None:
+    """Law: a request that got a token between losses is no suspect, even if alone ten times."""
     world = World()
     (stream,) = world.add("a")
     for token in range(10):
@@ -186,8 +186,8 @@ async def test_progress_clears_of_suspicion() -> None:
 
 
 @in_a_loop
-async def test_a_planned_end_is_nobodys_fault() -> None:
-    """Law: an operator may replace the engine as often as they like."""
+async def test_a_planned_end_blames_no_request() -> None:
+    """Law: an operator may replace the engine any number of times."""
     world = World()
     world.add("a")
     for _ in range(5):
@@ -198,10 +198,10 @@ async def test_a_planned_end_is_nobodys_fault() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_poison_among_many_is_found(seed: int) -> None:
-    """Law: whatever the order, of requests that kill the engine at one of their tokens each ends
-    with an error, every other one comes to its end, and the losses are few. Outputs of the last
-    steps may be lost, and new requests come in at any time."""
+def test_requests_that_kill_the_engine_are_found(seed: int) -> None:
+    """Law: in any order, each request that kills the engine at one of its tokens ends with an
+    error, every other request completes, and losses are few, even if the last outputs are lost and
+    new requests arrive at any time."""
 
     async def scenario() -> None:
         chance, world = random.Random(seed), World()
@@ -244,9 +244,9 @@ def test_poison_among_many_is_found(seed: int) -> None:
 
 
 @in_a_loop
-async def test_nobody_is_held_for_ever() -> None:
-    """Law: after `seconds` a held stream ends with a sentence, after what had arrived; one that
-    goes on does not."""
+async def test_no_request_is_held_forever() -> None:
+    """Law: after `seconds` a held stream delivers what has arrived, then ends with an error; a
+    stream that has resumed does not."""
     world = World(seconds=0.05)
     late, keeps_drafting = world.add("late", "goes on")
     world.say("late", 5)
@@ -260,15 +260,15 @@ async def test_nobody_is_held_for_ever() -> None:
     assert world.outcomes == ["resumed", "too_late"]
     assert all(0 <= seconds < 5 for _, seconds in world.held)
     assert Abort(["late"]) in world.told
-    world.say("late", 9)  # crosses the abort
+    world.say("late", 9)  # this output crosses the abort
     world.say("goes on", 7, finish="length")
     assert keeps_drafting.take().tokens == [6, 7]
 
 
 @in_a_loop
-async def test_who_waits_behind_a_suspect_is_not_held_for_ever_either() -> None:
-    """Bug: a request that came while the engine was tried with a suspect waited without a bound
-    when that engine was lost, and was not counted."""
+async def test_a_request_behind_a_suspect_is_not_held_forever_either() -> None:
+    """Bug: a request that arrived while a suspect was tried alone waited without bound after that
+    engine was lost, and was not counted."""
     world = World(seconds=0.05)
     world.add("poison", "beside")
     world.die_and_return()
@@ -283,8 +283,8 @@ async def test_who_waits_behind_a_suspect_is_not_held_for_ever_either() -> None:
 
 
 @in_a_loop
-async def test_without_seconds_nobody_is_held() -> None:
-    """Law: 0 is off, and a loss ends what runs."""
+async def test_with_zero_seconds_no_request_is_held() -> None:
+    """Law: 0 turns holding off, and a loss ends the running requests."""
     world = World(seconds=0.0)
     (stream,) = world.add("a")
     world.lose()
@@ -296,8 +296,8 @@ async def test_without_seconds_nobody_is_held() -> None:
 
 @pytest.mark.parametrize("how", ["client left", "server drains"])
 def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
-    """Law: when the one that the engine is tried with ends on this side, or the engine is about to
-    take no more, the others follow."""
+    """Law: when the client of the suspect leaves, or the engine is about to drain, the other
+    requests are submitted."""
 
     async def scenario() -> None:
         world = World()
@@ -318,7 +318,7 @@ def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
 
 @in_a_loop
 async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> None:
-    """Law: a request that named a proposer or a bound goes on with an engine that has neither."""
+    """Law: a request continues without its proposers or bound if the next engine lacks them."""
     asked = [
         Speculation(proposers=("ngram",)),
         Speculation(max_draft=3),
@@ -336,9 +336,9 @@ async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> N
 
 
 @in_a_loop
-async def test_what_comes_between_two_engines_is_held_as_well() -> None:
-    """Law: it goes to the next engine as it was, is none of a later loss's suspects, and ends with
-    a sentence where no engine comes in time."""
+async def test_a_request_between_two_engines_is_held_as_well() -> None:
+    """Law: it goes to the next engine unchanged, is no suspect of a later loss, and ends with an
+    error if no engine comes in time."""
     world = World(seconds=0.05)
     world.add("before")
     world.lose()

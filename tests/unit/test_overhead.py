@@ -1,4 +1,4 @@
-"""Overhead: what a step costs the host besides its verbs."""
+"""Overhead: what a step costs the host outside its phases."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def step(
     overhead: Overhead, clock: Clock, *, after: float, speculates: bool,
     reason: Reason | None = None, more: bool = True, sequences: int = 1,
 ) -> float:  # fmt: skip
-    """A step of four seconds, one of them the choice, and so many after its verbs. `reason`: by
-    default that of usual steps of this kind."""
+    """Run a step of four seconds, one of them for the choice of K, then `after` seconds. The
+    default `reason` is that of a usual step."""
     lap = Stopwatch(clock)
     overhead.begin(lap)
     clock.now += 1.0
@@ -31,8 +31,8 @@ def step(
     return told
 
 
-def test_what_comes_between_steps_is_counted_unless_nothing_was_to_do() -> None:
-    """Law: sending what a step made is part of what it costs; waiting for requests is not."""
+def test_time_between_steps_counts_unless_the_engine_is_idle() -> None:
+    """Law: sending a step's outputs is part of its cost; waiting for requests is not."""
     overhead, clock = Overhead(), Clock()
     step(overhead, clock, after=0.0, speculates=False)
     clock.now += 0.5
@@ -42,9 +42,9 @@ def test_what_comes_between_steps_is_counted_unless_nothing_was_to_do() -> None:
 
 
 def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
-    """Bug: a baseline was charged for the choice and for what was learnt from the steps with
-    guesses around it, so that K = 0 looked a tenth dearer than it is, and speculation stayed on
-    where it lost."""
+    """Bug: a baseline step was charged for choosing and for learning from the steps with guesses
+    around it. K = 0 looked a tenth more expensive than it is, and speculation stayed on where it
+    lost."""
     overhead, clock = Overhead(), Clock()
     for _ in range(2):
         told = step(overhead, clock, after=0.25, speculates=True)
@@ -55,9 +55,9 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
 
 
 def test_a_step_without_guesses_where_they_pay_is_no_step_of_k_0() -> None:
-    """Bug: while K > 0, the controller's work in steps that had nothing to guess from (prompts) was
-    taken for what K = 0 costs. With four streams of the built-in pair baselines were charged half a
-    millisecond too much, and speculation stayed on at 0.75 of the tokens per second of K = 0."""
+    """Bug: while K > 0, the controller's work in steps with nothing to guess (prompts) counted as a
+    cost of K = 0. With four streams of the built-in pair, baselines were charged half a millisecond
+    too much, and speculation stayed on at 0.75 of the tokens/s of K = 0."""
     overhead, clock = Overhead(), Clock()
     for _ in range(8):
         step(overhead, clock, after=5.0, speculates=False, reason="pays")
@@ -65,7 +65,7 @@ def test_a_step_without_guesses_where_they_pay_is_no_step_of_k_0() -> None:
 
 
 def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
-    """Bug: choosing anew in each round of a trial made K > 0 look twice as dear to the host."""
+    """Bug: choosing K in every round of a trial made K > 0 look twice as expensive for the host."""
     overhead, clock = Overhead(), Clock()
     for _ in range(200):
         step(overhead, clock, after=0.25, speculates=True)
@@ -74,18 +74,18 @@ def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
         assert abs(told - 0.25) < 0.01
 
 
-def test_what_a_large_batch_takes_is_not_charged_to_one_alone() -> None:
-    """Bug: one stream after thirty-two stayed at K = 0 for thousands of steps, though 95 % of the
-    guesses were right: it was charged for the controller's time with the batch."""
+def test_overhead_of_a_large_batch_is_not_charged_to_one_stream() -> None:
+    """Bug: one stream after thirty-two stayed at K = 0 for thousands of steps at 95 % acceptance,
+    because it was charged the controller's time for the whole batch."""
     overhead, clock = Overhead(), Clock()
     step(overhead, clock, after=5.0, speculates=True, sequences=32)
     assert step(overhead, clock, after=5.0, speculates=True, sequences=32) > 3.0
     assert step(overhead, clock, after=0.1, speculates=True, reason="trial") == -1.0
 
 
-def test_all_that_passes_between_the_verbs_of_two_steps_is_told() -> None:
-    """Law: with what the verbs took it adds up to the clock, whoever took it; a pause in which
-    there was nothing to do is no part of a step."""
+def test_all_time_between_the_phases_of_two_steps_is_reported() -> None:
+    """Law: overhead and phases add up to the clock, whatever caused it; a pause without work
+    belongs to no step."""
     overhead, clock = Overhead(), Clock()
     told = []
     for more in (True, True, False, True):

@@ -1,4 +1,4 @@
-"""What an installation holds beside code: all that the code reads."""
+"""An installation contains every data file that the code reads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-# Of folders, for who reads the code; all others are data.
+# Descriptions of folders for readers of the code; all other files are data.
 MAPS = {"engine/README.md", "engine/cpu/README.md", "server/README.md"}
 
 
 @pytest.mark.parametrize("top", ["engine", "server"])
 def test_every_file_that_is_no_code_is_packed(top: str) -> None:
-    """Bug to come: a page or a model's file that works from a clone and is missing from a wheel."""
+    """Bug: a page or a model file that exists in a clone but is missing from a wheel."""
     packed = {
         file
         for package, patterns in PACKED.items()

@@ -1,4 +1,4 @@
-"""What compiled code is told of the tokens that a text holds."""
+"""The tables of a text's tokens that compiled code applies penalties from."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def sequence(prompt: list[int], **fields: Any) -> Sequence:
 
 
 def test_a_table_grows_with_its_text() -> None:
-    """Law: brought up to date in pieces it is what it is made of the whole: every token that the
-    text holds, and how often it was generated."""
+    """Law: a table updated step by step equals one built at once: every token in the text, and how
+    often it was generated."""
     rng = random.Random(0)
     tables, seq = PenaltyTables(), sequence([rng.randrange(200) for _ in range(150)])
     for _ in range(60):
@@ -38,7 +38,7 @@ def test_another_text_is_another_table() -> None:
 
 
 def test_tables_are_packed_with_room_behind_each() -> None:
-    """Law: who asks for nothing takes no room and changes nothing."""
+    """Law: a request without penalties takes no room and changes nothing."""
     penalties = PenaltyTables().of(sequence([5, 6], repetition_penalty=1.5, presence_penalty=0.5))
     table, spans, factors = packed([None, penalties, None, penalties], 3)
     assert spans.tolist() == [[0, 0], [0, 2], [0, 0], [5, 2]]

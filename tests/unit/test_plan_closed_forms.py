@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine.lab.plan.roofline import best, break_even, expected_tokens
 
-# Best K and speed-up from (1 - a^(K+1)) / (1 - a) / (1 + K (c + v)), K up to 32, by acceptance;
-# columns: c of .02, .05, .1, .2 with v = 0, then c = .1 with v = .05.
+# Best K <= 32 and its speed-up, (1 - a^(K+1)) / (1 - a) / (1 + K (c + v)), by acceptance a.
+# Columns: c of .02, .05, .1, .2 with v = 0, then c = .1 with v = .05.
 TABLE = {
     0.5: [(4, 1.79), (3, 1.63), (2, 1.46), (1, 1.25), (2, 1.35)],
     0.7: [(8, 2.76), (6, 2.35), (4, 1.98), (3, 1.58), (3, 1.75)],
@@ -21,7 +21,7 @@ COSTS = [(0.02, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.1, 0.05)]
 
 
 def speed_up(acceptance: float, k: int, cost: float) -> float:
-    """`cost`: what each guess adds to a round."""
+    """Return the speed-up; `cost` is what each guess adds to a round."""
     return expected_tokens(acceptance, k) / (1 + k * cost)
 
 
@@ -36,26 +36,26 @@ def test_the_table_of_best_ks(acceptance: float, column: int) -> None:
 
 
 def test_limits() -> None:
-    """Law: certain guesses give K + 1 tokens, hopeless ones 1, and K = 0 is plain decoding."""
+    """Law: at acceptance 1 a round yields K + 1 tokens, at 0 one; K = 0 is plain decoding."""
     assert expected_tokens(1.0, 7) == 8
     assert expected_tokens(0.0, 7) == 1
     assert best([speed_up(0.0, k, 0.1) for k in range(9)]) == (0, 1.0)
 
 
 def test_the_smallest_of_equal_ks() -> None:
-    """Law: no guess is made for nothing."""
+    """Law: of equally fast K, the smallest wins."""
     assert best([1.0] * 9) == (0, 1.0)
 
 
 def test_the_second_hump_is_found() -> None:
-    """Law: every K is looked at; hill climbing would stop at 1."""
+    """Law: every K is tried; hill climbing would stop at 1."""
     assert best([1.0, 1.2, 1.1, 1.0, 1.5]) == (4, 1.5)
 
 
 @given(st.integers(1, 16), st.floats(0.5, 30))
 def test_break_even(k: int, cost: float) -> None:
-    """Law: at the break-even acceptance K is as fast as none, and there is none exactly where
-    K + 1 tokens would not pay for the round."""
+    """Law: at the break-even acceptance, K is as fast as plain decoding; there is none exactly if K
+    + 1 tokens cannot pay for the round."""
     least = break_even(k, cost)
     assert (least is None) == (cost >= k + 1)
     if least is not None and cost > 1:

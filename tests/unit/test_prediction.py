@@ -1,4 +1,4 @@
-"""Following a prediction, and finding the place again: played against a text that is known."""
+"""Following a prediction and finding the place again, played against a known text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def guesses(proposer: PredictionProposer, seq: Sequence, k: int = 8) -> list[int
 
 
 def play(prediction: list[int], truth: list[int], k: int = 8) -> tuple[int, int, int]:
-    """Decode `truth` with the prediction as the only help; (rounds, proposed, accepted)."""
+    """Decode `truth` with the prediction alone; return (rounds, proposed, accepted)."""
     proposer, seq = PredictionProposer(), predicting(prediction)
     rounds = proposed = accepted = 0
     while seq.num_output < len(truth):
@@ -51,12 +51,12 @@ def ceil_div(a: int, b: int) -> int:
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 40, 333])
 def test_a_right_prediction_is_taken_whole(size: int, k: int) -> None:
-    """Law: no guess is wrong, and no round is wasted."""
+    """Law: every guess is accepted, and no round is wasted."""
     text = [random.Random(size).randrange(50) for _ in range(size)]
     rounds, proposed, accepted = play(text, text, k)
     assert rounds == ceil_div(size, k + 1)
     assert accepted == size - rounds
-    assert proposed - accepted <= 1  # the last guess, where the text ends before it
+    assert proposed - accepted <= 1  # the last guess, if the text ends before it
 
 
 Edit = Callable[[random.Random, list[int], int, int], list[int]]
@@ -78,8 +78,8 @@ def replaced(rng: random.Random, text: list[int], at: int, size: int) -> list[in
 @pytest.mark.parametrize("edit", [inserted, deleted, replaced])
 @pytest.mark.parametrize("size", [1, 2, 5, 30])
 @pytest.mark.parametrize("seed", range(4))
-def test_an_edit_costs_what_is_new_and_a_few_rounds(edit: Edit, size: int, seed: int) -> None:
-    """Law: wherever the text parts from the prediction, it is found again soon after they meet."""
+def test_an_edit_costs_its_new_tokens_and_a_few_rounds(edit: Edit, size: int, seed: int) -> None:
+    """Law: wherever text and prediction part, the place is found soon after they agree again."""
     rng = random.Random(seed)
     text = rng.sample(range(10**5), 300)
     truth = edit(rng, text, rng.randrange(200), size)
@@ -92,8 +92,8 @@ def test_an_edit_costs_what_is_new_and_a_few_rounds(edit: Edit, size: int, seed:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_many_edits_of_a_repetitive_text(seed: int) -> None:
-    """Law: lines that recur do not lead it astray for good: most of what the texts share is
-    guessed, though each line occurs many times."""
+    """Law: recurring lines do not mislead for long: most of what both texts share is guessed,
+    although each line occurs many times."""
     rng = random.Random(seed)
     lines = [[rng.randrange(30) for _ in range(rng.randrange(4, 12))] for _ in range(12)]
     text = [token for _ in range(60) for token in [*rng.choice(lines), 99]]
@@ -107,7 +107,7 @@ def test_many_edits_of_a_repetitive_text(seed: int) -> None:
 
 
 def test_the_nearest_of_equal_places_is_taken() -> None:
-    """A block that occurs three times: after a deletion the next one is meant, not the first."""
+    """Law: after a deletion the nearest occurrence of a repeated block is taken, not the first."""
     block = [1, 2, 3]
     text = [*block, 10, *block, 20, *block, 30, 31, 32]
     proposer = PredictionProposer()
@@ -121,22 +121,22 @@ def test_the_longest_match_goes_before_the_nearest() -> None:
     assert guesses(PredictionProposer(), seq, 2) == [70, 71]
 
 
-def test_one_token_replaced_is_supposed_at_once() -> None:
-    """A new name in the place of the old one: the next guess goes on behind it."""
+def test_after_a_replaced_token_the_prediction_is_followed_at_once() -> None:
+    """Law: after one token is replaced, such as a name, the next guess continues behind it."""
     seq = predicting([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 99])
     assert guesses(PredictionProposer(), seq, 3) == [5, 6, 7]
 
 
 def test_another_token_at_the_start() -> None:
-    """A tokenizer may join the beginning to a space or a line break: one round later the
-    prediction is followed."""
+    """Law: if the tokenizer joins the start to a space or a line break, the prediction is followed
+    one round later."""
     for output in ([99], [2], [99, 2]):
         seq = predicting([1, 2, 3, 4], output)
         assert guesses(PredictionProposer(), seq, 2)[-1] in (3, 4), output
 
 
 def test_a_single_token_counts_near_the_lost_place_only() -> None:
-    """A comma occurs everywhere; far away it is no evidence."""
+    """Law: a common token such as a comma is evidence near the lost place only."""
     text = [*range(100, 160), 7, 8, 9]
     lost = [100, 101, 102, 103, 104, 50, 51]
     assert not guesses(PredictionProposer(), predicting(text, [*lost, 7]))
@@ -152,9 +152,9 @@ def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_comes_guesses_are_a_piece_of_the_prediction(seed: int) -> None:
-    """Law: any output, any pace of committing: a guess is a slice of the prediction, and starting
-    over (after a preemption) gives the guesses of having followed all along."""
+def test_guesses_are_always_a_slice_of_the_prediction(seed: int) -> None:
+    """Law: whatever the output and the pace of commits, a guess is a slice of the prediction, and
+    starting over after a preemption gives the same guesses."""
     rng = random.Random(seed)
     text = [rng.randrange(6) for _ in range(rng.randrange(1, 80))]
     proposer, seq = PredictionProposer(), predicting(text)
@@ -189,24 +189,24 @@ def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
     proposer.forget(seq)
 
 
-def test_a_miss_tells_of_what_was_not_tried_yet() -> None:
-    """Bug: what stood on evidence of another grade was believed like in the right text, so in a
-    reply of 10 tokens another text had 32 guesses verified, 8 of each grade in turn."""
+def test_a_miss_lowers_every_grade_of_evidence() -> None:
+    """Bug: misses at one grade of evidence did not lower the other grades, so a reply of 10 tokens
+    with a wrong prediction had 32 guesses verified, 8 of each grade in turn."""
     text = list(range(100))
     proposer = PredictionProposer()
     replaced = proposer.forecast(predicting(text, [*text[:20], 999]), 8)
     from_the_start = PredictionProposer().forecast(predicting(text, [999]), 8)
     assert from_the_start[0] < 0.6 * replaced[0]
     assert sum(from_the_start) < 0.5 * sum(replaced)
-    # A single token of another text that comes by near the place, four times and once.
+    # One unrelated token that occurs near the lost place: four times, and once.
     near = [predicting(text, [x for i in range(n) for x in (999, 2 * i)]) for n in (4, 1)]
     often, once = (PredictionProposer().forecast(seq, 8) for seq in near)
     assert often[0] < 0.6 * once[0]
 
 
 @pytest.mark.parametrize("wrong", [3, 20, 200])
-def test_what_begins_wrong_and_goes_on_right_is_believed_again(wrong: int) -> None:
-    """Law: no number of misses is held against a text that has agreed for four tokens."""
+def test_a_prediction_that_becomes_right_is_trusted_again(wrong: int) -> None:
+    """Law: earlier misses, however many, do not count once the text has agreed for four tokens."""
     rng = random.Random(wrong)
     text = rng.sample(range(1000), 300)
     other = [rng.choice(text[:40]) for _ in range(wrong)]

@@ -1,4 +1,4 @@
-"""EngineProcess with an engine by script and both ends of the wire in this process."""
+"""EngineProcess with a scripted engine, and both ends of the wire in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.scripted import Script, ScriptedEngine, expected_tokens, make
 
 
 class FrontEnd:
-    """Says everything before the engine runs, and hears everything after."""
+    """Sends all commands before the engine runs, and reads all events after it."""
 
     def __init__(self, folder: Path) -> None:
         self.commands, self.events = f"ipc://{folder}/c", f"ipc://{folder}/e"
@@ -50,14 +50,14 @@ class FrontEnd:
     def run(
         self, make: Callable[[], StepEngine], *commands: Command | bytes, alone: bool = False
     ) -> tuple[int, list[Event]]:
-        """The exit code, and every event."""
+        """Return the exit code and every event."""
         process = EngineProcess(make, self.commands, self.events, alone=alone)
         for command in commands:
             data = command if isinstance(command, bytes) else msgspec.msgpack.encode(command)
             self._out.send(data)
         with patch("engine.process.BEAT_MILLISECONDS", 20):
             code = process.run()
-        assert self._gone.poll(10_000)  # all that it said has been read from its socket
+        assert self._gone.poll(10_000)  # every event it sent has been read from its socket
         events: list[Event] = []
         while self._in.poll(10):
             events.append(msgspec.msgpack.decode(self._in.recv(), type=Event))
@@ -74,7 +74,7 @@ def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
     yield front_end
     front_end.close()
     signal.signal(signal.SIGTERM, handler)
-    gc.unfreeze()  # an engine process freezes what it built
+    gc.unfreeze()  # an engine process freezes the objects it has built
 
 
 def scripted(script: Script) -> Callable[[], StepEngine]:
@@ -91,7 +91,7 @@ def outputs_of(events: list[Event], id: str) -> list[Output]:
 
 
 def test_drain_finishes_what_runs_and_takes_nothing_new(front_end: FrontEnd) -> None:
-    """Ready first; requests before Drain run to their end, one after it is not taken; exit 0."""
+    """Law: Ready is first; requests before Drain complete, later ones are not taken; exit 0."""
     code, events = front_end.run(
         scripted(Script(tokens_per_step=3, step_seconds=0.05)),
         submit("a", [1, 2], 8),
@@ -110,14 +110,14 @@ def test_drain_finishes_what_runs_and_takes_nothing_new(front_end: FrontEnd) -> 
 
 
 def test_stop_ends_without_finishing(front_end: FrontEnd) -> None:
-    """Stop does not wait for requests, however long they are."""
+    """Law: Stop does not wait for requests, however long they are."""
     code, events = front_end.run(scripted(Script()), submit("a", [1], 10**9), Stop())
     assert code == 0
     assert not any(item.finish for item in outputs_of(events, "a"))
 
 
 def test_an_abort_is_acknowledged(front_end: FrontEnd) -> None:
-    """The front end may rely on one Output with finish `abort`, even when nothing else runs."""
+    """Law: an abort always yields one Output with finish `abort`, even if nothing else runs."""
     code, events = front_end.run(
         scripted(Script()), submit("a", [1], 10**9), Abort(["a", "unknown"]), Drain()
     )
@@ -126,7 +126,7 @@ def test_an_abort_is_acknowledged(front_end: FrontEnd) -> None:
 
 
 def test_an_idle_engine_beats(front_end: FrontEnd) -> None:
-    """With nothing to do, the loop says so itself: empty Outputs with the gauges."""
+    """Law: an idle engine sends empty Outputs with the gauges."""
     beats: list[int] = []
 
     def make() -> StepEngine:
@@ -149,7 +149,7 @@ def test_an_idle_engine_beats(front_end: FrontEnd) -> None:
 
 
 def test_sigterm_drains(front_end: FrontEnd) -> None:
-    """`kill PID` of the engine finishes what runs and exits 0, as Drain does."""
+    """Law: after `kill PID` the engine completes running requests and exits 0, as for Drain."""
 
     def make() -> StepEngine:
         engine = make_engine(Script())
@@ -170,8 +170,8 @@ def test_sigterm_drains(front_end: FrontEnd) -> None:
 def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
     front_end: FrontEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What an operator can mend is said once, without a traceback: by who started the engine, or
-    where that is nobody, in the log."""
+    """Law: an error that the operator can fix is reported once, without a traceback: by the parent
+    process, or in the log if the engine runs alone."""
     refusing = scripted(Script(refuse_to_start="no such\n\n  folder: /x"))
     for alone in (False, True):
         code, events = front_end.run(refusing, alone=alone)
@@ -188,7 +188,7 @@ def test_a_refusal_to_start_is_one_sentence_and_exit_code_2(
 def test_the_unexpected_is_fatal_with_a_traceback_in_the_log(
     front_end: FrontEnd, caplog: pytest.LogCaptureFixture, script: Script
 ) -> None:
-    """The last message is Fatal, the exit code is 1, and the log says where."""
+    """Law: the last message is Fatal, the exit code is 1, and the log has the traceback."""
     code, events = front_end.run(scripted(script), submit("a", [1], 9))
     assert code == 1
     assert events[-1] == Fatal("the engine failed: RuntimeError: the script says so")
@@ -198,7 +198,7 @@ def test_the_unexpected_is_fatal_with_a_traceback_in_the_log(
 def test_an_error_for_people_in_a_step_is_fatal_without_a_traceback(
     front_end: FrontEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Code 1 and not 2: the same configuration has served before the step."""
+    """Law: the code is 1, not 2, because this configuration served before the failing step."""
 
     def make() -> StepEngine:
         engine = make_engine(Script())
@@ -216,7 +216,7 @@ def test_an_error_for_people_in_a_step_is_fatal_without_a_traceback(
 
 
 def test_a_command_that_does_not_decode_is_fatal(front_end: FrontEnd) -> None:
-    """Both ends are ours: garbage is a bug, and serving on would hide it."""
+    """Law: both ends are ours, so garbage is a bug that serving on would hide."""
     code, events = front_end.run(scripted(Script()), b"\xc1")
     assert code == 1
     assert isinstance(events[-1], Fatal)
@@ -226,7 +226,7 @@ def test_a_command_that_does_not_decode_is_fatal(front_end: FrontEnd) -> None:
 
 
 def test_the_configuration_is_json(tmp_path: Path) -> None:
-    """As the supervisor writes it."""
+    """Law: the engine reads the JSON that the supervisor writes."""
     (tmp_path / "c.json").write_text('{"threads": 3}')
     assert read_config(tmp_path / "c.json").threads == 3
 
@@ -241,21 +241,21 @@ def test_the_configuration_is_json(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_configuration_is_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    """It names the key, what was given, and what is allowed."""
+    """Law: the error names the key, the given value and what is allowed."""
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         read_config(tmp_path / "c.json")
 
 
 def test_a_missing_configuration_is_a_sentence(tmp_path: Path) -> None:
-    """It names the file."""
+    """Law: the error names the file."""
     with pytest.raises(ConfigError, match="nowhere.json: No such file"):
         read_config(tmp_path / "nowhere.json")
 
 
 def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
-    """Law: each step after the command plays it, the text is the same, and the next event says so,
-    also of an idle engine."""
+    """Law: every step after the command uses the mode, the text stays the same, and the next event
+    reports the mode, even if the engine is idle."""
     script = Script(tokens_per_step=4)
     code, events = front_end.run(
         scripted(script),
@@ -274,8 +274,8 @@ def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
     assert [t for i in items if i.id == "a" for t in i.tokens] == expected_tokens([1, 2], 12)
 
 
-def test_a_draft_that_is_refused_at_once_is_told_at_once(front_end: FrontEnd) -> None:
-    """Law: also by an idle engine; and one that may not be asked for now is passed over."""
+def test_an_immediate_refusal_of_a_draft_is_reported_at_once(front_end: FrontEnd) -> None:
+    """Law: even an idle engine reports the refusal; a swap that is not possible now is ignored."""
 
     class Strict(ScriptedEngine):
         def swap_draft(self, path: str) -> None:
@@ -294,7 +294,7 @@ def test_a_draft_that_is_refused_at_once_is_told_at_once(front_end: FrontEnd) ->
 
 
 def test_a_mode_that_cannot_be_is_passed_over(front_end: FrontEnd) -> None:
-    """Law: an engine does not die of a word that the front end should not have said."""
+    """Law: an invalid mode from the front end is ignored and does not end the engine."""
 
     class Strict(ScriptedEngine):
         def set_speculation(self, mode: Mode, k: int = 0) -> None:

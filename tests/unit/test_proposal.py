@@ -46,7 +46,7 @@ def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
     assert (prefix.tokens, prefix.parents) == (TREE.tokens[:kept], TREE.parents[:kept])
 
 
-def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
+def test_a_trimmed_chain_keeps_its_confidences_and_marks() -> None:
     """Law: confidences and grammar marks stay with their nodes."""
     whole = chain([7, 8, 9], "draft_model", forced=[0, 2], confidences=[99.0, 0.5, 99.0])
     assert whole.trim(2) == chain([7, 8], "draft_model", forced=[0], confidences=[99.0, 0.5])
@@ -54,7 +54,7 @@ def test_a_trimmed_chain_keeps_what_its_guesses_are_known_by() -> None:
 
 
 class _Without:
-    """A grammar that allows every token below `size` but one."""
+    """A grammar that allows every token below `size` except one."""
 
     def __init__(self, token: int, size: int = 32) -> None:
         self._bits = np.array([(2**size - 1) ^ (1 << token)], np.uint32).view(np.uint8)
@@ -67,8 +67,8 @@ class _Without:
 
 
 def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
-    """Law: what is not allowed goes with all behind it; each other node keeps its mark and its
-    confidence."""
+    """Law: a node that is not allowed goes, with all its descendants; every other node keeps its
+    mark and its confidence."""
     tree = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree", frozenset({0, 3, 4}))
     sure = msgspec.structs.replace(tree, confidences=[0.1, 0.2, 0.3, 0.4, 0.5])
     kept = Proposal([10, 11, 12], [-1, 0, 1], "tree", frozenset({0, 2}))
@@ -82,12 +82,12 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("tokens", "parents"),
     [
-        ([1, 2], [-1]),  # as many parents as tokens
+        ([1, 2], [-1]),  # one parent for each token
         ([1, 2], [-1, 1]),  # a node is not its own parent
-        ([1, 2], [1, -1]),  # parents come first
+        ([1, 2], [1, -1]),  # parents come before their children
         ([1], [-2]),
     ],
 )
-def test_what_is_no_tree_cannot_be_made(tokens: list[int], parents: list[int]) -> None:
+def test_an_invalid_tree_cannot_be_made(tokens: list[int], parents: list[int]) -> None:
     with pytest.raises(AssertionError):
         Proposal(tokens, parents)

@@ -1,4 +1,4 @@
-"""Who guessed which text: whatever is cut, split or held back, the pieces are the choice's text."""
+"""Which proposer guessed which text: however it is cut or held back, the pieces join to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = ["draft_model", "ngram", "prediction"]
 
 
 def steps_of(tokens: list[int], rng: random.Random) -> list[list[tuple[int, str]]]:
-    """The tokens in steps, each of some guesses and one that the target drew."""
+    """Split the tokens into steps of some guesses and one token that the target drew."""
     steps, left = [], list(tokens)
     while left:
         size, source = rng.randrange(1, 5), rng.choice(SOURCES)
@@ -73,9 +73,9 @@ def read(outputs: list[Output], *, provenance: bool, **settings: Any) -> list[De
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_pieces_are_the_text(seed: int) -> None:
-    """Law: joined, the origins' texts are the choice's text (an echo excepted), one for each token
-    that has a logprobs entry, in order, each under the name of who guessed it; and asking for them
-    changes no text."""
+    """Law: the origins' texts join to the choice's text (without an echo). There is one for each
+    token with a logprobs entry, in order, under its proposer's name; asking for origins does not
+    change the text."""
     rng = random.Random(seed)
     text = "".join(rng.choice(ALPHABET) for _ in range(rng.randrange(1, 30)))
     tokens = list(text.encode())[: rng.choice([-1, -2, 1000])]
@@ -112,8 +112,8 @@ def test_the_pieces_are_the_text(seed: int) -> None:
 
 
 def test_an_origin_leaves_with_its_text() -> None:
-    """Law: what a stream has told of origins is never ahead of its text, nor behind it but for
-    text that is held back."""
+    """Law: a stream's origins are never ahead of its text, and behind it only for text that is held
+    back."""
     steps = [[(97, "ngram"), (98, "ngram"), (99, "target")], [(100, "target")]]
     deltas = read(
         outputs_of(steps, finish="length", logprobs=False, told=True),

@@ -1,4 +1,4 @@
-"""The router of Ray Serve: what it counts, and when that ends. Runs where Ray is installed."""
+"""Ray Serve's router: what counts as load, and until when. Needs Ray."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEPLOYMENT = DeploymentID("d", "a")
 
 
 def replica(name: str, *, calls: int = 0) -> Any:
-    """It has room for ten calls."""
+    """Return a replica with room for ten calls."""
 
     async def get_queue_len(*, deadline_s: float) -> int:
         return calls
@@ -40,7 +40,7 @@ async def router_of(*replicas: Any) -> AffinityRouter:
                             use_replica_queue_len_cache=True)  # fmt: skip
     router.initialize_state(bound=1.25)
     router.update_replicas(list(replicas))
-    await asyncio.sleep(0.01)  # it asks the new ones how much they have
+    await asyncio.sleep(0.01)  # it asks new replicas for their queue lengths
     return router
 
 
@@ -86,14 +86,14 @@ def test_calls_in_one_moment_see_each_other() -> None:
     assert sorted(found) == sorted([*"abcd"] * 2)
 
 
-def test_what_ended_or_was_never_sent_is_no_load() -> None:
-    """Law: whatever becomes of a call, its tokens are counted until then, and no longer."""
+def test_an_ended_or_unsent_call_is_no_load() -> None:
+    """Law: a call's tokens count until it ends, however it ends, and no longer."""
 
     async def play() -> None:
         router = await router_of(replica("a"), replica("b"))
         name = await choose(router, request(1, "x" * 900))
         assert router._loads.total() > 900 // 4
-        end(router, "b" if name == "a" else "a", 1)  # another replica had refused it
+        end(router, "b" if name == "a" else "a", 1)  # another replica had refused the call
         assert router._loads.total() > 900 // 4
         end(router, name, 1)
         assert not router._loads
@@ -120,7 +120,7 @@ def test_a_replica_without_room_for_a_call_is_passed_over_and_not_charged() -> N
     asyncio.run(play())
 
 
-def test_a_call_without_a_body_goes_where_there_is_least_to_do() -> None:
+def test_a_call_without_a_body_goes_to_the_least_loaded_replica() -> None:
     async def play() -> None:
         router = await router_of(replica("a"), replica("b"))
         busy = await choose(router, request(1, "x" * 900))

@@ -1,4 +1,4 @@
-"""Regret: the price of the choices, against the best K that never changes."""
+"""Regret: what the choices of K cost compared with the best constant K."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def test_the_best_single_k_has_none() -> None:
     assert regret_of([(1, EASY)] * 100) == pytest.approx(0.0)
 
 
-def test_a_wrong_k_costs_what_it_costs() -> None:
-    """Law: twice the time is a regret of 1."""
+def test_a_wrong_k_costs_its_extra_time() -> None:
+    """Law: taking twice the time is a regret of 1."""
     assert regret_of([(0, EASY)] * 100) == pytest.approx(1.0)
 
 
 def test_changing_at_the_right_time_beats_every_single_k() -> None:
-    """Law: the value is against the best K that never changes, so it may fall below 0."""
+    """Law: regret compares with the best constant K, so it may fall below 0."""
     steps = list(islice(cycle([(1, EASY), (0, HARD)]), 1000))
-    assert regret_of(steps) == pytest.approx(0.75 - 1, abs=0.01)  # 1.5 of 2 units, at K = 0
+    assert regret_of(steps) == pytest.approx(0.75 - 1, abs=0.01)  # 1.5 units, not 2 as at K = 0
 
 
 def test_old_steps_fade() -> None:
-    """Law: after a few memories the mistakes of before are forgotten."""
+    """Law: after a few memory lengths, earlier mistakes are forgotten."""
     assert regret_of([(0, EASY)] * 100 + [(1, EASY)] * 4000) < 0.001
 
 
 @pytest.mark.parametrize("rates", [[], [0.0], [0.0, 5.0], [3.0]])
-def test_nothing_is_made_of_no_estimates(rates: list[float]) -> None:
-    """Law: no division by zero, and a K beyond the estimates is no evidence."""
+def test_without_estimates_there_is_no_regret(rates: list[float]) -> None:
+    """Law: nothing divides by zero, and a K without an estimate is no evidence."""
     assert regret_of([(1, rates)] * 3) == 0.0
 
 

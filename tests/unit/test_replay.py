@@ -19,7 +19,7 @@ HITS = [True, True, True, False, True, False, False, True, True, True, True, Tru
 
 @dataclass
 class Script(FixedK):
-    """A controller that does as it is told, and writes down what it was told."""
+    """A controller that follows its script and records what it is told."""
 
     uses_hindsight = True
 
@@ -57,7 +57,7 @@ def request(hits: Sequence[bool] = HITS) -> Request:
 
 
 def given(*requests: Request) -> Workload:
-    """These at once, to their end."""
+    """Return a workload of these requests, all arriving at once and played to their end."""
     return Workload(requests, sum(each.length for each in requests))
 
 
@@ -69,8 +69,8 @@ def outcomes(script: Script, hits: Sequence[bool] = HITS) -> list[tuple[int, int
 
 
 def test_a_round_keeps_the_hits_up_to_the_first_miss_and_one_more_token() -> None:
-    # Positions 0-2 hit and 3 misses: four tokens; 4 hits, 5 misses: two; 6 misses; 7-10 hit and
-    # the eleventh is the target's own.
+    # Positions 0-2 hit, 3 misses: four tokens. 4 hits, 5 misses: two. 6 misses: one. 7-10 hit, and
+    # the eleventh token is the target's own.
     assert outcomes(Script(ks=[4])) == [(4, 3), (4, 1), (4, 0), (4, 4)]
 
 
@@ -79,7 +79,7 @@ def test_no_guess_is_scored_beyond_what_is_known() -> None:
 
 
 def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> None:
-    """`keeps_drafting` is asked after each forward but the last, with the confidences so far."""
+    """Law: `keeps_drafting` gets all confidences after each draft forward except the last."""
     script = Script(ks=[4], stop_at=2)
     steps = list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
     assert script.asked[:2] == [[[0.0]], [[0.0, 1.0]]]
@@ -93,9 +93,9 @@ def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> Non
     ("ks", "stop_at", "keep_at"),
     [([2], 99, 99), ([0, 0, 3, 1], 99, 99), ([4], 99, 1), ([5], 3, 2), ([0, 4], 2, 0)],
 )
-def test_every_position_is_told_once(ks: list[int], stop_at: int, keep_at: int) -> None:
-    """The law of coupling: each position but for a tail is found out exactly once, verified, left
-    out or agreed, whatever was chosen: accepted rounds, spells at 0, dropped guesses, stops."""
+def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: int) -> None:
+    """Law: each position, except for a tail, is reported exactly once (verified, left out or
+    agreed), whatever was chosen: full acceptance, spells at K = 0, dropped guesses or stops."""
     script = Script(ks=ks, stop_at=stop_at, keep_at=keep_at)
     list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
     told: list[tuple[float, bool]] = []
@@ -110,8 +110,8 @@ def test_every_position_is_told_once(ks: list[int], stop_at: int, keep_at: int) 
 
 
 def test_prompts_share_the_budget_with_guesses() -> None:
-    """Law: a prompt of 9 rows takes what one that decodes leaves of 8, each step; it samples once
-    it is through, and from then on both guess."""
+    """Law: in each step a prompt of 9 rows gets what a decoding sequence leaves of 8. It samples
+    once it is complete, and from then on guesses are made for both."""
     first, second = request(), Request(HITS, [1.0] * len(HITS), len(HITS), prompt=9, due=1)
     player = Player(FixedK(2), Roofline(), budget=8)
     steps = list(player.play(Workload([first, second], 2 * len(HITS))))
@@ -130,7 +130,7 @@ def test_the_best_k_by_phase_is_never_slower_than_one_k() -> None:
 
 
 def test_a_world_is_its_number() -> None:
-    """Common random numbers: neither the policy nor the order of play changes the text."""
+    """Law: common random numbers: neither the policy nor the order of play changes the text."""
     first, again = random_world(7), random_world(7)
     again.request(2, 5)
     assert first == again or first.phases == again.phases
@@ -139,7 +139,7 @@ def test_a_world_is_its_number() -> None:
     assert random_world(8).costs != first.costs
 
 
-def test_acceptance_of_a_world_is_what_it_was_drawn_with() -> None:
+def test_a_world_has_the_acceptance_it_was_drawn_with() -> None:
     world = World(1, Roofline(), Roofline().profile(), Text(), [PhaseSpec(0.7, 1, 1, spread=0.0)])
     hits = [hit for j in range(60) for hit in world.request(0, j).hits]
     assert sum(hits) / len(hits) == pytest.approx(0.7, abs=0.02)  # 24k positions, four sigma

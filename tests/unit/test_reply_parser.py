@@ -1,6 +1,6 @@
-"""Law: a reply's thinking, content and calls are read out of its text the same however it is cut,
-and nothing is lost. The recorded texts are as models of these families write them, by their
-documentation, templates and parsers' examples."""
+"""Law: thinking, content and calls are parsed from a reply's text the same way however it is cut,
+and nothing is lost. The recorded texts follow the models' documentation, chat templates and parser
+examples."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ HERMES = [
         '<tool_call>{"name": "add", "arguments": {"a": "}\\"{</tool_call>\\\\"}}</tool_call>',
         ("", [("add", '{"a": "}\\"{</tool_call>\\\\"}')]),
     ),
-    (  # other orders, other spaces, Llama's word for arguments, other keys
+    (  # another order, other spaces, Llama's name for arguments, extra keys
         '<tool_call>{ "id": 7 , "parameters" : {"a":1} ,"name":"add"}</tool_call>',
         ("", [("add", '{"a":1}')]),
     ),
@@ -77,24 +77,24 @@ HERMES = [
         '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>!',
         ("!", [("add", '{"a": 1}')]),
     ),
-    (  # a bracket too many, one too few, a key after the arguments
+    (  # one bracket too many, one too few, a key after the arguments
         '<tool_call>{"name": "add", "arguments": {}}}</tool_call>'
         '<tool_call>{"name": "add", "arguments": {}</tool_call>'
         '<tool_call>{"name": "add", "arguments": {}, "id": "x"}</tool_call>',
         ("", [("add", "{}")] * 3),
     ),
-    (  # the end of the reply within a call
+    (  # the reply ends within a call
         '<tool_call>{"name": "add", "arguments": {"a": "unfin',
         ("", [("add", '{"a": "unfin')]),
     ),
     ('<tool_call>{"name": "ad', ('<tool_call>{"name": "ad', [])),
     ("a <tool", ("a <tool", [])),
-    (  # half a tag behind a call was to close it
+    (  # half a closing tag behind a call is not content
         'a <tool_call>{"name": "add", "arguments": {}}\n</tool_',
         ("a", [("add", "{}")]),
     ),
     ("a </tool_call> b", ("a </tool_call> b", [])),
-    (  # a function that is not on offer is no call
+    (  # a function that is not offered is no call
         ' <tool_call>{"name": "rm", "arguments": {}}</tool_call>\n',
         (' <tool_call>{"name": "rm", "arguments": {}}</tool_call>\n', []),
     ),
@@ -175,7 +175,7 @@ TAGS = [
         "</function>\n</tool_call>",
         ("", "I look.", [ROME]),
     ),
-    (  # types by the schema, Python's constants, a reference; code stays as it is
+    (  # types from the schema, Python's constants, a reference; code is unchanged
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nif a < b:\n    </p>\n\n</parameter>"
         "\n<parameter=days>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
         '<parameter=unit>\nnull\n</parameter>\n<parameter=near>\n["a", "b"]\n</parameter>\n'
@@ -185,13 +185,13 @@ TAGS = [
                    '{"city": "if a < b:\\n    </p>\\n", "days": 3, "exact": true, "unit": null,'
                    ' "near": ["a", "b"], "at": {"x": 1}, "any": 1.5, "more": "7"}')]),
     ),
-    (  # what is not of its type is a string, and NaN is no JSON
+    (  # a value not of its type becomes a string, and NaN is not JSON
         "<tool_call><function=get_weather><parameter=days>three</parameter><parameter=any>NaN"
         "</parameter><parameter=unit>5</parameter><parameter=city></parameter></function>"
         "</tool_call>",
         ("", "", [("get_weather", '{"days": "three", "any": "NaN", "unit": "5", "city": ""}')]),
     ),
-    (  # without the outer tag, two in a row
+    (  # no outer tag, then two calls in a row
         "<function=get_time>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n"
         "</function>\n</tool_call>",
         ("", "", [NOW, NOW]),
@@ -218,7 +218,7 @@ CHANNELS = [
         '{"city": "Rome"}',
         ("", "", [ROME]),
     ),
-    (  # a preamble is content, thinking may come again
+    (  # a preamble is content, and thinking may resume
         "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>commentary"
         "<|message|>I look.<|end|><|start|>assistant<|channel|>analysis<|message|>Two.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>It <b> is\n warm.<|return|>",
@@ -232,7 +232,7 @@ CHANNELS = [
     ("<|channel|>commentary to=functions.get_time<|message|><|call|>", ("", "", [NOW])),
 ]
 HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-THOUGHT = [  # with what was told of the prompt
+THOUGHT = [  # with the thinking state at the end of the prompt
     (PlainParser, MAY, "<think>\nHm.\n</think>\n\nHi.\n", ("Hm.", "Hi.\n", [])),
     (PlainParser, MAY, "<think>\n\n</think>\n\nHi.", ("", "Hi.", [])),
     (PlainParser, MAY, " Hi. <think>no</think>", ("", " Hi. <think>no</think>", [])),
@@ -272,10 +272,10 @@ def cut(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("parser", "thinking", "text", "expected"), CASES)
-def test_what_is_read(
+def test_replies_are_parsed_the_same_however_they_are_cut(
     parser: type[ReplyParser], thinking: Thinking | None, text: str, expected: Read
 ) -> None:
-    """The whole at once, one character at a time, and cut anywhere: always the same."""
+    """Law: a text parses the same whole, one character at a time, and cut anywhere."""
     cuts = [[text], list(text), *(cut(text, seed) for seed in range(50))]
     for pieces in cuts:
         assert read(parser(OFFERED, thinking=thinking), pieces) == expected
@@ -298,9 +298,9 @@ OF_ALL = [
 @pytest.mark.parametrize(
     ("parser", "thinking"), dict.fromkeys((parser, thinking) for parser, thinking, _, _ in CASES)
 )
-def test_any_text_cut_anyhow(parser: type[ReplyParser], thinking: Thinking | None) -> None:
-    """Law: pieces are a function of the text alone, for nonsense as well as for calls, and without
-    a call or thinking all of it is content."""
+def test_any_text_can_be_cut_anywhere(parser: type[ReplyParser], thinking: Thinking | None) -> None:
+    """Law: pieces depend on the text alone, for nonsense as well as for calls; without a call or
+    thinking, all of it is content."""
     is_object = parser in (HermesParser, LlamaParser) and thinking is None
     words, num_calls = OF_OBJECTS if is_object else OF_ALL, 0
     for seed in range(1500 if is_object else 400):
@@ -316,7 +316,7 @@ def test_any_text_cut_anyhow(parser: type[ReplyParser], thinking: Thinking | Non
 
 
 def test_a_string_between_tags_streams() -> None:
-    """A file that is written by a call must not be held back until it is complete."""
+    """Law: a file written by a call is not held back until it is complete."""
     parser, told = TagParser(OFFERED), list[str]()
     parser.push("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
     for word in ("once ", 'upon "a', "\ttime", "\n</parameter>\n</function>"):
@@ -337,13 +337,13 @@ def test_a_string_between_tags_streams() -> None:
 def test_markers_that_leave_no_text_are_never_shown(
     parser: type[ReplyParser], text: str, left: str
 ) -> None:
-    """They are shown to the parser only; what it does not take as a mark it must not tell."""
+    """Law: hidden markers reach only the parser; those it does not consume are not passed on."""
     hidden = [*MARKS, LlamaParser.TAG, "<tool_call>", "</tool_call>"]
     assert read(parser(OFFERED, hidden=hidden), list(text)) == ("", left, [])
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    """A long argument must not be held back until its end."""
+    """Law: a long argument is not held back until its end."""
     parser = HermesParser(OFFERED)
     begun = parser.push('<tool_call>{"name": "add", "arguments": {"a": "')
     assert begun == [Piece("", 0, "add"), Piece('{"a": "', 0)]
@@ -355,14 +355,14 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_content_that_may_become_a_tag_waits_and_no_longer() -> None:
-    """Half a tag is held, the rest of the text is not; a tag that is none comes late."""
+    """Law: only half a tag is held back, and it is released once it turns out to be none."""
     parser = HermesParser(OFFERED)
     assert parser.push("one <tool") == [Piece("one")]
     assert parser.push("s> two") == [Piece(" <tools> two")]
 
 
 def test_a_long_reply_is_read_in_linear_time() -> None:
-    """Held text was once searched again for every piece: a minute for what must be instant."""
+    """Bug: held text was searched again for every piece, which took a minute."""
     arguments = json.dumps({"a": ["x" * 50] * 4000})
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
     late = f'<tool_call>{{"arguments": {arguments}, "name": "add"}}</tool_call>'

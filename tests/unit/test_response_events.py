@@ -1,4 +1,4 @@
-"""Law of a Response's events, over replies made up at random and cut into chunks at random."""
+"""Laws of a Response's events, over random replies cut into random chunks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None
 
 
 def chunks(sayings: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
-    """Chat chunks of a reply: text, thinking and calls, an entry of logprobs for each piece of
-    text."""
+    """Return chat chunks of a reply (text, thinking and calls), with one logprobs entry for each
+    piece of text."""
     made: list[Choice] = []
     calls = 0
     for said in sayings:
@@ -75,7 +75,7 @@ def events_of(
 def test_events_come_in_order_and_tell_the_response(
     sayings: list[Any], finish: str, logprobs: bool
 ) -> None:
-    """Whatever is said: text, calls, nothing at all."""
+    """Law: events come in order and add up to the Response, whatever its output, even none."""
     made = chunks(sayings, finish, logprobs=logprobs)
     calls = [said for said in sayings if said[0] == "call"]
     response = told(events_of(made, with_logprobs=logprobs))
@@ -96,7 +96,7 @@ def test_events_come_in_order_and_tell_the_response(
 
 @given(sayings=SAYINGS, finish=FINISH, data=st.data())
 def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.DataObject) -> None:
-    """The open item never gets its done events, and the Response says how far it came."""
+    """Law: the open item gets no done events, and the Response holds what had arrived."""
     made = chunks(sayings, finish, logprobs=False)
     cut = data.draw(st.integers(0, len(made) - 1))
     *before, last = events_of(made, cut=cut)
@@ -119,7 +119,7 @@ def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.D
 def test_how_a_reply_is_cut_into_chunks_does_not_matter(
     sayings: list[Any], finish: str, sizes: list[int]
 ) -> None:
-    """Log-probabilities that arrive before their text, as held-back text makes them, end in the
+    """Law: log-probabilities that arrive before their text, as with held-back text, end up in the
     same places."""
     made = chunks(sayings, finish, logprobs=True)
     early, step = [], itertools.cycle(sizes)

@@ -1,4 +1,4 @@
-"""How many replicas the tokens need."""
+"""How many replicas the queued tokens need."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from server.replicas.scaling import ByTokens, Gauge, Load, wanted
         ([Load(0, 5, 0)] * 3, 3),
         ([Load(0, 0, 0)] * 3, 1),  # idle from the start
         ([], 0),
-        ([Load(0, 1000, 1000)], 1),  # full, and nothing waits
+        ([Load(0, 1000, 1000)], 1),  # full, but nothing waits
         ([Load(1900, 1000, 1000)], 1),
-        ([Load(2100, 1000, 1000)], 3),  # 1000 a second, and 2100 within two of them
+        ([Load(2100, 1000, 1000)], 3),  # 1000 tokens/s, so two seconds do not suffice for 2100
         ([Load(9000, 1000, 1000)], 6),
-        ([Load(5000, 1000, 1000), Load(0, 0, 0)], 4),  # as fast as the fastest
+        ([Load(5000, 1000, 1000), Load(0, 0, 0)], 4),  # each counts as fast as the fastest
         ([Load(0, 700, 1000), Load(0, 700, 1000)], 2),
         ([Load(0, 300, 1000), Load(0, 300, 1000)], 1),
         ([Load(0, 0, 1000)] * 4, 1),
@@ -29,20 +29,20 @@ from server.replicas.scaling import ByTokens, Gauge, Load, wanted
     ],
 )
 def test_replicas_follow_the_tokens(loads: list[Load], expected: int) -> None:
-    """Law: more where what waits takes longer than two seconds, fewer where the rest does all that
-    is asked for and has a fifth to spare."""
+    """Law: add replicas if the queue takes longer than two seconds; remove some if the rest can
+    carry the load with a fifth to spare."""
     count = len(loads)
     assert wanted(loads, running=count, target=count, seconds=2.0) == expected
 
 
 def test_a_replica_that_starts_is_waited_for() -> None:
-    """Law: what made it wanted has not to last until it runs, as long as the others are full."""
+    """Law: a starting replica stays wanted while the others are full, even if the queue shrinks."""
     assert wanted([Load(100, 1000, 1000)], running=1, target=2, seconds=2.0) == 2
     assert wanted([Load(0, 100, 1000)], running=1, target=2, seconds=2.0) == 1
 
 
-def test_the_policy_reads_what_replicas_told() -> None:
-    """Law: replicas that told nothing yet count as replicas, and as nothing else."""
+def test_the_policy_reads_the_replicas_reports() -> None:
+    """Law: replicas that have not reported yet count as replicas, but not as load or capacity."""
     told = {"queued": {"a": 5000.0}, "rate": {"a": 1000.0}, "capacity": {"a": 1000.0}}
     context = SimpleNamespace(
         aggregated_metrics=told, current_num_replicas=2, target_num_replicas=2, policy_state={}
@@ -53,8 +53,8 @@ def test_the_policy_reads_what_replicas_told() -> None:
 
 
 def test_a_request_that_waits_counts_as_long_as_those_before() -> None:
-    """Law: short prompts of long replies are not taken for little work, nor long prompts for
-    less than they are."""
+    """Law: a waiting request counts with the work of earlier ones, so short prompts with long
+    replies are not little work, and at least with its own prompt."""
     gauge = Gauge()
     load = gauge.read((1000.0, 10.0, 2.0), waiting=3, prompt_tokens=12)
     assert (load.queued, load.capacity) == (300.0, 500.0)

@@ -1,4 +1,4 @@
-"""The scheduler: who runs, what is clipped, what gives way, and that everyone ends once."""
+"""The scheduler: who runs, how K is clipped, who is preempted, and that each request ends once."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def scheduler_of(
 
 
 def k_of(k: int) -> Callable[[Sequence], int]:
-    """So many guesses for every sequence."""
+    """Return a function that gives every sequence `k` guesses."""
     return lambda seq: k
 
 
 def run(scheduler: Scheduler, plan: StepPlan, *, accepted: int = 0) -> None:
-    """Commit a plan: every sampling chunk keeps `accepted` guesses (if it had them) and a token."""
+    """Commit a plan: every sampling chunk keeps up to `accepted` guesses, plus one token."""
     for chunk in plan.chunks:
         if chunk.samples:
             kept = min(accepted, chunk.k)
@@ -91,7 +91,7 @@ def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end() -> None:
 
 
 def test_decoding_comes_before_prompts() -> None:
-    """A long prompt may not starve those that stream."""
+    """Law: a long prompt does not starve decoding sequences."""
     scheduler = scheduler_of(budget=8)
     scheduler.add(sequence("a", [1]))
     run(scheduler, scheduler.schedule(k_of(0)))
@@ -103,7 +103,7 @@ def test_decoding_comes_before_prompts() -> None:
 
 
 def test_guesses_do_not_starve_prompts() -> None:
-    """While a prompt waits, guesses leave it a quarter of the rows."""
+    """Law: while a prompt waits, guesses leave it a quarter of the rows."""
     scheduler = scheduler_of(budget=16)
     for name in "abcd":
         scheduler.add(sequence(name, [ord(name)], max_tokens=50))
@@ -125,8 +125,8 @@ def test_rows_that_one_sequence_leaves_go_to_the_next() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "k"), [(1, 0), (2, 1), (5, 4), (9, 6)])
-def test_k_never_exceeds_what_may_be_kept(max_tokens: int, k: int) -> None:
-    """The last token is always the target's own, so at most `remaining - 1` guesses can be kept."""
+def test_k_never_exceeds_the_tokens_that_can_be_kept(max_tokens: int, k: int) -> None:
+    """Law: the last token is always the target's, so at most `remaining - 1` guesses are kept."""
     scheduler = scheduler_of()
     scheduler.add(sequence("a", [1, 2], max_tokens=max_tokens))
     assert scheduler.schedule(k_of(6)).chunks[0].k == k
@@ -148,12 +148,12 @@ def test_k_shrinks_before_anyone_is_preempted() -> None:
     run(scheduler, scheduler.schedule(k_of(0)))
     plan = scheduler.schedule(k_of(8))
     assert not plan.preempted
-    # a: 7 tokens in 2 blocks, 5 more positions in the fourth block; b: 4 tokens in its only block.
+    # a: 7 tokens in 2 blocks, 5 more positions up to the fourth block; b: 4 tokens in its block.
     assert shape(plan) == [("a", 6, 1, 5), ("b", 3, 1, 0)]
 
 
 def test_the_youngest_gives_way_and_comes_back_first() -> None:
-    """A preempted sequence waits at the head and finds its prefix in the cache again."""
+    """Law: a preempted sequence waits at the head and finds its prefix in the prefix cache."""
     scheduler = scheduler_of(blocks=5)
     young, queued = sequence("b", [2] * 7, max_tokens=9), sequence("c", [3] * 12)
     scheduler.add(sequence("a", [1] * 7, max_tokens=10))
@@ -175,7 +175,7 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
 
 
 def test_a_lower_priority_number_is_served_earlier() -> None:
-    """By priority, and in the order of arrival among equals; negative ones are allowed."""
+    """Law: admission is by priority, then by arrival; negative priorities are allowed."""
     scheduler = scheduler_of(sequences=2)
     for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1), ("f", 5)):
         scheduler.add(sequence(name, [ord(name)], max_tokens=1, priority=priority))
@@ -189,7 +189,7 @@ def test_a_lower_priority_number_is_served_earlier() -> None:
 
 
 def test_the_least_important_gives_way_even_if_it_came_first() -> None:
-    """And it comes back before others of its priority, behind those that matter more."""
+    """Law: it resumes before others of its priority and after those of higher priority."""
     scheduler = scheduler_of(blocks=5)
     low = sequence("a", [1] * 7, max_tokens=10, priority=3)
     scheduler.add(low)
@@ -208,7 +208,7 @@ def test_the_least_important_gives_way_even_if_it_came_first() -> None:
 
 @pytest.mark.parametrize("length", [1, 10, 20])
 def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
-    """max_tokens 0: no guesses behind it, and it may fill the model's length."""
+    """Law: with max_tokens 0 there are no guesses, and the prompt may fill the model's length."""
     scheduler = scheduler_of(budget=8, max_model_len=20)
     seq = sequence("a", list(range(length)), max_tokens=0)
     scheduler.add(seq)
@@ -222,7 +222,7 @@ def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
 
 
 def test_a_sequence_that_can_never_fit_still_ends() -> None:
-    """Alone in a small pool it runs until the pool is full, and then has no room left."""
+    """Law: alone in a small pool, a sequence runs until the pool is full, then has no room left."""
     scheduler = scheduler_of(blocks=3)
     seq = sequence("a", [1] * 5, max_tokens=1000)
     scheduler.add(seq)
@@ -244,7 +244,7 @@ def test_admission_waits_for_the_whole_prompt() -> None:
 
 
 def test_admission_leaves_a_block_for_each_that_runs() -> None:
-    """Else the newcomer would be thrown out again by the next token of somebody older."""
+    """Law: without that block, an older sequence's next token would preempt the newcomer."""
     scheduler = scheduler_of(blocks=4)
     scheduler.add(sequence("a", [1] * 3, max_tokens=50))
     run(scheduler, scheduler.schedule(k_of(0)))
@@ -256,7 +256,7 @@ def test_admission_leaves_a_block_for_each_that_runs() -> None:
 
 
 def test_copies_of_one_prompt_share_its_blocks_in_the_same_step() -> None:
-    """What makes n > 1 cheap: blocks are published when planned."""
+    """Law: blocks are published when planned, which makes n > 1 cheap."""
     scheduler = scheduler_of(budget=64)
     for name in "abc":
         scheduler.add(sequence(name, list(range(18))))
@@ -279,7 +279,7 @@ def test_prompt_logprobs_compute_every_row() -> None:
 
 
 def test_generated_blocks_are_shared_too() -> None:
-    """The next turn of a conversation finds the reply in the cache."""
+    """Law: the next turn of a conversation finds the reply in the prefix cache."""
     scheduler = scheduler_of()
     seq = sequence("a", [1, 2, 3], max_tokens=10)
     scheduler.add(seq)
@@ -305,7 +305,7 @@ def test_a_hit_counts_for_the_drafter_only_where_its_plane_was_filled() -> None:
 
 
 def test_rejected_positions_are_not_valid_for_the_drafter() -> None:
-    """Without a word from the caller, the proposer's own count is cut at what was accepted."""
+    """Law: unless the caller sets it, the draft's own count is cut at what was accepted."""
     scheduler = scheduler_of()
     seq = sequence("a", [1, 2, 3])
     scheduler.add(seq)
@@ -324,7 +324,7 @@ def test_unused_blocks_go_back_at_commit() -> None:
     assert scheduler.pool.num_used == 1
 
 
-def test_abort_ends_waiting_and_running_and_ignores_strangers() -> None:
+def test_abort_ends_waiting_and_running_and_ignores_unknown_ids() -> None:
     scheduler = scheduler_of(sequences=1)
     for name in "ab":
         scheduler.add(sequence(name, [1, 2, 3]))
@@ -337,7 +337,7 @@ def test_abort_ends_waiting_and_running_and_ignores_strangers() -> None:
 
 
 def test_more_sequences_than_rows_take_turns_by_admission() -> None:
-    """Each running sequence gets a row in every step, so no more run than there are rows."""
+    """Law: each running sequence gets a row in every step, so no more run than there are rows."""
     scheduler = scheduler_of(budget=3, sequences=8)
     for name in "abcde":
         scheduler.add(sequence(name, [ord(name)], max_tokens=2))
@@ -347,7 +347,7 @@ def test_more_sequences_than_rows_take_turns_by_admission() -> None:
 
 
 class Walk:
-    """Random operations on one scheduler, and what must hold after each."""
+    """Random operations on one scheduler, and the invariants after each."""
 
     def __init__(
         self,
@@ -368,10 +368,10 @@ class Walk:
         self.ended: Counter[str] = Counter()
         self.were_passed = False
         self.num_added = self.num_preempted = self.num_cached = 0
-        self.kv = [[-1] * SIZE for _ in range(blocks)]  # whose key lies in each slot
+        self.kv = [[-1] * SIZE for _ in range(blocks)]  # the token whose key is in each slot
 
     def add(self) -> None:
-        """A prompt that often begins like another one's, and sometimes wants more than fits."""
+        """Add a prompt that often shares a prefix with others and may need too many blocks."""
         length = self.random.randint(1, 30)
         shared = self.random.randint(0, length)
         family = self.random.randint(0, 2)
@@ -405,8 +405,8 @@ class Walk:
             self.commit(chunk)
 
     def check(self, plan: StepPlan, decoding: list[Sequence]) -> None:
-        """Budget; one writer per block; reads are covered; decoding is never passed over, but for
-        one step of another tenant's that has just come."""
+        """Check that the budget holds, each block has one writer, reads are covered, and decoding
+        is skipped only for one step of another tenant's newly admitted sequence."""
         assert plan.num_tokens <= self.budget
         self.num_preempted += len(plan.preempted)
         planned = [c.seq for c in plan.chunks]
@@ -435,7 +435,7 @@ class Walk:
             self.kv[seq.blocks[position // SIZE]][position % SIZE] = token
 
     def forward(self, plan: StepPlan) -> None:
-        """As a layer does: all write, guesses included, then each reads all that it has."""
+        """Act as a layer: all chunks write their keys, guesses too, then each reads its own."""
         for chunk in plan.chunks:
             self.write(chunk.seq, chunk.start, chunk.seq.tokens[chunk.start : chunk.end])
             self.write(chunk.seq, chunk.end, [-2] * chunk.k)
@@ -489,9 +489,9 @@ class Walk:
 def test_ten_thousand_random_operations(
     blocks: int, budget: int, prefix_caching: bool, num_tenants: int
 ) -> None:
-    """After each one the pool balances, no block has two writers, the budget holds and everyone
-    reads its own tokens' keys; in the end every request has ended exactly once and every block is
-    back."""
+    """Law: after each operation the pool balances, no block has two writers, the budget holds and
+    each sequence reads its own keys; in the end every request has ended exactly once and every
+    block is free."""
     walk = Walk(
         blocks + budget, blocks=blocks, budget=budget, prefix_caching=prefix_caching,
         num_tenants=num_tenants,
@@ -506,8 +506,8 @@ def test_ten_thousand_random_operations(
 
 
 def test_two_pools_of_one_memory_keep_out_of_each_others_blocks() -> None:
-    """Law: where blocks of one memory belong to two pools in turns, each balances over its own and
-    everyone reads its own tokens' keys, whatever the other one does."""
+    """Law: if two pools own alternating blocks of one memory, each balances over its own blocks,
+    and every sequence reads its own keys, whatever the other pool does."""
     owned = [[block for block in range(20) if block // 3 % 2 == turn] for turn in range(2)]
     assert [len(own) for own in owned] == [11, 9]
     walks = [Walk(seed, blocks=20, budget=16, own=own) for seed, own in enumerate(owned)]

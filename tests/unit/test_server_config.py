@@ -28,7 +28,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_defaults_serve_the_built_in_pair() -> None:
-    """Law: no file, no flags: the built-in pair on localhost, adaptive."""
+    """Law: without file and flags, the built-in pair runs on localhost with adaptive K."""
     config = load_config(None)
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
     assert config.model_names[0] == "foredraft-demo"
@@ -40,7 +40,7 @@ def test_defaults_serve_the_built_in_pair() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_configs_load(path: Path) -> None:
-    """Law: every file in configs/ is valid, and both ways to choose K work on top of it."""
+    """Law: every file in configs/ is valid, and fixed and adaptive K both work on top of it."""
     assert load_config(path).server.port == 8000
     fixed = load_config(path, ["speculation.controller.k=4"]).engine.speculation
     assert fixed.controller == FixedConfig(k=4)
@@ -50,7 +50,7 @@ def test_shipped_configs_load(path: Path) -> None:
 
 
 def test_there_are_configs_to_load() -> None:
-    """The glob above must not be empty by mistake."""
+    """Bug: the glob above matches nothing, so no config is tested."""
     assert {path.stem for path in CONFIGS} >= {
         "demo",
         "draft-pair",
@@ -61,7 +61,7 @@ def test_there_are_configs_to_load() -> None:
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
-    """Law: command line over environment over file over default, key by key."""
+    """Law: key by key, the command line overrides environment, file and default, in that order."""
     path = written(tmp_path, "[server]\nport = 1\nhost = 'a'\nlog_level = 'debug'\n")
     env = {"FOREDRAFT__SERVER__PORT": "2", "FOREDRAFT__SERVER__HOST": "b", "OTHER": "x"}
     config = load_config(path, ["server.port=3"], env)
@@ -71,13 +71,13 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 
 def test_empty_variable_is_unset() -> None:
-    """Bug to avoid: compose files pass unset variables as empty strings."""
+    """Bug: compose files pass unset variables as empty strings."""
     assert load_config(None, [], {"FOREDRAFT__SERVER__PORT": ""}).server.port == 8000
 
 
 @pytest.mark.parametrize("name", ["API_KEY", "ADMIN_KEY"])
-def test_an_empty_key_is_no_open_door(name: str) -> None:
-    """Bug: a secret that was mounted empty started a server for everybody, in silence."""
+def test_an_empty_key_does_not_turn_off_authentication(name: str) -> None:
+    """Bug: with a secret mounted as an empty file, the server silently started without a key."""
     with pytest.raises(
         ConfigError, match=f"server.{name.lower()} is not allowed: a key must consist"
     ):
@@ -91,7 +91,7 @@ def test_a_certificate_without_its_key_is_refused() -> None:
 
 @pytest.mark.parametrize("given", ["proxy.local", "10.0.0.1/8", ""])
 def test_a_trusted_proxy_is_an_address(given: str) -> None:
-    """Law: a name would be trusted by whatever resolves it, so it is refused in words."""
+    """Law: a host name is refused, because it would be trusted by whatever it resolves to."""
     with pytest.raises(ConfigError, match="a proxy is an address like"):
         load_config(None, [f"server.trusted_proxies=['{given}']"])
 
@@ -108,12 +108,12 @@ def test_a_trusted_proxy_is_an_address(given: str) -> None:
     ],
 )
 def test_values_are_toml_and_bare_words_are_strings(text: str, value: str) -> None:
-    """Law: `--set` takes TOML values; what is not TOML is a string."""
+    """Law: `--set` takes TOML values; anything that is not TOML is a string."""
     assert load_config(None, [f"server.served_model_name={text}"]).model_names[0] == value
 
 
 def test_one_name_or_a_list_of_names() -> None:
-    """Law: a list gives the one model several names, each counted once."""
+    """Law: a list gives the model several names, without duplicates."""
     names = load_config(None, ['server.served_model_name=["a", "b", "a"]']).model_names
     assert names == ("a", "b")
     assert load_config(None, ["server.served_model_name=a"]).model_names == ("a",)
@@ -121,7 +121,7 @@ def test_one_name_or_a_list_of_names() -> None:
 
 
 def test_typed_values() -> None:
-    """Law: booleans, numbers and inline tables arrive typed."""
+    """Law: booleans, numbers and inline tables keep their types."""
     config = load_config(
         None,
         [
@@ -138,7 +138,7 @@ def test_typed_values() -> None:
 
 
 def test_another_kind_replaces_the_table(tmp_path: Path) -> None:
-    """Law: a later layer may switch the variant; keys of the earlier one do not linger."""
+    """Law: a later layer may change the kind, and no key of the earlier kind remains."""
     path = written(
         tmp_path,
         "[speculation.controller]\nkind='adaptive'\nk_max=3\n"
@@ -155,7 +155,7 @@ def test_another_kind_replaces_the_table(tmp_path: Path) -> None:
 
 
 def test_default_kind_is_a_kind() -> None:
-    """Bug to avoid: naming the default kind later must not drop keys set before."""
+    """Bug: naming the default kind in a later layer dropped the keys set before."""
     overrides = ["speculation.proposer.dtype=float32", "speculation.proposer.kind=draft_model"]
     assert load_config(None, overrides).engine.speculation.proposer == DraftModelConfig(
         dtype="float32"
@@ -163,7 +163,7 @@ def test_default_kind_is_a_kind() -> None:
 
 
 def test_target_without_draft_gets_ngram_and_a_note() -> None:
-    """Law: the built-in draft fits the built-in target only; the choice made instead is told."""
+    """Law: the built-in draft fits only the built-in target; a note names n-gram instead."""
     config = load_config(None, ["target.path=org/model-7b"])
     assert config.engine.speculation.proposer == NgramConfig()
     assert config.model_names[0] == "model-7b"
@@ -174,7 +174,7 @@ def test_target_without_draft_gets_ngram_and_a_note() -> None:
 
 
 def test_model_name_of_a_folder() -> None:
-    """Law: the last part of the path, whatever slashes end it."""
+    """Law: the name is the last part of the path, without trailing slashes."""
     assert load_config(None, ["target.path=/models/tiny/"]).model_names[0] == "tiny"
 
 
@@ -211,20 +211,20 @@ def test_model_name_of_a_folder() -> None:
     ],
 )
 def test_mistakes_name_key_given_and_allowed(override: str, parts: list[str]) -> None:
-    """Law: one sentence with the key, what was given, and what is allowed."""
+    """Law: the error is one sentence with the key, the given value and what is allowed."""
     sentence = refusal(override)
     for part in parts:
         assert part in sentence
 
 
 def test_environment_mistakes_are_named() -> None:
-    """Law: the environment is refused like a file."""
+    """Law: mistakes in the environment are refused as in a file."""
     assert "unknown key foo;" in refusal(env={"FOREDRAFT__FOO__BAR": "1"})
     assert "FOREDRAFT__" in refusal(env={"FOREDRAFT__": "1"})
 
 
-def test_a_higher_layer_does_not_hide_what_is_no_table(tmp_path: Path) -> None:
-    """`server = 5` passed unnoticed as soon as --port was given."""
+def test_a_higher_layer_does_not_hide_a_value_in_place_of_a_table(tmp_path: Path) -> None:
+    """Bug: `server = 5` passed unnoticed if --port was given."""
     path = written(tmp_path, "server = 5\n")
     with pytest.raises(ConfigError, match="server = 5 is not allowed: it must be a table"):
         load_config(path, ["server.port=1"])
@@ -233,7 +233,7 @@ def test_a_higher_layer_does_not_hide_what_is_no_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["server.api_key", "server.admin_key"])
 @pytest.mark.parametrize("value", ["12345678", '["s3cret"]'])
 def test_the_key_is_never_shown(key: str, value: str) -> None:
-    """Law: a key appears neither in a sentence nor in a repr."""
+    """Law: a key appears neither in an error nor in a repr."""
     sentence = refusal(f"{key}={value}")
     assert key in sentence
     assert "123" not in sentence
@@ -242,12 +242,12 @@ def test_the_key_is_never_shown(key: str, value: str) -> None:
 
 
 def test_long_values_are_cut() -> None:
-    """Law: a sentence stays a sentence."""
+    """Law: a long value does not make a long error."""
     assert len(refusal("server.port=" + "x" * 5000)) < 300
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """Law: a missing file, a folder, bad TOML and bad UTF-8 are sentences too."""
+    """Law: a missing file, a folder, bad TOML and bad UTF-8 are one-sentence errors as well."""
     assert "No such file" in refusal(path=tmp_path / "none.toml")
     assert "cannot read" in refusal(path=tmp_path)
     assert "not valid TOML" in refusal(path=written(tmp_path, "[server\n"))
@@ -258,7 +258,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["speculation = 3", "[speculation]\ncontroller = 3", "target = 1"])
 def test_tables_of_the_wrong_shape(tmp_path: Path, text: str) -> None:
-    """Law: a value where a table belongs is a sentence, never a traceback."""
+    """Law: a value in place of a table is a one-sentence error, not a traceback."""
     assert "must be a table" in refusal(path=written(tmp_path, text))
 
 
@@ -266,8 +266,8 @@ MEDUSA = "[speculation.proposer]\nkind = 'medusa'\npath = 'demo'\n"
 
 
 def test_a_key_that_the_kind_has_stays_with_it(tmp_path: Path) -> None:
-    """Bug: `path` was read as a draft model's whatever the kind, so that no other heads than the
-    built-in ones could be named over a preset."""
+    """Bug: `path` was read as a draft model's for every kind, so only the built-in heads could be
+    used on top of a preset."""
     (tmp_path / "medusa.toml").write_text(MEDUSA)
     said = ["speculation.proposer.path=heads", "speculation.proposer.heads=2"]
     found = load_config(tmp_path / "medusa.toml", said).engine.speculation.proposer
@@ -291,7 +291,7 @@ def test_a_key_that_the_kind_has_stays_with_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_of_another_kind_is_refused(kind: str, key: str, of: str) -> None:
-    """Bug: it silently made another proposer serve than the one that was named."""
+    """Bug: the key silently selected another proposer than the one that was named."""
     with pytest.raises(ConfigError) as refused:
         load_config(None, [f"speculation.proposer.{key}", f"speculation.proposer.kind={kind}"])
     name = key.partition("=")[0]
@@ -301,7 +301,7 @@ def test_a_key_of_another_kind_is_refused(kind: str, key: str, of: str) -> None:
 
 @pytest.mark.parametrize("key", ["server.api_key", "server.admin_key"])
 def test_a_mounted_secret_keeps_no_line_end(key: str) -> None:
-    """Bug: no client could send the key that a file with a line end gave."""
+    """Bug: a key from a file kept its line end, so no client could send it."""
     name = key.partition(".")[2]
     environment = {f"FOREDRAFT__SERVER__{name.upper()}": " s3cret\n"}
     assert getattr(load_config(None, [], environment).server, name) == "s3cret"
@@ -309,7 +309,7 @@ def test_a_mounted_secret_keeps_no_line_end(key: str) -> None:
 
 @pytest.mark.parametrize("bad", ["a\nb", "schl\u00fcssel", "\u2028", " "])
 def test_a_key_that_no_header_can_hold_is_refused(bad: str) -> None:
-    """Law: at the start, and without showing it."""
+    """Law: the server refuses the key at the start, without showing it."""
     with pytest.raises(ConfigError, match=r"server.api_key .*ASCII") as error:
         load_config(None, [f"server.api_key={json.dumps(bad)}"])
     assert bad.strip() == "" or bad not in str(error.value)
@@ -317,7 +317,7 @@ def test_a_key_that_no_header_can_hold_is_refused(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["app.example", "https://app.example/", "https://"])
 def test_an_origin_has_a_scheme_and_no_path(bad: str) -> None:
-    """Law: as browsers write it, so that it can be equal."""
+    """Law: an origin is written as browsers send it, since the two are compared for equality."""
     with pytest.raises(ConfigError, match="https://app.example:8443"):
         load_config(None, [f'server.cors_origins=["{bad}"]'])
 
@@ -332,7 +332,7 @@ def test_an_origin_has_a_scheme_and_no_path(bad: str) -> None:
 def test_no_secret_is_shown_where_a_table_is_wrong(
     tmp_path: Path, text: str, override: str | None
 ) -> None:
-    """Bug: what was wrong was quoted whole, a key in it too."""
+    """Bug: the error quoted the whole wrong table, including a key."""
     path = tmp_path / "foredraft.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="is not allowed") as error:

@@ -1,4 +1,4 @@
-"""SpeculationLog: what is worth a line in the log."""
+"""SpeculationLog: which changes deserve a log line."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) -> None:
-    """Law: a line when guesses begin or end to pay; none for another K, none for experiments."""
+def test_on_and_off_are_logged_but_not_each_k(log: pytest.LogCaptureFixture) -> None:
+    """Law: a line says when guesses start or stop paying; another K or an experiment gives none."""
     clock = Clock()
     regimes = SpeculationLog(clock)
     regimes.observe(Estimates())  # before the first step
@@ -53,8 +53,8 @@ def test_on_and_off_are_said_and_each_k_is_not(log: pytest.LogCaptureFixture) ->
 def test_flapping_is_one_line_a_minute(
     log: pytest.LogCaptureFixture, changes: int, word: str
 ) -> None:
-    """Bug: a flapping controller was a line every ten seconds, and none when it was back where it
-    began. Law: one line a minute says how often, and what it is now."""
+    """Bug: a flapping controller logged a line every ten seconds, and none once it was back in its
+    first state. Law: one line a minute has the number of changes and the current state."""
     clock = Clock()
     regimes = SpeculationLog(clock)
     for change in range(changes + 1):
@@ -68,8 +68,8 @@ def test_flapping_is_one_line_a_minute(
 
 
 def test_a_line_does_not_contradict_itself(log: pytest.LogCaptureFixture) -> None:
-    """Bug: `off: ... expected speed-up 1.00`, and `on` with one below 1, which is the main
-    proposer's alone."""
+    """Bug: `off: ... expected speed-up 1.00`, and `on` with a speed-up below 1, which is that of
+    the main proposer alone."""
     for speedup, shown in ((1.25, True), (1.0, False), (0.9, False)):
         regimes = SpeculationLog(Clock())
         regimes.observe(msgspec.structs.replace(said(3, "pays"), speedup=speedup))
@@ -77,7 +77,7 @@ def test_a_line_does_not_contradict_itself(log: pytest.LogCaptureFixture) -> Non
         assert ("expected speed-up" in line) == shown, line
 
 
-def test_a_switch_is_said_at_once(log: pytest.LogCaptureFixture) -> None:
+def test_a_switch_is_logged_at_once(log: pytest.LogCaptureFixture) -> None:
     regimes = SpeculationLog(Clock())
     regimes.observe(said(3, "pays"))
     regimes.observe(said(0, "off", "off"))

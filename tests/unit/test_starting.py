@@ -1,4 +1,4 @@
-"""What a start shows: a line on a terminal, lines of the log elsewhere."""
+"""What a start shows: one line on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock:
 def test_progress_is_reported_to_its_listener_and_to_no_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Law: how many are done is reported, and nothing where nobody listens."""
+    """Law: progress goes to its listener, if there is one, and never to the log."""
     reports: list[tuple[str, int, int]] = []
     with caplog.at_level(logging.DEBUG):
         with reported_to(lambda *progress: reports.append(progress)):
@@ -38,8 +38,8 @@ def test_progress_is_reported_to_its_listener_and_to_no_log(
     assert reports == [("loading", 0, 2), ("loading", 1, 2), ("loading", 2, 2), ("checking", 0, 0)]
 
 
-def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFixture) -> None:
-    """Law: stage, count and bar are drawn over each other; nothing is logged beside."""
+def test_the_line_on_a_terminal_is_erased_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: stage, count and bar overwrite each other on one line; nothing is logged as well."""
     screen = Terminal()
     with caplog.at_level(logging.INFO):
         display = StartDisplay(screen, "text")
@@ -61,11 +61,11 @@ def test_a_terminal_has_a_line_that_leaves_no_trace(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("screen", "form"), [(Terminal(), "json"), (io.StringIO(), "text"), (io.StringIO(), "json")]
 )
-def test_elsewhere_the_log_tells_now_and_then(
+def test_without_a_terminal_the_log_reports_progress(
     screen: io.StringIO, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: without a terminal, or where lines are JSON, nothing is drawn; a quick start logs
-    nothing of it, a slow one a line every ten seconds."""
+    """Law: without a terminal, or with JSON logs, nothing is drawn; a quick start logs no progress,
+    a slow one logs a line every ten seconds."""
     clock = Clock()
     with caplog.at_level(logging.INFO):
         display = StartDisplay(screen, form, clock)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Grammars are compiled in children that may hang or die; nobody else notices."""
+"""Grammars are compiled in child processes; if one hangs or dies, nothing else is affected."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(
     child: str = CHILD,
     observe: Callable[[str, float], None] = lambda outcome, seconds: None,
 ) -> list[str]:
-    """Do `work` with a checker over scripted children; answers the sources that they saw."""
+    """Run `work` with a checker over scripted children; return the sources that they saw."""
     script, seen = folder / "child.py", folder / "seen"
     script.write_text(textwrap.dedent(child), encoding="utf-8")
     seen.touch()
@@ -87,14 +87,14 @@ def run(
 
 
 async def refusal(checker: GrammarChecker, source: str) -> ApiError:
-    """What the client is told."""
+    """Return the error that the client gets."""
     with pytest.raises((GrammarRefused, QueueFull)) as caught:
         await checker.check(Grammar("regex", source), param="the.field")
     return as_api_error(caught.value)
 
 
 def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
-    """Good or bad, the same grammar is compiled once, however many ask at the same time."""
+    """Law: good or bad, one grammar is compiled once, even for concurrent requests."""
 
     async def work(checker: GrammarChecker) -> None:
         good = Grammar("regex", "good")
@@ -109,8 +109,8 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
 
 
 def test_checks_are_observed_by_outcome(tmp_path: Path) -> None:
-    """Law: each compilation once, whatever came of it; not what is remembered or too long. A child
-    that is lost had no time."""
+    """Law: each compilation is observed once with its outcome, but not cached or too long grammars.
+    A lost child counts as `busy`."""
     seen: list[tuple[str, float]] = []
 
     async def work(checker: GrammarChecker) -> None:
@@ -124,9 +124,9 @@ def test_checks_are_observed_by_outcome(tmp_path: Path) -> None:
     assert all(seconds >= 0 for _, seconds in seen)
 
 
-def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> None:
-    """Law: on a busy machine a grammar gets a 429, is not remembered, and others go on. Bug: a
-    harmless one got a 400, since the deadline was read from the clock."""
+def test_a_busy_machine_is_not_the_grammars_fault(tmp_path: Path) -> None:
+    """Law: on a busy machine a grammar gets a 429 that is not cached, and others are served. Bug: a
+    harmless one got a 400, since the deadline was taken from the wall clock."""
 
     async def work(checker: GrammarChecker) -> None:
         for _ in range(2):
@@ -137,9 +137,9 @@ def test_what_there_was_no_time_for_is_no_fault_of_its_own(tmp_path: Path) -> No
     assert run(tmp_path, work) == ["busy", "busy", "last"]
 
 
-def test_after_the_last_one_there_is_no_other(tmp_path: Path) -> None:
-    """Law: once the server ends, a child that is lost is not replaced, nor is a first one started;
-    whoever asks is told that there is no time."""
+def test_no_child_is_started_once_the_server_ends(tmp_path: Path) -> None:
+    """Law: once the server ends, a lost child is not replaced and no first one is started; a
+    grammar that needs one gets a 429."""
 
     async def work(checker: GrammarChecker) -> None:
         await checker.check(Grammar("regex", "before"), param="p")
@@ -162,8 +162,8 @@ def test_after_the_last_one_there_is_no_other(tmp_path: Path) -> None:
 def test_a_child_that_hangs_or_dies_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asked it when it died is asked for once more, and may then try again; the next ones
-    find another."""
+    """Law: a grammar whose child dies or hangs is tried once more, then gets a 429 and may be
+    retried; later grammars get a new child."""
     monkeypatch.setattr(structured, "SLACK_SECONDS", 0.1)
 
     async def work(checker: GrammarChecker) -> None:
@@ -179,11 +179,11 @@ def test_a_child_that_hangs_or_dies_is_replaced(
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_child_costs_nobody_a_grammar(
+def test_a_killed_child_fails_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    """Bug: the next request with a grammar got a 429. Law: it is served, and so is one that was
-    being compiled; also where the child was stopped."""
+    """Bug: the next request with a grammar got a 429. Law: it is served, and so is the grammar
+    being compiled, even if the child was only stopped."""
     monkeypatch.setattr(structured, "SLACK_SECONDS", 0.1)
 
     async def work(checker: GrammarChecker) -> None:
@@ -202,8 +202,8 @@ def test_a_killed_child_costs_nobody_a_grammar(
     assert sorted(seen[2:]) == ["hang-once", "next"]
 
 
-def test_a_client_that_leaves_takes_no_verdict_with_it(tmp_path: Path) -> None:
-    """Cancelling one of two who wait for the same compilation does not harm the other."""
+def test_a_client_that_leaves_does_not_cancel_a_shared_check(tmp_path: Path) -> None:
+    """Law: cancelling one of two requests that wait for a compilation does not harm the other."""
 
     async def work(checker: GrammarChecker) -> None:
         checks = [
@@ -227,7 +227,7 @@ def test_a_long_source_never_reaches_a_child(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_tokenizer_cannot_be_read_has_no_grammars(tmp_path: Path) -> None:
-    """Bug: the first request waited for a child until its patience ended, a minute."""
+    """Bug: the first request waited a minute for a child until its timeout."""
     child = CHILD.replace('say(0, "", "accepted")', 'say(0, "no tokenizer", "refused")')
 
     async def work(checker: GrammarChecker) -> None:
@@ -268,7 +268,7 @@ HARMLESS = Grammar("json_schema", '{"type": "object", "properties": {"a": {"type
 
 
 async def answer(checker: GrammarChecker, grammar: Grammar) -> ApiError | None:
-    """The 400, if it gets one; asked again as long as the machine is too busy."""
+    """Return the 400, or None if accepted; ask again while the machine is too busy."""
     while True:
         try:
             await checker.check(grammar, param="response_format")
@@ -280,9 +280,9 @@ async def answer(checker: GrammarChecker, grammar: Grammar) -> ApiError | None:
             return None
 
 
-def test_bombs_get_an_answer_and_leave_no_trace() -> None:
-    """The real child, the built-in tokenizer: every bomb is refused, some for the time they take,
-    and then a schema that is none is honoured."""
+def test_bombs_are_refused_and_do_not_affect_later_grammars() -> None:
+    """Law: the real child, with the built-in tokenizer, refuses every bomb, some by their time, and
+    afterwards accepts a harmless schema."""
     outcomes: set[str] = set()
 
     async def main() -> None:
@@ -301,13 +301,13 @@ def test_bombs_get_an_answer_and_leave_no_trace() -> None:
     assert outcomes >= {"accepted", "refused", "too_slow"}
 
 
-def test_many_bombs_at_once_hold_up_nobody() -> None:
-    """Law: thirty bombs are answered, refused or told to come again, and a harmless grammar that
-    comes after them does not wait for them."""
+def test_many_bombs_at_once_do_not_delay_others() -> None:
+    """Law: thirty bombs get a 400 or a 429, and a harmless grammar that arrives after them does not
+    wait for them."""
 
     async def main() -> None:
         checker = GrammarChecker(config(2.0, 2**20), lambda outcome, seconds: None)
-        await checker.check(HARMLESS, param="p")  # it is up
+        await checker.check(HARMLESS, param="p")  # the child is running
         try:
             bombs = [
                 asyncio.create_task(refusal(checker, f"((a{{900}}){{900}}){{{900 + i}}}"))

@@ -1,4 +1,4 @@
-"""SuffixProposer: what most often followed the suffix, here and in earlier replies."""
+"""SuffixProposer: it guesses what most often followed the suffix, here and in earlier replies."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def guess(proposer: SuffixProposer, seq: Sequence, k: int) -> list[int]:
 
 
 def places(tokens: list[int], n_min: int) -> dict[int, int]:
-    """Behind every earlier occurrence of the last `n_min` tokens, from the right: how many tokens
-    before it agree with the last ones."""
+    """Map the end of every earlier occurrence of the last `n_min` tokens, latest first, to the
+    length of its match with the end of the text."""
     found = {}
     for end in range(len(tokens) - 1, n_min - 1, -1):
         run = 0
@@ -51,7 +51,7 @@ def places(tokens: list[int], n_min: int) -> dict[int, int]:
 
 
 def continued(tokens: list[int], end: int, k: int) -> list[int]:
-    """What came there, over and over if need be."""
+    """Return the `k` tokens that followed `end`, repeating the text beyond its own end."""
     out = list(tokens)
     for i in range(k):
         out.append(out[end + i])
@@ -73,8 +73,8 @@ def test_a_longer_suffix_beats_a_more_recent_one() -> None:
     assert guess(ngram(n_max=3, n_min=2), seq, 1) == [7]
 
 
-def test_a_match_that_reaches_the_end_goes_round() -> None:
-    """A sequence that repeats with period 2 is continued for all of k, not for 2 tokens only."""
+def test_a_match_that_reaches_the_end_is_repeated() -> None:
+    """Law: a text that repeats with period 2 is continued for all of k, not for 2 tokens only."""
     seq = sequence([9, 1, 2, 1, 2, 1, 2])
     assert guess(ngram(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
 
@@ -99,7 +99,7 @@ def test_only_sampling_chunks_with_k_get_a_proposal() -> None:
 
 
 def majority(tokens: list[int], ends: list[int], k: int) -> list[int]:
-    """What most of these places go on with, the latest of equals, of those that did again ..."""
+    """Return what most places continue with (the latest on a tie), keeping those that agree."""
     out = list(tokens)
     for i in range(k):
         heads = [out[end + i] for end in ends]
@@ -109,10 +109,10 @@ def majority(tokens: list[int], ends: list[int], k: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_first_look_follows_most_of_the_longest_matches(seed: int) -> None:
-    """Law: of the last sixteen occurrences of the shortest suffix those with the longest match
-    count, where all from `n_max` on are equal, and most of them, then the latest, say what comes.
-    Three letters, so matches of every size occur."""
+def test_the_first_lookup_follows_the_majority_of_the_longest_matches(seed: int) -> None:
+    """Law: of the shortest suffix's last sixteen occurrences, those with the longest match vote
+    (lengths from `n_max` on are equal); the majority wins, and the latest wins a tie. Three letters
+    make matches of every length occur."""
     rng = random.Random(seed)
     found = 0
     for _ in range(100):
@@ -128,9 +128,9 @@ def test_the_first_look_follows_most_of_the_longest_matches(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
-    """Law: whatever the history of proposals, spells at k = 0 and lengths of steps, what is
-    proposed came behind an earlier occurrence of the suffix, and something is whenever there is
-    one."""
+    """Law: whatever the history of proposals, steps at k = 0 and lengths of steps, a guess follows
+    an earlier occurrence of the suffix, and there is a guess whenever there is such an
+    occurrence."""
     rng = random.Random(seed)
     proposer = ngram(n_max=6, n_min=2)
     seq = sequence([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
@@ -147,9 +147,9 @@ def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
     assert found > 50
 
 
-def test_a_place_is_kept_while_it_is_right() -> None:
-    """Law: there is one look-up for a passage that comes again, not one for each of its tokens,
-    though a shorter match is later."""
+def test_a_match_is_kept_while_its_guesses_are_accepted() -> None:
+    """Law: a recurring passage is looked up once, not once per token, even though a shorter match
+    is more recent."""
     passage = [1, 2, 3, 4, 5, 6]
     seq = sequence([*passage, 9, 3, 4, 8, *passage[:3]])
     proposer = ngram(n_max=8, n_min=2)
@@ -170,16 +170,16 @@ def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
 
 
 def test_sequences_do_not_see_each_other() -> None:
-    """Equal ids are no reason to share: the index belongs to the object."""
+    """Law: the index belongs to the sequence object, so equal ids do not share it."""
     one, other = sequence([1, 2, 3, 1, 2]), sequence([1, 2, 9, 1, 2])
     proposer = ngram(n_max=2, n_min=2)
     assert [p.tokens[0] for p in proposer.propose([decode(one, 1), decode(other, 1)])] == [3, 9]
 
 
 @pytest.mark.parametrize("likely", [True, False])
-def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
+def test_a_forecast_follows_past_acceptance(likely: bool) -> None:
     """Law: chances follow what was committed, whoever guessed it: high in a text that repeats
-    itself, low in one whose repetitions lead nowhere."""
+    itself, low in one whose repetitions mislead."""
     rng = random.Random(3)
     seq = sequence(list(range(9)) * 3 if likely else [rng.randrange(4) for _ in range(60)])
     proposer = ngram(n_max=8, n_min=2)
@@ -193,12 +193,12 @@ def test_a_forecast_knows_how_often_it_was_right(likely: bool) -> None:
     proposer.forget(seq)
 
 
-def test_nothing_to_say_has_no_chances() -> None:
+def test_no_guesses_have_no_chances() -> None:
     assert ngram(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int) -> None:
+def test_a_text_shorter_than_the_shortest_suffix_has_no_match(count: int) -> None:
     seq = sequence([7] * count)
     proposer = ngram(n_max=8, n_min=4)
     assert guess(proposer, seq, 4) == []
@@ -206,9 +206,9 @@ def test_a_text_shorter_than_the_shortest_suffix_is_looked_up_in_vain(count: int
     assert guess(proposer, seq, 4) == [7] * 4
 
 
-def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
-    """Law: a sequence looked at once in several tokens, all as expected and then not, tells the
-    same chances as one looked at after each of them."""
+def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
+    """Law: a sequence examined once for several tokens, first as expected and then not, has the
+    same chances as one examined after each token."""
     text = [1, 2, 3, *range(10, 60), 1, 2, 3, *range(10, 45), 5, 1, 2, 3, 10, 11]
     told = []
     for step in (1, 4):
@@ -224,7 +224,7 @@ def test_what_is_learnt_does_not_depend_on_the_lengths_of_steps() -> None:
 
 
 def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], salt: str = "") -> None:
-    """A request that was served and ended."""
+    """Serve a request to its end."""
     seq = sequence(prompt, salt)
     seq.tokens += reply
     seq.status, seq.finish = "finished", "stop"
@@ -235,7 +235,7 @@ REPLY = list(range(20, 40))
 
 
 def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
-    """Law: by the end of the prompt, which requests of one kind share, and to its end."""
+    """Law: the prompt's end, which like requests share, finds a reply, guessed up to its end."""
     proposer = remembering(1000)
     ended(proposer, [1, 2, 3], REPLY)
     seq = sequence([9, 2, 3])
@@ -245,7 +245,7 @@ def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
 
 
 def test_the_most_frequent_of_earlier_replies_is_guessed() -> None:
-    """Law: counts decide, and the chance of a guess falls with its share."""
+    """Law: the most frequent reply wins, and a guess's chance falls with its share."""
     proposer = remembering(1000)
     for reply in ([5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 4]):
         ended(proposer, [1, 2], reply)
@@ -269,7 +269,7 @@ def test_replies_under_another_salt_are_not_found() -> None:
 
 
 @pytest.mark.parametrize("finish", [None, "error"])
-def test_what_was_preempted_or_failed_is_not_remembered(finish: FinishReason | None) -> None:
+def test_preempted_and_failed_replies_are_not_remembered(finish: FinishReason | None) -> None:
     proposer, seq = remembering(1000), sequence([1, 2])
     seq.tokens += REPLY
     seq.status, seq.finish = "finished" if finish else "waiting", finish
@@ -278,8 +278,8 @@ def test_what_was_preempted_or_failed_is_not_remembered(finish: FinishReason | N
 
 
 def test_the_oldest_replies_make_room() -> None:
-    """Law: of at most `remembered` tokens the newest half at least is there; a reply of more than
-    half is not kept."""
+    """Law: at least the newest half of the `remembered` tokens is kept; a reply longer than half of
+    them is not."""
     proposer = remembering(200)
     for number in range(40):
         ended(proposer, [100 + number, 200 + number], REPLY)

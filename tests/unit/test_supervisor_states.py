@@ -1,4 +1,4 @@
-"""The engine's states under a clock that is a number."""
+"""The engine's states, under a clock that is a number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ USELESS = Loss("no such model folder: /x", permanent=True)
 
 
 def unseen(state: EngineState) -> None:
-    """Nobody watches."""
+    """Ignore the change."""
 
 
 def test_an_orderly_life() -> None:
-    """starting, ready, draining, stopped; each change is told once."""
+    """Law: each of the changes to ready, draining and stopped is reported once."""
     seen: list[EngineState] = []
     lifecycle = Lifecycle(CONFIG, seen.append)
     lifecycle.ready(0.0)
@@ -30,8 +30,8 @@ def test_an_orderly_life() -> None:
 
 
 def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
-    """The first restart is at once, the next wait 1, 2, 4, ... at most 30 seconds; one loss more
-    than max_restarts is final, and before the last try it is known."""
+    """Law: the first restart is immediate, then the wait is 1, 2, 4, ... up to 30 seconds; one loss
+    more than max_restarts is final, and the last try is known beforehand."""
     lifecycle = Lifecycle(ServerConfig(max_restarts=8), unseen)
     waits = []
     for _ in range(8):
@@ -45,9 +45,9 @@ def test_the_wait_doubles_up_to_its_limit_then_it_fails() -> None:
     assert lifecycle.failure == f"{CRASH.sentence} (lost 9 times in a row)"
 
 
-def test_what_one_request_explains_counts_once() -> None:
-    """Law: a request that killed three engines until it was found out is one loss, as it would be
-    if none were held; its predecessors still count."""
+def test_losses_explained_by_one_request_count_once() -> None:
+    """Law: if one request explains several losses, they count once; unexplained losses before them
+    still count."""
     lifecycle = Lifecycle(ServerConfig(max_restarts=3), unseen)
     for explained in (0, 0, 0, 2):
         assert lifecycle.lose(CRASH, 0.0, explained) is not None
@@ -56,8 +56,8 @@ def test_what_one_request_explains_counts_once() -> None:
 
 
 def test_a_replaced_engine_is_no_loss() -> None:
-    """Law: what the operator asks for is counted against nobody, and the time served before it is
-    not the next one's."""
+    """Law: a replacement by the operator is no loss, and the ready time before it does not count
+    for the next engine."""
     lifecycle = Lifecycle(CONFIG, unseen)
     lifecycle.ready(0.0)
     lifecycle.replace()
@@ -66,7 +66,7 @@ def test_a_replaced_engine_is_no_loss() -> None:
 
 
 def test_serving_long_enough_forgives() -> None:
-    """After `restart_window_seconds` of ready the count begins anew; one second less does not."""
+    """Law: `restart_window_seconds` of being ready reset the count; one second less does not."""
     lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(CRASH, 0.0) == 0.0
     lifecycle.restart()
@@ -78,7 +78,7 @@ def test_serving_long_enough_forgives() -> None:
 
 
 def test_time_spent_starting_does_not_forgive() -> None:
-    """An engine that never gets ready must end in `failed`, however long each start takes."""
+    """Law: an engine that never gets ready ends in `failed`, however long each start takes."""
     lifecycle = Lifecycle(CONFIG, unseen)
     for start in range(CONFIG.max_restarts):
         assert lifecycle.lose(CRASH, 1000.0 * start) is not None
@@ -86,8 +86,8 @@ def test_time_spent_starting_does_not_forgive() -> None:
     assert lifecycle.lose(CRASH, 9000.0) is None
 
 
-def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> None:
-    """Retrying a missing model folder only hides the reason from the operator."""
+def test_a_configuration_that_cannot_run_fails_at_once_with_its_reason() -> None:
+    """Law: there is no retry, which would hide the reason, such as a missing model folder."""
     lifecycle = Lifecycle(CONFIG, unseen)
     assert lifecycle.lose(USELESS, 0.0) is None
     assert lifecycle.state == "failed"
@@ -95,7 +95,7 @@ def test_a_configuration_that_cannot_run_fails_at_once_in_its_own_words() -> Non
 
 
 def test_a_configuration_that_has_served_is_retried() -> None:
-    """After a crash the GPU's memory may be free a moment later: not a reason to give up."""
+    """Law: a failed start after a crash is retried, since GPU memory may be free a moment later."""
     lifecycle = Lifecycle(CONFIG, unseen)
     lifecycle.ready(0.0)
     lifecycle.lose(CRASH, 1.0)
@@ -105,20 +105,20 @@ def test_a_configuration_that_has_served_is_retried() -> None:
 
 @pytest.mark.parametrize("change", [Lifecycle.drain, Lifecycle.restart], ids=["drain", "restart"])
 def test_impossible_changes_are_refused(change: object) -> None:
-    """From `starting` there is nothing to drain and nothing to restart."""
+    """Law: from `starting` there is nothing to drain and nothing to restart."""
     lifecycle = Lifecycle(CONFIG, unseen)
     with pytest.raises(AssertionError, match="cannot go from starting"):
         change(lifecycle)  # type: ignore[operator]
 
 
 def test_final_states_are_final() -> None:
-    """Nothing leads out of failed or stopped, and every state has a way to end."""
+    """Law: nothing leads out of failed or stopped, and every other state can reach one of them."""
     assert ALLOWED["failed"] == ALLOWED["stopped"] == frozenset()
     assert all(targets & {"failed", "stopped"} for state, targets in ALLOWED.items() if targets)
 
 
 def test_one_log_line_per_change(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator reads the engine's life from the log, one line per change."""
+    """Law: the log has one line per change of the engine's state."""
     with caplog.at_level(logging.INFO, logger="server.engine.lifecycle"):
         lifecycle = Lifecycle(CONFIG, unseen)
         lifecycle.ready(0.0)

@@ -1,4 +1,4 @@
-"""Cores granted by a container, and what torch is told."""
+"""The cores that a container grants, and the number of threads that torch uses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from engine.child import engine_threads, limit_threads
 def test_a_quota_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], threads: int
 ) -> None:
-    """Law: at least one thread, and one less than the cores of the affinity mask and of the quota:
-    the engine's threads spin while they wait, and one too many slows every layer."""
+    """Law: use one thread less than the cores of the affinity mask and the quota, but at least one:
+    idle engine threads spin, and one too many slows every layer."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for name, said in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def test_a_quota_counts(
 
 
 def test_the_operator_has_the_last_word() -> None:
-    """The configuration wins over the environment, the environment over the count."""
+    """Law: the configuration overrides the environment, which overrides the count of cores."""
     environment = {"OMP_NUM_THREADS": "5"}
     limit_threads(None, environment)
     assert environment == {"OMP_NUM_THREADS": "5"}

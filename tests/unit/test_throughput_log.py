@@ -1,4 +1,4 @@
-"""ThroughputLog: what the last seconds came to, in one line."""
+"""ThroughputLog: one line about the last interval."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ STEP = StepMetrics(
 )  # fmt: skip
 
 
-def test_a_line_is_of_the_time_since_the_last(log: pytest.LogCaptureFixture) -> None:
-    """Law: rates are of the interval, not of the server's life, and add up over proposers."""
+def test_a_line_covers_the_time_since_the_last(log: pytest.LogCaptureFixture) -> None:
+    """Law: rates cover the interval, not the server's life, and are sums over the proposers."""
     clock, metrics = Clock(), Metrics()
     throughput = ThroughputLog(metrics, clock)
     for seconds, steps in ((10.0, 3), (20.0, 1)):
@@ -55,7 +55,7 @@ def test_a_line_is_of_the_time_since_the_last(log: pytest.LogCaptureFixture) -> 
 
 
 def test_an_idle_server_is_silent(log: pytest.LogCaptureFixture) -> None:
-    """Law: no line without traffic; one while requests wait and nothing comes of them."""
+    """Law: no line without traffic, but one if requests wait and none makes progress."""
     metrics = Metrics()
     throughput = ThroughputLog(metrics, Clock())
     throughput.log()

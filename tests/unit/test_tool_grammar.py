@@ -1,4 +1,4 @@
-"""Grammars of calls: what they let through, the parser reads as the calls that were promised."""
+"""Grammars of calls: the parser reads every text they allow as the promised calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDER = model_folder("demo", "target")
 OPEN, CLOSE = Marker("<tool_call>", 6, False), Marker("</tool_call>", 7, False)
 FORM = {form.name: form for form in FORMS}
 HERMES = ToolFormat(FORM["hermes"], (OPEN, CLOSE), '{"name": "', '", "arguments": ', "}")
-SPELLED = dataclasses.replace(  # a tokenizer that has no token for the tags
+SPELLED = dataclasses.replace(  # a tokenizer without tokens for the tags
     HERMES, markers=(Marker("<call>", None, False), Marker("</call>", None, False))
 )
 LLAMA = ToolFormat(FORM["llama3_json"], (), '{"name": "', '", "parameters": ', "}")
@@ -83,8 +83,8 @@ CASES: list[tuple[ToolFormat, bool, bool, bool, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_let_through(case: Any) -> None:
-    """Calls where they may stand, and nothing that looks like one elsewhere."""
+def test_which_texts_a_grammar_accepts(case: Any) -> None:
+    """Law: calls are allowed where they may occur, and elsewhere nothing that looks like one."""
     format, required, many, answered, accepted, refused = case
     content = ANSWER if answered else None
     grammar = call_grammar(format, FUNCTIONS, required=required, many=many, content=content)
@@ -95,7 +95,7 @@ def test_what_is_let_through(case: Any) -> None:
 
 
 def test_an_answer_may_begin_like_a_call() -> None:
-    """The lexer once took the longer piece for certain, and no answer could follow it."""
+    """Bug: the lexer committed to the longer token, after which no answer could follow."""
     name = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     grammar = call_grammar(LLAMA, FUNCTIONS, required=False, many=True, content=name)
     for text in ('{"name": "Bob"}', '{"name": "weather"}', L):
@@ -106,14 +106,14 @@ def test_an_answer_may_begin_like_a_call() -> None:
     "wrong", ['"weather"|"rain"', '"city"|"town"', '"Rome"|7', '"Rome"|"Constantinople"']
 )
 def test_names_and_schemas_are_held(wrong: str) -> None:
-    """Another function, another argument, another type, a bound."""
+    """Law: another function, argument or type, or a value out of bounds, is refused."""
     grammar = call_grammar(HERMES, FUNCTIONS, required=True, many=True)
     right, _, other = wrong.partition("|")
     assert not accepts(grammar, H.replace(right, other))
 
 
 def sentence(grammar: Grammar, seed: int) -> str:
-    """A pseudo-random text of the grammar, which ends as soon as it may."""
+    """Return a pseudo-random text of the grammar that ends as soon as it may."""
     rng, matcher, ids = random.Random(seed), compile_grammar(grammar, vocabulary()), list[int]()
     while len(ids) < 400 and not (ids and matcher.is_accepting()):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
@@ -125,9 +125,9 @@ def sentence(grammar: Grammar, seed: int) -> str:
 
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA], ids=lambda format: format.form.name)
-def test_what_a_grammar_forces_is_read_as_a_call(format: ToolFormat) -> None:
-    """Law: with a required call no text of the grammar leaves the parser anything but calls of the
-    offered functions, whose arguments satisfy their schemas."""
+def test_a_required_call_is_always_parsed_as_a_call(format: ToolFormat) -> None:
+    """Law: if a call is required, the parser reads every text of the grammar as calls of offered
+    functions alone, with arguments that satisfy their schemas."""
     grammar = call_grammar(
         format, [("weather", CITY), ("stop", NO_ARGUMENTS)], required=True, many=True
     )

@@ -1,4 +1,4 @@
-"""The grammar of a request with tools: what is asked of the compilers, and how often."""
+"""The grammar of a request with tools: what is compiled, and how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.fake_client import FakeClient
 
 
 class Picky(GrammarChecker):
-    """Refuses grammars that hold a word; schemas alone take for ever if they are `slow`."""
+    """Refuses grammars that contain a word; if `slow`, plain schemas never finish."""
 
     def __init__(self, word: str, *, slow: bool = False) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -38,7 +38,7 @@ class Picky(GrammarChecker):
 
 
 def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | None:
-    """Four tools are required, of which one has the word in its schema."""
+    """Return the grammar that requires one of four tools; tool `bad` has the word in its schema."""
     services = Services(
         config=Config(ServerConfig(), EngineConfig()),
         tokenizer=ByteTokenizer(),
@@ -62,15 +62,15 @@ def ask(grammars: Picky, strict: Callable[[int], bool], bad: int) -> Grammar | N
     return asyncio.run(grammar_of(services, request, use))
 
 
-def test_one_look_where_nothing_is_wrong() -> None:
-    """The common case costs one compilation, which is remembered."""
+def test_a_valid_grammar_is_compiled_once() -> None:
+    """Law: the common case costs one compilation."""
     grammars = Picky("nothing")
     assert ask(grammars, lambda i: True, bad=2) is not None
     assert grammars.asked == [("lark", "tools")]
 
 
 def test_the_strict_tool_at_fault_is_named() -> None:
-    """Found by compiling the strict ones alone, as long as that is quick."""
+    """Law: the faulty tool is found by compiling the strict ones alone, if that is quick."""
     grammars = Picky("hard")
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: i > 0, bad=2)
@@ -80,8 +80,8 @@ def test_the_strict_tool_at_fault_is_named() -> None:
     ]  # fmt: skip
 
 
-def test_a_hint_is_let_go() -> None:
-    """A schema that is not strict gives way; strict ones beside it are kept."""
+def test_a_schema_that_is_not_strict_is_dropped() -> None:
+    """Law: a schema that is not strict is dropped; strict ones are kept."""
     grammars = Picky("hard")
     held = ask(grammars, lambda i: i == 1, bad=2)
     assert held is not None
@@ -89,8 +89,8 @@ def test_a_hint_is_let_go() -> None:
     assert held.source.count('"a"') == 1
 
 
-def test_what_took_long_is_not_taken_apart() -> None:
-    """A hundred slow schemas would take a hundred deadlines."""
+def test_slow_schemas_are_not_tried_one_by_one() -> None:
+    """Law: slow schemas are not tried one by one: a hundred would take a hundred deadlines."""
     grammars = Picky("hard", slow=True)
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: True, bad=2)

@@ -45,8 +45,8 @@ def confidence(request: int, position: int) -> float:
 
 
 def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -> Trace:
-    """A trace of known bits: request i comes after `joined` x i rounds; K is `k` in all rounds but
-    every seventh, where it is 0. Costs are a machine's."""
+    """Return a trace of known bits: request i arrives after `joined` x i rounds; K is `k`, but 0 in
+    every seventh round. The costs are those of a simulated machine."""
     machine, steps = Roofline(), list[StepRecord]()
     done, missed = [0] * requests, [0] * requests
     while min(done) < BITS:
@@ -107,7 +107,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_leaves_beside_a_chain_is_read(tmp_path: Path) -> None:
-    """Bug: more rows than drafted guesses were a contradiction."""
+    """Bug: a step with more rows than drafted guesses was refused as a contradiction."""
     trace = served(3)
     part = replace(PART, proposed=5, depths=[1, 2, 3, 1, 2], second_best=1)
     trace.steps.append(replace(STEP, parts=[part]))
@@ -132,8 +132,8 @@ def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path) -> None:
 
 
 def test_every_bit_comes_back(tmp_path: Path) -> None:
-    """Verified, rejected or agreed: what was recorded is the bit of its position, and what nobody
-    guessed is drawn and counted as unknown."""
+    """Law: a verified, rejected or agreed guess gives the bit of its position; positions that
+    nobody guessed are drawn at random and counted as unknown."""
     told = recorded(served(3))
     unknown = 0
     for i, request in enumerate(told.requests):
@@ -148,7 +148,7 @@ def test_every_bit_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_who_repeats_the_choices_meets_the_recorded_lengths_and_time(k: int) -> None:
+def test_replaying_the_recorded_choices_gives_the_recorded_lengths_and_time(k: int) -> None:
     trace = served(k)
     told = recorded(trace)
     spent, same, other = check(told)
@@ -169,14 +169,14 @@ def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
     assert check(recorded(trace))[2] == 1  # the step that was changed
     player = Repeat(recorded(trace))
     list(player.play(recorded(trace).workload()))
-    assert player.other > 1  # and in a replay those that follow until it is back
+    assert player.other > 1  # the replay also differs in later steps, until it is back in line
 
 
-def test_a_replay_that_is_off_ranks_nothing(
+def test_an_inaccurate_replay_ranks_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: one sentence at the end, with the replay's own error; where that is above a tenth there
-    is no table but a refusal. Bug: what it missed by a quarter it ranked by a twentieth."""
+    """Law: the last sentence has the replay's own error; above a tenth, there is a refusal and no
+    table. Bug: a replay that was off by a quarter ranked policies a twentieth apart."""
     path = write(tmp_path / "a.jsonl", served(3))
     assert replay.main([str(path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
@@ -190,9 +190,9 @@ def test_a_replay_that_is_off_ranks_nothing(
     assert re.match(r"foredraft replay: the replay of b is off by -[0-9.]+ %", said.err)
 
 
-def test_the_clock_knows_what_was_seen_and_leans_on_what_is_close() -> None:
-    """Bug: a size seen once was pulled towards the mean error of all, far away ones included; K = 0
-    in a batch took a third of its seconds."""
+def test_the_cost_model_trusts_seen_sizes_and_interpolates_nearby() -> None:
+    """Bug: a batch size seen once was pulled towards the mean error of all sizes, even distant
+    ones; K = 0 in a batch took a third of its time."""
     machine = Roofline(ridge=4.0)
     steps = [step for k in (0, 2, 4) for step in served(k or 1, joined=0).steps]
     header = replace(HEADER, target_profile=[(1, 9e-3), (2, 8e-2), (3, 2e-1)])
@@ -214,7 +214,7 @@ def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
 
 
 def test_another_k_is_scored_on_the_same_bits() -> None:
-    """What K = 3 would have accepted is known exactly from what K = 4 saw."""
+    """Law: what K = 4 saw determines exactly what K = 3 would have accepted."""
     told = recorded(served(4))
     played = play(told, [], k_max=4, charge=0.0)
     for row, k in zip(played.fixed, range(5), strict=True):
@@ -229,8 +229,8 @@ def test_another_k_is_scored_on_the_same_bits() -> None:
 
 
 def test_references_are_in_order() -> None:
-    """The oracle may choose by phase what one K must be throughout. Equal cuts of phases: few
-    rounds straddle two."""
+    """Law: the oracle, which may change K by phase, beats the best constant K. Phases are cut
+    equally, so few rounds straddle two."""
     played = play(recorded(served(3)), ["adaptive"], k_max=4, charge=0.0)
     assert played.oracle.total <= played.best.total < max(row.total for row in played.fixed)
     assert sum(played.policies[0].rounds) > 0
@@ -273,7 +273,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "says"), WRONG)
-def test_what_is_no_trace_is_one_sentence(
+def test_a_file_that_is_no_trace_is_refused_in_one_sentence(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t"
@@ -304,7 +304,7 @@ STEP = StepRecord([PART], "pays", 1.0, 1.0, 1.0)
 
 
 def step(**fields: Any) -> StepRecord:
-    """With a part of these fields."""
+    """Return STEP with these fields of its part changed."""
     return replace(STEP, parts=[replace(PART, **fields)])
 
 
@@ -322,7 +322,7 @@ def step(**fields: Any) -> StepRecord:
 def test_a_step_that_contradicts_itself_is_one_sentence(
     wrong: StepRecord, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: replaying such a trace ended in a traceback, or in seconds below 0."""
+    """Bug: replaying such a trace ended in a traceback or in negative seconds."""
     path = write(tmp_path / "t", served(3))
     path.write_bytes(path.read_bytes() + msgspec.json.encode(wrong) + b"\n")
     assert replay.main([str(path)]) == 2
@@ -331,7 +331,7 @@ def test_a_step_that_contradicts_itself_is_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_replayed_is_refused_with_the_reason(tmp_path: Path) -> None:
     other = replace(HEADER, proposer="ngram")
     with pytest.raises(TraceError, match="'ngram'"):
         recorded(Trace(other, served(3).steps))
@@ -361,7 +361,7 @@ def test_mistakes_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     try:
         code: object = replay.main(arguments)
-    except SystemExit as ended:  # argparse's way
+    except SystemExit as ended:  # how argparse exits
         code = ended.code
     assert code == 2
     error = capsys.readouterr().err
@@ -385,10 +385,10 @@ def test_mistakes_are_one_sentence(
         ("batch_profiles", {"0": [[4, 1.0], [8, 1.0]]}),
     ],
 )
-def test_a_header_that_nobody_wrote_is_one_sentence(
+def test_an_impossible_header_is_refused_in_one_sentence(
     field: str, value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: a K of a billion was played, seconds below 0 ended in a traceback."""
+    """Bug: a K of a billion was replayed; negative seconds ended in a traceback."""
     path = write(tmp_path / "t", served(3))
     first, _, rest = path.read_text().partition("\n")
     path.write_text(json.dumps({**json.loads(first), field: value}) + "\n" + rest)
@@ -411,7 +411,7 @@ def test_a_header_that_nobody_wrote_is_one_sentence(
 def test_a_step_of_an_impossible_size_is_one_sentence(
     wrong: StepRecord, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: the table was of nan, or the replay without end."""
+    """Bug: the table contained nan, or the replay never ended."""
     path = write(tmp_path / "t", served(3))
     path.write_bytes(path.read_bytes() + msgspec.json.encode(wrong) + b"\n")
     assert replay.main([str(path)]) == 2
@@ -423,7 +423,7 @@ def test_a_step_of_an_impossible_size_is_one_sentence(
 def test_a_request_that_jumps_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: a request whose steps do not follow each other was replayed without end."""
+    """Bug: a request whose steps do not follow each other was replayed forever."""
     trace = served(3)
     path = write(tmp_path / "t", Trace(trace.header, [trace.steps[0], *trace.steps]))
     assert replay.main([str(path)]) == 2

@@ -24,15 +24,15 @@ SECOND = 1_000_000_000
     ],
 )
 def test_off_unless_an_endpoint_is_named(environment: dict[str, str]) -> None:
-    """Law: nothing is sent anywhere by default, nor where the standard's variables say so."""
+    """Law: nothing is sent by default, nor if OpenTelemetry's variables turn tracing off."""
     assert make_traces(None, environment, model="m") is None
 
 
 def test_without_the_extra(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: a key of ours is a promise, so it is refused with the way out; a variable that a
-    platform sets for everybody is a warning."""
+    """Law: without the extra, our own configuration key is refused with the fix; a variable that a
+    platform sets for everyone gives only a warning."""
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter", None)
     with pytest.raises(ConfigError, match=r"pip install 'foredraft\[otel\]'"):
         make_traces("http://c:4318", {}, model="m")
@@ -42,7 +42,7 @@ def test_without_the_extra(
 
 @pytest.fixture
 def spans() -> Any:
-    """An exporter that keeps them."""
+    """Return an exporter that keeps the spans in memory."""
     pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -59,7 +59,7 @@ def traces(spans: Any) -> Traces:
 
 
 def exchange(ended: Ended | None, **facts: Any) -> Exchange:
-    """It began at 100 s, and took four."""
+    """Return an exchange that began at 100 s and took four seconds."""
     times = {"started": 100 * SECOND, "began": 7.0, "total": 4.0}
     return Exchange(
         id="mine", method="POST", route="/v1/completions", ended=ended, **{**times, **facts}
@@ -68,7 +68,7 @@ def exchange(ended: Ended | None, **facts: Any) -> Exchange:
 
 def test_spans_of_a_request(spans: Any) -> None:
     """Law: queue, prefill and decode follow each other within the request's span, which is a child
-    of the caller's; decode has K and acceptance."""
+    of the caller's span; decode has K and acceptance."""
     ended = Ended(
         id="cmpl-1", finish="stop", began=7.5, total=3.0, prompt_tokens=11, reply_tokens=30,
         rounds=10, proposed=40, accepted=20, queued=0.25, first_token=1.0,
@@ -94,8 +94,8 @@ def test_spans_of_a_request(spans: Any) -> None:
 
 
 def test_spans_of_what_went_wrong(spans: Any) -> None:
-    """Law: a refusal is one span without an error of ours; an engine's failure is an error; what
-    ended in the queue was queued all the time."""
+    """Law: a refusal is one span and not an error of ours; an engine failure is an error; a request
+    that ended in the queue has a queue span of its whole time."""
     observe = traces(spans)
     observe(exchange(None, status=429, error="queue_full"))
     observe(exchange(Ended(id="c", finish="error", began=7.0, total=2.0), status=200))
@@ -109,7 +109,7 @@ def test_spans_of_what_went_wrong(spans: Any) -> None:
 
 
 def test_a_callers_choice_not_to_sample_holds(spans: Any) -> None:
-    """Law: of W3C's context the flag is obeyed, too."""
+    """Law: the sampled flag of the W3C trace context is obeyed."""
     observe = traces(spans)
     observe(exchange(None, status=200, parent={"traceparent": f"00-{TRACE}-{PARENT}-00"}))
     assert spans.get_finished_spans() == ()

@@ -1,4 +1,4 @@
-"""The controller of a proposer that guesses trees: K counts nodes, the likeliest first."""
+"""The controller of a proposer of token trees: K counts nodes, the likeliest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def adaptive(world: Trees) -> AdaptiveK:
 
 
 def test_the_chance_of_a_node_is_how_often_it_was_accepted() -> None:
-    """Law: a node is judged whenever it was verified, whatever became of those before it."""
+    """Law: a node counts whenever it was verified, whatever became of those before it."""
     estimate = AcceptanceEstimate(4, trees=True)
     for i in range(400):
         estimate.update(4, [Outcome(4, 4, 1, [(0, 1, 2, 2)[i % 4]])])
@@ -29,8 +29,8 @@ def test_the_chance_of_a_node_is_how_often_it_was_accepted() -> None:
     assert estimate.alive(estimate.chances()).sum() == pytest.approx(1.0, abs=0.1)
 
 
-def test_what_was_not_verified_is_not_judged() -> None:
-    """A node behind the budget keeps what was known of it."""
+def test_a_node_that_was_not_verified_keeps_its_estimate() -> None:
+    """Law: a node beyond the budget keeps its estimate."""
     estimate = AcceptanceEstimate(2, trees=True)
     for _ in range(200):
         estimate.update(2, [Outcome(2, 2, 1, [1])])
@@ -42,7 +42,7 @@ def test_what_was_not_verified_is_not_judged() -> None:
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("row", [2e-5, 2e-4, 6e-4])
 def test_a_tree_is_as_large_as_pays(row: float, batch: int) -> None:
-    """Rows are cheap, or dear: at least 0.96 of the best fixed number of nodes."""
+    """Law: with cheap or expensive rows, at least 0.96 of the best fixed number of nodes."""
     world = Trees(alpha=0.0, row=row, batch=batch)
     controller = adaptive(world)
     play(controller, world, 400)
@@ -51,7 +51,7 @@ def test_a_tree_is_as_large_as_pays(row: float, batch: int) -> None:
 
 
 def test_no_tree_where_it_loses() -> None:
-    """One row costs more than all nodes bring."""
+    """Law: there is no tree if one row costs more than all nodes gain."""
     world = Trees(alpha=0.0, row=4e-3)
     controller = adaptive(world)
     play(controller, world, 400)

@@ -1,4 +1,4 @@
-"""The trial of a draft: what is worse goes, what is not stays, and chance decides nothing."""
+"""The trial of a new draft: a worse one is removed, another stays, and noise decides nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALONE = Load(1)
 
 
 def judged(old: float, new: float, *, seed: int = 1, trial: Trial | None = None) -> Verdict:
-    """Of drafts that guess so large a share of the tokens, each for itself."""
+    """Return the verdict on two drafts that guess these shares of tokens right, independently."""
     trial, draw = trial or Trial(FixedK(4), FixedK(4)), random.Random(seed)
     for _ in range(ENOUGH):
         hits = [[draw.random() < share for _ in range(16)] for share in (old, new)]
@@ -32,18 +32,18 @@ def judged(old: float, new: float, *, seed: int = 1, trial: Trial | None = None)
     [(0.7, 0.0, False), (0.7, 0.45, False), (0.7, 0.9, True), (0.3, 0.6, True), (0.0, 0.0, True)],
 )
 def test_the_worse_goes_and_the_better_stays(old: float, new: float, stays: bool) -> None:
-    """Law: whatever the seed."""
+    """Law: the verdict is the same for every seed."""
     assert {judged(old, new, seed=seed).stays for seed in range(20)} == {stays}
 
 
 def test_an_equal_one_stays() -> None:
-    """Law: of two that guess alike none is worse. Two hundred trials with 1024 tokens each: one
-    that ends in a false alarm is a chance of less than one in a thousand each."""
+    """Law: of two equally good drafts neither is worse. In two hundred trials of 1024 tokens, each
+    has a chance below one in a thousand of a false alarm."""
     assert all(judged(0.7, 0.7, seed=seed).stays for seed in range(200))
 
 
 def test_too_little_is_no_evidence() -> None:
-    """Law: nobody is judged before so many tokens."""
+    """Law: there is no verdict before LEAST tokens."""
     trial = Trial(FixedK(4), FixedK(4))
     trial.add([True] * (LEAST - 1), [False] * (LEAST - 1))
     assert trial.verdict(ALONE) is None
@@ -67,15 +67,15 @@ def successor(of: KController, draft: float) -> KController:
 
 @pytest.mark.parametrize(("times", "stays"), [(1.0, True), (0.3, True), (8.0, False)])
 def test_costs_count_as_agreement_does(times: float, stays: bool) -> None:
-    """Law: a draft that agrees as often and takes longer is worse."""
+    """Law: a draft that agrees as often but takes longer is worse."""
     world = World(alpha=0.7, informed=0.5)
     old = learnt(world)
     trial = Trial(old, successor(old, times * world.draft))
     assert judged(0.7, 0.7, trial=trial).stays == stays
 
 
-def test_where_neither_pays_agreement_decides() -> None:
-    """Law: a draft that knows nothing does not stay because nobody guesses at the moment."""
+def test_if_neither_draft_pays_agreement_decides() -> None:
+    """Law: a draft that is always wrong does not stay merely because K is 0 at the moment."""
     world = World(alpha=0.7, informed=0.5, row=1e-1)
     old = learnt(world)
     assert old.gain(ALONE, 0.7) == 1.0
@@ -83,15 +83,15 @@ def test_where_neither_pays_agreement_decides() -> None:
 
 
 def test_a_gain_is_the_rate_at_the_best_k() -> None:
-    """Law: as this world's own arithmetic has it."""
+    """Law: the gain equals the rate at the best K by this world's own arithmetic."""
     world = World(alpha=0.7, informed=0.5, noise=0.0)
     expected = world.best_rate / world.rate(0)
     assert learnt(world).gain(ALONE, 0.7) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
-    """Law: plain decoding is expected to take what it took; acceptance is as before anything was
-    seen; and the old controller goes on where it was."""
+    """Law: the successor inherits the cost of plain decoding, but not the acceptance; the old
+    controller resumes where it was."""
     world = World(alpha=0.95, informed=0.5)
     old = learnt(world)
     plain, before = old.plain_seconds(1, 64), old.estimates()
@@ -106,8 +106,8 @@ def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
     assert set(play(modes, world, 20).ks) != {0}
 
 
-def test_nobody_guesses_while_a_draft_is_put_in_place() -> None:
-    """Law: nor is anything learnt of steps that nobody chose."""
+def test_there_are_no_guesses_while_a_draft_is_put_in_place() -> None:
+    """Law: K is 0 meanwhile, and the controller learns nothing from these steps."""
     world = World(alpha=0.8, informed=0.5)
     modes = Modes(learnt(world))
     modes.paused = True

@@ -1,4 +1,4 @@
-"""`foredraft tune` without an engine: the interval, when it ends, what it recommends and writes."""
+"""`foredraft tune` without an engine: intervals, early ends, the recommendation and its file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.unit.test_comparison import compared
 
 DRAFT, OTHER = Arm("auto", label="draft a"), Arm("auto", label="draft b")
 ARMS = (OFF, AGAIN, NGRAM, DRAFT)
-STEP = 0.03  # seconds of plain decoding's tokens
+STEP = 0.03  # seconds per token of plain decoding
 MINUTES = 5.0
 
 
 class World:
-    """measuring.Turns of a machine whose arms are `gains` times as fast as plain decoding.
-    A text is easier or harder to guess (`texts`: standard deviation of the gain's logarithm), each
-    turn is disturbed (`noise`), and the whole machine drifts."""
+    """measuring.Turns of a machine whose arms are `gains` times as fast as plain decoding. Texts
+    vary in difficulty (`texts`: standard deviation of the gain's logarithm), each turn has `noise`,
+    and the whole machine drifts."""
 
     def __init__(
         self, gains: Mapping[Arm, float], seed: int, *, texts: float = 0.2, noise: float = 0.03
@@ -89,12 +89,12 @@ def found_in(world: World, *, arms: Sequence[Arm] = ARMS, minutes: float = MINUT
 
 
 def true_gain(gain: float, texts: float) -> float:
-    """Of the time of all texts: the mean of their times, which are log-normal."""
+    """Return the gain in total time over all texts, whose times are log-normal."""
     return gain / math.exp(texts**2 / 2)
 
 
 def test_quantiles_are_those_of_the_tables() -> None:
-    """Law: Student's t, by the tables."""
+    """Law: quantiles of Student's t equal those of the tables."""
     wanted = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 7): 2.365, (0.995, 4): 4.604,
               (0.995, 30): 2.750, (0.9, 5): 1.476}  # fmt: skip
     for (share, freedom), value in wanted.items():
@@ -103,8 +103,8 @@ def test_quantiles_are_those_of_the_tables() -> None:
 
 @pytest.mark.parametrize("rounds", [6, 25])
 def test_an_interval_holds_the_ratio_as_often_as_it_says(rounds: int) -> None:
-    """Law: 95 of 100 intervals of alpha 0.05 hold the true ratio of the sums; 90 at the least, with
-    replies of very different lengths."""
+    """Law: of 100 intervals at alpha 0.05, about 95 and at least 90 hold the true ratio of sums,
+    even with replies of very different lengths."""
     held = 0
     for seed in range(400):
         rng = np.random.default_rng(seed)
@@ -117,8 +117,8 @@ def test_an_interval_holds_the_ratio_as_often_as_it_says(rounds: int) -> None:
 
 @pytest.mark.parametrize("gain", [0.95, 1.0, 1.4])
 def test_the_answer_holds_in_nine_of_ten_worlds(gain: float) -> None:
-    """Law: with early ends, several arms and a drifting machine, the interval of every arm holds
-    its true ratio in at least 90 of 100 runs, and none takes longer than it may."""
+    """Law: with early ends, several arms and a drifting machine, every arm's interval holds its
+    true ratio in at least 90 of 100 runs, and no run exceeds its time."""
     held = 0
     for seed in range(100):
         world = World({NGRAM: 1.1, DRAFT: gain}, seed)
@@ -133,8 +133,8 @@ def test_the_answer_holds_in_nine_of_ten_worlds(gain: float) -> None:
 
 
 def test_it_ends_early_where_all_is_clear() -> None:
-    """Law: at the first look, a third of the time, where the intervals are narrow; else at the
-    end."""
+    """Law: narrow intervals end it at the first look, after a third of the time; wide ones only at
+    the end."""
     quiet = World({DRAFT: 1.5}, 1, texts=0.01, noise=0.002)
     assert sentence(found_in(quiet, minutes=60)).startswith("draft a, K auto: 1.5")
     assert quiet.now < 60 * 60 / 3 + 60
@@ -143,8 +143,8 @@ def test_it_ends_early_where_all_is_clear() -> None:
     assert noisy.now >= 60 * MINUTES
 
 
-def test_a_signal_ends_it_with_what_is_known() -> None:
-    """Law: after the round at hand, with a sentence: an answer, or that there is none yet."""
+def test_a_signal_ends_it_with_the_results_so_far() -> None:
+    """Law: after the current round it ends with a sentence: an answer, or that none is known."""
     world = World({DRAFT: 1.5}, 2)
     world.signal_at = 150.0
     found = found_in(world)
@@ -170,9 +170,9 @@ def test_a_signal_ends_it_with_what_is_known() -> None:
         ({NGRAM: 1.4, DRAFT: 1.401, OTHER: 1.399}, NGRAM, "n-gram, K auto: 1."),
     ],
 )
-def test_what_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> None:
-    """Law: the fastest draft if it is found faster than off and n-gram lookup, else n-gram lookup
-    if that gains, else off: a draft that adds nothing is not recommended for what n-gram gains."""
+def test_which_arm_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> None:
+    """Law: the fastest draft wins if it beats both off and n-gram lookup, else n-gram lookup if it
+    gains, else off. A draft that adds nothing to n-gram lookup is not recommended."""
     world = World(gains, 5, texts=0.03)
     found = found_in(world, arms=(*ARMS, OTHER))
     assert found.best() == best
@@ -182,7 +182,7 @@ def test_what_is_recommended(gains: dict[Arm, float], best: Arm, words: str) -> 
 
 
 def test_a_wide_interval_is_no_answer() -> None:
-    """Bug: stopped after a few rounds, "off: no difference found" stood beside [0.15, 7.08]."""
+    """Bug: after a few rounds it printed "off: no difference found" next to [0.15, 7.08]."""
     world = World({NGRAM: 1.0, DRAFT: 1.0}, 4, texts=0.5, noise=0.3)
     found = found_in(world, minutes=2)
     assert found.one.rounds >= 4
@@ -197,8 +197,9 @@ def test_a_useless_draft_is_hardly_ever_recommended() -> None:
     assert sum(found_in(world).best() == DRAFT for world in worlds) <= 5
 
 
-def test_loops_are_found_and_told() -> None:
-    """Law: one piece of up to 32 tokens at the end, three times or more, over 24 tokens or more."""
+def test_loops_are_found_and_reported() -> None:
+    """Law: a loop is a piece of up to 32 tokens, three or more times at the end, 24 tokens or
+    more."""
     text = list(range(100, 180))
     assert loops([*text, *[7] * 24])
     assert not loops([*text, *[7] * 23])
@@ -216,8 +217,8 @@ def test_loops_are_found_and_told() -> None:
 
 
 def test_every_arm_answers_and_half_a_round_counts() -> None:
-    """Law: figures are of the tokens that all arms made, also where a round was cut short; one
-    where an arm said nothing does not count."""
+    """Law: figures cover the tokens that all arms generated, even of a round cut short; a round in
+    which an arm generated nothing does not count."""
     world = World({DRAFT: 2.0}, 4, texts=0.0, noise=0.0)
     found = found_in(world, minutes=1)
     lane = [Request("p", 0.0, 1, 50, ends=True)]
@@ -233,7 +234,7 @@ def test_every_arm_answers_and_half_a_round_counts() -> None:
 
 
 def test_figures_are_written_for_programs() -> None:
-    """Law: JSON of the whole, the sentence included."""
+    """Law: all figures, with the sentence, are valid JSON."""
     found = found_in(World({DRAFT: 1.5}, 1))
     told = json.loads(json.dumps(as_dict(found)))
     assert told["sentence"] == sentence(found)
@@ -244,11 +245,11 @@ def test_figures_are_written_for_programs() -> None:
 
 
 def test_the_file_serves_what_was_recommended(tmp_path: Path) -> None:
-    """Law: `foredraft serve` reads it; off has no proposer, and n-gram no draft; odd names stay."""
+    """Law: `foredraft serve` reads it; off has no proposer, n-gram no draft; odd paths survive."""
     path = 'a "b" \\\n\u00e9\x7f'
     settings = settings_of({"a": DraftModelConfig(path=path)})
     base = EngineConfig.model_validate({"target": {"path": path, "dtype": "float32"}, "threads": 2})
-    assert "ngram" not in settings[DRAFT].companions  # bug: its gains were those of any draft
+    assert "ngram" not in settings[DRAFT].companions  # Bug: its gains counted for any draft
     wanted = {OFF: NoProposerConfig, NGRAM: NgramConfig, DRAFT: DraftModelConfig}
     for arm, kind in wanted.items():
         said = base.model_copy(update={"speculation": settings[arm]})
@@ -263,8 +264,8 @@ def render(messages: Sequence[Mapping[str, object]]) -> str:
 
 
 def test_prompts_are_the_users(tmp_path: Path) -> None:
-    """Law: lines, paragraphs, objects with `prompt` or `messages`, and OpenAI's batch format; the
-    order is the seed's."""
+    """Law: prompts come from lines, paragraphs, objects with `prompt` or `messages`, or OpenAI's
+    batch format; the seed determines the order."""
     file = tmp_path / "p"
     file.write_text("one\ntwo\n")
     assert sorted(from_file(str(file), render, 0, 9)) == ["<one>", "<two>"]
@@ -292,7 +293,7 @@ def test_prompts_are_the_users(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_in_a_file_are_one_sentence(line: str, said: str, tmp_path: Path) -> None:
-    """Law: the line is named, and what it must be."""
+    """Law: the error names the line and what it must be."""
     file = tmp_path / "p"
     file.write_text(f'{{"prompt": "a"}}\n{line}\n')
     with pytest.raises(ConfigError, match=f"line 2{said}") as caught:
@@ -301,8 +302,8 @@ def test_mistakes_in_a_file_are_one_sentence(line: str, said: str, tmp_path: Pat
 
 
 def test_every_prompt_meets_every_temperature() -> None:
-    """Law: built-in prompts are of four kinds in turns; after two times all of them each was asked
-    for at both temperatures; no seed comes twice."""
+    """Law: built-in prompts alternate between four kinds; in two passes each prompt is used at both
+    temperatures; no seed repeats."""
     prompts = [*built_in(render, 0)[:8], "own"]
     assert len(set(prompts)) == 9
     made = list(itertools.islice(requests(prompts, (0.0, 1.0), 50, 7), 18))
@@ -315,10 +316,9 @@ def test_every_prompt_meets_every_temperature() -> None:
 def test_the_check_counts_intervals_that_hold_the_benchs_ratio(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Law: the ratio is one of times over all cells of a real bench's JSON; exit code 1 where fewer
-    than nine of ten intervals of tune's own JSON hold it, where one came late, and where a draft of
-    no use is recommended; bench takes the options that it is given; what is among the results is
-    not run again."""
+    """Law: the bench's ratio is one of times over all cells of its JSON. The exit code is 1 if
+    fewer than nine of ten intervals hold it, one came late, or a useless draft is recommended.
+    Bench takes the given options; recorded results are not run again."""
     asked: list[list[str]] = []
     bench = bench_as_dict(compared())
     for cell in bench["cells"]:

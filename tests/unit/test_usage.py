@@ -1,4 +1,4 @@
-"""Usage of one choice: whose guesses they were, also where several guessed in one step."""
+"""Usage of one choice: which proposer made the guesses, even if several did in one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from server.generation.usage import Usage, total
 
 
 def taken(*steps: Output, cut: int | None = None) -> Usage:
-    """After these steps, which came one by one; of the last the first `cut` tokens."""
+    """Return the usage after these steps, one by one, with only `cut` tokens of the last."""
     counts = Usage()
     for step in steps:
         count = len(step.tokens) if cut is None or step is not steps[-1] else cut
@@ -24,7 +24,7 @@ PLAIN = Output(id="a", tokens=[5], rounds=3, proposed=7, accepted=2)
 
 
 def test_each_step_s_guesses_are_their_proposer_s() -> None:
-    """Law: the parts add up to proposed and accepted; a step without guesses is nobody's."""
+    """Law: the parts add up to proposed and accepted; a step without guesses counts for none."""
     counts = taken(LOOKED_UP, DRAFTED, PLAIN)
     assert counts.by_proposer == {"ngram": (4, 2), "draft_model": (3, 0)}
     assert (counts.proposed, counts.accepted, counts.rounds) == (7, 2, 3)
@@ -40,17 +40,17 @@ MIXED = Output(
     ("cut", "grammar", "draft"),
     [(None, (3, 2), (3, 2)), (4, (3, 2), (3, 2)), (2, (3, 1), (3, 1)), (1, (3, 0), (3, 1))],
 )
-def test_what_a_grammar_put_into_a_chain_is_the_grammar_s(
+def test_tokens_forced_in_a_chain_count_for_the_grammar(
     cut: int | None, grammar: tuple[int, int], draft: tuple[int, int]
 ) -> None:
-    """Law: wherever a stop string cuts the step, accepted guesses are the ones in the completion,
-    by who made them."""
+    """Law: if a stop string cuts the step, the accepted guesses are those in the completion, by
+    proposer."""
     counts = taken(MIXED, cut=cut)
     assert counts.by_proposer == {"grammar": grammar, "draft_model": draft}
     assert counts.accepted == grammar[1] + draft[1]
 
 
-def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
+def test_a_fully_forced_chain_counts_for_the_grammar_alone() -> None:
     step = Output(
         id="a", tokens=[1, 2], rounds=1, proposed=2, accepted=1, source="draft_model", forced=2,
         sources=[("grammar", 1), (TARGET, 1)],
@@ -59,7 +59,7 @@ def test_forced_to_its_end_the_chain_is_the_grammar_s_alone() -> None:
 
 
 def test_a_call_is_the_sum_of_its_choices() -> None:
-    """Law: and proposers have one order, whoever guessed first."""
+    """Law: proposers are listed in a fixed order, whichever guessed first."""
     choices = [taken(LOOKED_UP), taken(MIXED), taken(LOOKED_UP, DRAFTED)]
     usage = total(choices, prompt_tokens=1, drafting=Drafting(), per=1)
     assert list(usage.by_proposer.items()) == [

@@ -1,4 +1,4 @@
-"""What a sliding window leaves of a table of blocks, and how guesses are counted by context."""
+"""What a sliding window leaves of a block table, and how guesses are counted by context."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine.step.observe import _count_guesses
 def test_a_window_keeps_the_first_block_and_the_last_tokens(
     tokens: int, size: int, start: int, rows: int
 ) -> None:
-    """Law: the row at `start` sees at least so many tokens before it and hardly more, however long
-    the text is; every row's keys go where they would go; a chain's as a segment's."""
+    """Law: the row at `start` sees at least `tokens` earlier ones and hardly more, however long the
+    text; each row's keys keep their block and offset; Start is cut like Segment."""
     blocks = [7 * i + 3 for i in range(-(-(start + rows) // size))]
     whole, window = Segment([1] * rows, start, blocks, 1), Window(tokens, size)
     near = whole.within(window)
@@ -40,8 +40,8 @@ def _counted(*parts: Part) -> tuple[list[int], list[int]]:
 
 
 def test_guesses_are_counted_by_context() -> None:
-    """Law: the main proposer's alone, without what the grammar put in; a bound belongs to the
-    lengths below it."""
+    """Law: only the main proposer's guesses count, without the grammar's; a bound includes the
+    lengths up to it."""
     of: Any = cast(Any, Part)
     parts = [
         of(0, 0, 5, proposed=3, accepted=2, tokens=3),

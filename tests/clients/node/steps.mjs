@@ -1,4 +1,4 @@
-// What the scripts of Node clients share; the same as steps.py.
+// What the Node client scripts share; the counterpart of steps.py.
 
 export const root = process.argv[2];
 export const url = `${root}/v1`;

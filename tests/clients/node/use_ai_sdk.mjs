@@ -1,4 +1,4 @@
-// The AI SDK, by its provider for compatible servers and by OpenAI's own (responses).
+// The AI SDK, with its provider for compatible servers and with OpenAI's own (responses).
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";

@@ -1,9 +1,8 @@
-"""What the scripts of Python clients share: the server they are told, what they ask it, and how
-they say what became of each step.
+"""What the Python client scripts share: the server's address, the questions, and the output format.
 
-A script calls `run` with its steps, functions that ask and return what the model said. `run` prints
-one line of JSON a step, which the runner reads (`python -m tests.clients`). A step that is not of
-a client is left out.
+A script calls `run` with its steps: functions that send a request and return the reply. `run`
+prints one line of JSON per step, which the runner reads (`python -m tests.clients`). A script omits
+the steps that its client does not support.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-ROOT = sys.argv[1]  # of the server, without /v1
+ROOT = sys.argv[1]  # the server's address, without /v1
 URL = f"{ROOT}/v1"
 MODEL = "foredraft-demo"
-QUESTION = "What is speculative decoding?"  # whose answer takes several steps
+QUESTION = "What is speculative decoding?"  # the answer takes several steps
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
 WEATHER = "What is the weather in Paris?"
 
@@ -52,7 +51,7 @@ def get_weather(city: Literal["Paris", "Rome"]) -> str:
 
 
 def called(name: str, arguments: Any) -> str:
-    """Checks a call of the tool above; its arguments as an object or as text."""
+    """Check a call of the tool above, with arguments as an object or as text; return it as text."""
     given = json.loads(arguments) if isinstance(arguments, str) else arguments
     assert name == "get_weather", name
     assert given.keys() == {"city"}, given
@@ -66,7 +65,7 @@ def text(said: str | None) -> str:
 
 
 def streamed(pieces: list[str]) -> str:
-    """Checks that a stream came in pieces."""
+    """Check that a stream came in several pieces; return its text."""
     assert len([piece for piece in pieces if piece]) > 1, pieces
     return "".join(pieces)
 
@@ -76,6 +75,6 @@ def run(*steps: Callable[[], str]) -> None:
         line: dict[str, str] = {"step": step.__name__}
         try:
             line["said"] = step()
-        except Exception as error:  # whatever a client raises is what is to be told
+        except Exception as error:  # report any exception of a client
             line["error"] = f"{type(error).__name__}: {error}"
         print(json.dumps(line), flush=True)

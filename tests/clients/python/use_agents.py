@@ -1,4 +1,4 @@
-"""openai-agents: an agent over chat, and over responses."""
+"""openai-agents: an agent over chat, and one over responses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def streaming() -> str:
 
 
 def tools() -> str:
-    """The call is required, and what the tool says is the output."""
+    """Require a call; the tool's result is the output."""
     fields = {"tools": [function_tool(get_weather)], "tool_use_behavior": "stop_on_first_tool"}
     chat, responses = outputs(WEATHER, **fields, settings={"tool_choice": "required"})
     assert "sunny" in chat

@@ -1,4 +1,4 @@
-"""guidellm, a load generator: its benchmark of a few requests, whole, as a user runs it."""
+"""guidellm, a load generator: a complete benchmark of a few requests, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from steps import MODEL, ROOT, run
 
-TOKENIZER = sys.argv[2]  # a folder with the tokenizer of the model
+TOKENIZER = sys.argv[2]  # a folder with the model's tokenizer
 
 
 def streaming() -> str:

@@ -1,4 +1,4 @@
-"""instructor, by tools and by schemas."""
+"""instructor, with tools and with schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hello() -> str:
 
 
 def streaming() -> str:
-    """Partial objects, as they grow."""
+    """Stream partial objects as they grow."""
     client = instructor.from_openai(openai, mode=instructor.Mode.JSON_SCHEMA)
     grown = list(client.chat.completions.create_partial(**ASKED, response_model=Capital))
     assert len(grown) > 1

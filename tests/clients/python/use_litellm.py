@@ -1,4 +1,4 @@
-"""litellm: as OpenAI's endpoint, and as Anthropic's."""
+"""litellm: the server as an OpenAI endpoint, and as an Anthropic endpoint."""
 
 from __future__ import annotations
 

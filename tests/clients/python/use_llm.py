@@ -1,4 +1,4 @@
-"""llm, Simon Willison's: a model of its configuration file, by its Python API."""
+"""llm, by Simon Willison: a model from its configuration file, through its Python API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streaming() -> str:
 
 
 def tools() -> str:
-    """It has no field to require a call, so one that the model makes by itself."""
+    """Accept a call or a text, since llm cannot require a call."""
     response = model.prompt(WEATHER, tools=[get_weather], stream=False, temperature=0)
     calls = response.tool_calls()
     return called(calls[0].name, calls[0].arguments) if calls else text(response.text())

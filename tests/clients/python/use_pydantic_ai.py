@@ -26,7 +26,7 @@ def streaming() -> str:
 
 
 def tools() -> str:
-    """An output by a tool, which the agent requires."""
+    """Get the output through a tool, which the agent requires."""
     agent = Agent(model, output_type=ToolOutput(Capital, name="answer"))
     return str(agent.run_sync(QUESTION, model_settings=SETTINGS).output)
 

@@ -1,5 +1,5 @@
-// libcuda.so.1 without a device: what torch and Triton ask of the driver. Launches go to the
-// stand-in of the runtime, which counts them; the rest succeeds and does nothing.
+// libcuda.so.1 without a device: the driver functions that torch and Triton use. Launches go to
+// the stand-in of the runtime, which counts them; everything else succeeds and does nothing.
 #include <cstring>
 #include <dlfcn.h>
 
@@ -13,17 +13,17 @@ static void launched(const void* function) {
   if (launch) launch(function ? (const char*)function : "?");
 }
 
-// -- what a device of compute capability 9.0 says of itself, as runtime.cpp does
+// -- the attributes of a device of compute capability 9.0, as in runtime.cpp
 
 API int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
     case 75: *value = 9; break;       // compute capability, major
     case 16: *value = 132; break;     // multiprocessors
-    case 97: *value = 232448; break;  // shared memory of a block, opted in
-    case 81: *value = 233472; break;  // shared memory of a multiprocessor
-    case 82: *value = 65536; break;   // registers of a multiprocessor
-    case 10: *value = 32; break;      // warp
-    case 39: *value = 2048; break;    // threads of a multiprocessor
+    case 97: *value = 232448; break;  // shared memory per block, with opt-in
+    case 81: *value = 233472; break;  // shared memory per multiprocessor
+    case 82: *value = 65536; break;   // registers per multiprocessor
+    case 10: *value = 32; break;      // warp size
+    case 39: *value = 2048; break;    // threads per multiprocessor
     default: *value = 0;
   }
   return 0;
@@ -47,14 +47,14 @@ API int cuGetProcAddress_v2(const char* name, void** found, int, unsigned long l
   return *found ? 0 : 500;
 }
 
-// -- kernels: a function is its name
+// -- kernels: a function handle is its name
 
 API int cuModuleLoadData(void** module, const void*) { *module = (void*)0x51; return 0; }
 API int cuModuleGetFunction(void** function, void*, const char* name) {
   *function = strdup(name);
   return 0;
 }
-// Attribute 0: the most threads of a block.
+// Attribute 0: the maximum of threads per block.
 API int cuFuncGetAttribute(int* value, int which, void*) { *value = which ? 0 : 1024; return 0; }
 API int cuLaunchKernel(void* function) { launched(function); return 0; }
 API int cuLaunchKernelEx(void*, void* function) { launched(function); return 0; }

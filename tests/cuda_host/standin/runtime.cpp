@@ -1,6 +1,6 @@
-// A CUDA runtime without a device, for LD_PRELOAD: device memory is the host's, kernels do nothing,
-// cuBLAS's products are one launch each, and everything is counted. A capture is followed, and what
-// it forbids is refused as CUDA would, and written down.
+// A CUDA runtime without a device, for LD_PRELOAD: device memory is host memory, kernels do
+// nothing, each cuBLAS product is one launch, and everything is counted. Captures are tracked, and
+// what they forbid is recorded and refused, as CUDA does.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -18,22 +18,22 @@
 
 typedef cudaError_t E;
 typedef std::map<std::string, long> Counts;
-// Called with each thing counted outside of captures: what, its bytes, and its kernel or "".
+// Called for each thing counted outside captures: what it is, its bytes, and its kernel or "".
 typedef void (*Watcher)(const char*, size_t, const char*);
 
 static const size_t TOTAL = 150754820096ull;  // bytes of the device
-static const size_t CONTEXT = 600ull << 20;   // that a context takes
+static const size_t CONTEXT = 600ull << 20;   // that a context uses
 
 static Counts counts, bytes, kernels, captured_kernels;
 static std::vector<std::string> violations;
 static Watcher watcher = nullptr;
-static std::map<const void*, std::string> names;  // of kernels, by their host function
+static std::map<const void*, std::string> names;  // of kernels, by host function
 static std::map<uintptr_t, size_t> pinned, allotted;
 static std::map<void*, long> graph_nodes;
 static size_t used = 0;
 static bool capturing = false;
 static cudaStream_t capture_stream = nullptr;
-static long nodes = 0, last_nodes = 0;  // of the capture under way, of the last one
+static long nodes = 0, last_nodes = 0;  // of the current capture, of the last one
 static uintptr_t handles = 0x1000;
 
 template <class T> static E made(T* handle) {
@@ -48,7 +48,7 @@ static void count(const std::string& what, size_t size = 0, const char* kernel =
   if (watcher && !capturing) watcher(what.c_str(), size, kernel);
 }
 
-// -- what the tests ask
+// -- the tests' interface
 
 API void standin_reset() {
   counts.clear(), bytes.clear(), kernels.clear(), captured_kernels.clear(), violations.clear();
@@ -66,14 +66,14 @@ API const char* standin_report() {  // a JSON object of numbers
   return text.c_str();
 }
 
-API const char* standin_violations() {  // one a line
+API const char* standin_violations() {  // one per line
   static std::string text;
   text = "";
   for (auto& each : violations) text += each + "\n";
   return text.c_str();
 }
 
-API const char* standin_kernels(int captured) {  // one a line, after its number of launches
+API const char* standin_kernels(int captured) {  // one per line, after its number of launches
   static std::string text;
   text = "";
   for (auto& each : captured ? captured_kernels : kernels)
@@ -177,7 +177,7 @@ API E cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = 233472; break;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
     case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;  // CUB scans step by it
+    case cudaDevAttrMaxGridDimX: *value = 2147483647; break;  // CUB's scans advance by it
     case cudaDevAttrMaxGridDimY: *value = 65535; break;
     case cudaDevAttrMaxGridDimZ: *value = 65535; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
@@ -287,7 +287,7 @@ API E cudaPointerGetAttributes(cudaPointerAttributes* found, const void* at) {
   return cudaSuccess;
 }
 
-// -- copies: what comes from the device is zeros, since nothing was computed there
+// -- copies: reads from the device return zeros, since nothing is computed there
 
 static E copied(void* to, const void* from, size_t size, cudaStream_t stream) {
   bool from_device = within(allotted, from), to_device = within(allotted, to);

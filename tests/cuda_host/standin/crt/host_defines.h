@@ -1,5 +1,5 @@
-// What driver_types.h and vector_types.h ask of the compiler; the wheel with the runtime's headers
-// comes without it.
+// The compiler macros that driver_types.h and vector_types.h need; the wheel with the runtime's
+// headers does not contain them.
 #pragma once
 #define __device_builtin__
 #define __device_builtin_texture_type__
