@@ -166,7 +166,7 @@ class OpenRequests:
         ]:
             self._end_held(request, "given_up")
             room = f"it may take {request.most} tokens, the engine now takes {ready.max_model_len}"
-            request.stream.fail(f"{self._sentence}; the reply could not go on: {room}")
+            request.stream.fail(f"{self._sentence}; the reply could not be resumed: {room}")
         suspects = [request for request in self._requests.values() if request.deaths > 1]
         self._suspects = sorted(suspects, key=lambda request: request.suspect_order)
         self._submit_next()
@@ -211,7 +211,7 @@ class OpenRequests:
         late = [each for each in every if each.cut_at is not None and each.cut_at <= cut]
         for request in late:
             self._end_held(request, "too_late")
-            message = f"{self._sentence}; the reply could not go on within {self.hold_seconds:g} s"
+            message = f"{self._sentence}; the reply could not be resumed within {self.hold_seconds:g} s"
             request.stream.fail(message)
         self._let_go(late)
 

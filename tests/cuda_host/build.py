@@ -23,11 +23,11 @@ def missing() -> str | None:
     """Return a sentence about what this machine lacks for these tests, or None."""
     folder = os.environ.get(TORCH)
     if not folder:
-        return f"{TORCH} names no folder with a CUDA build of torch (tests/cuda_host/README.md)."
+        return f"{TORCH} must name a folder with a CUDA build of torch (tests/cuda_host/README.md)."
     if not (Path(folder) / "torch" / "lib" / "libtorch_cuda.so").is_file():
-        return f"{TORCH} is {folder!r}, where there is no CUDA build of torch."
+        return f"{TORCH} is {folder!r}, which contains no CUDA build of torch."
     if not _headers().is_dir():
-        return f"{TORCH} is {folder!r}, where there are no headers of nvidia-cuda-runtime."
+        return f"{TORCH} is {folder!r}, which contains no nvidia-cuda-runtime headers."
     if shutil.which("g++") is None:
         return "There is no g++ to build the stand-in with."
     return None

@@ -93,7 +93,7 @@ def until_ready(http: httpx.Client) -> float:
     while http.get("/ready").status_code != 200:
         time.sleep(0.1)
         if time.monotonic() - began > PATIENCE:
-            raise SystemExit("the server does not come back")
+            raise SystemExit("the server is not ready again")
     return time.monotonic() - began
 
 

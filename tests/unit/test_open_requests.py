@@ -248,21 +248,21 @@ async def test_no_request_is_held_forever() -> None:
     """Law: after `seconds` a held stream delivers what has arrived, then ends with an error; a
     stream that has resumed does not."""
     world = World(seconds=0.05)
-    late, keeps_drafting = world.add("late", "goes on")
+    late, continuing = world.add("late", "goes on")
     world.say("late", 5)
     world.lose()
     world.requests.resume_on(READY)
     world.say("goes on", 6)
     await asyncio.sleep(0.1)
     assert late.take().tokens == [5]
-    with pytest.raises(EngineLost, match=r"could not go on within 0\.05 s"):
+    with pytest.raises(EngineLost, match=r"could not be resumed within 0\.05 s"):
         late.take()
     assert world.outcomes == ["resumed", "too_late"]
     assert all(0 <= seconds < 5 for _, seconds in world.held)
     assert Abort(["late"]) in world.told
     world.say("late", 9)  # this output crosses the abort
     world.say("goes on", 7, finish="length")
-    assert keeps_drafting.take().tokens == [6, 7]
+    assert continuing.take().tokens == [6, 7]
 
 
 @in_a_loop
@@ -276,7 +276,7 @@ async def test_a_request_behind_a_suspect_is_not_held_forever_either() -> None:
     (stream,) = world.add("behind")
     world.lose()
     await asyncio.sleep(0.2)
-    with pytest.raises(EngineLost, match=r"could not go on within 0\.05 s"):
+    with pytest.raises(EngineLost, match=r"could not be resumed within 0\.05 s"):
         stream.take()
     assert world.outcomes == ["too_late"] * 3
     assert len(world.requests) == 0

@@ -428,5 +428,5 @@ def test_a_request_that_jumps_is_one_sentence(
     path = write(tmp_path / "t", Trace(trace.header, [trace.steps[0], *trace.steps]))
     assert replay.main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert "request 0 goes on at its token 0" in error
+    assert "request 0 continues at token 0" in error
     assert error.count("\n") == 1

@@ -79,7 +79,7 @@ class _Story:
         """Add the request's next step. Raises TraceError if a step is missing or repeated."""
         if part.position != self.length or self.finish:
             raise TraceError(
-                f"this trace contradicts itself: request {self.number} goes on at its token"
+                f"this trace contradicts itself: request {self.number} continues at token"
                 f" {part.position}, but is at {self.length}"
             )
         if not part.position:
