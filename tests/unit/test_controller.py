@@ -32,9 +32,9 @@ def test_a_fast_and_good_draft_gets_a_large_k() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_wrong_cost_in_the_profile_is_found_out(seed: int) -> None:
-    """Bug: a profile taken on a loaded machine overstated steps of more than two rows by half. K =
-    1 was best by that profile and was kept for good, since only costs of steps that run are
-    corrected: 98 tokens/s instead of 117."""
+    """Bug: a profile taken on a loaded machine overstated steps of more than two rows by half. By
+    it K = 1 was best and was kept for good, since only costs of steps that run are corrected: 98
+    tokens/s instead of 117."""
     world = World(0.66, base=1.4e-2, row=4e-4, draft=1.1e-3, informed=0.5, seed=seed)
     controller = AdaptiveK(K_MAX, stops=False)
     sizes = (1, 2, 3, 5, 9, 17)
