@@ -43,7 +43,7 @@ def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(
 
 def test_without_the_confidence_stop_unlikely_tokens_are_drafted() -> None:
     """Law: without the confidence stop all chosen steps are drafted; with it, drafting stops at an
-    unlikely token. Bug: in a step between choices it judged the token of another step."""
+    unlikely token. Bug: in a step that the controller skipped, it judged another step's token."""
     found = []
     for name in (WHOLE, STOP):
         world = World(alpha=0.7, informed=2.0)

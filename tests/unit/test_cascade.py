@@ -109,7 +109,7 @@ def test_the_first_proposer_with_a_proposal_serves() -> None:
     assert trial.draft.asked == [[("a", 0), ("b", 4), ("c", 4)]]
 
 
-def test_the_order_is_the_requests() -> None:
+def test_the_order_is_that_of_the_request() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("draft_model", "ngram")), sequence("b", ("ngram",)))
     assert [p.source for p in proposals] == ["draft_model", "ngram"]
@@ -309,7 +309,7 @@ def test_the_controller_learns_from_all_requests_without_a_list() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1, None), (0, 0, 0, None)], 2)
 
 
-def test_free_guesses_are_priced_by_their_forecasts() -> None:
+def test_free_proposals_are_priced_by_their_forecasts() -> None:
     """Law: each free proposer has its own chances, cut at the request's bound; the controller is
     told whether the main proposer may be asked instead."""
     spy = Spy(4)
@@ -354,7 +354,7 @@ class Cutter(FixedK):
         return [min(len(sure), 1) for sure in confidences]
 
 
-def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
+def test_a_token_that_was_cut_is_judged_by_the_next_token() -> None:
     """Law: of four draft tokens one was verified and was right; the next token tells whether the
     second was right, and nothing tells it of the third. The drafting time is that of all four."""
     seqs = [sequence(name, None) for name in "abc"]

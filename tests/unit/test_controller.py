@@ -109,7 +109,7 @@ def test_it_comes_back_from_zero_when_acceptance_recovers(batch: int) -> None:
 
 @pytest.mark.parametrize("alpha", [0.2, 0.45, 0.7, 0.9])
 @pytest.mark.parametrize("batch", [1, 6, 32])
-def test_it_settles(alpha: float, batch: int) -> None:
+def test_k_settles(alpha: float, batch: int) -> None:
     """Law: in a constant world K changes rarely: 25 of 800 steps are baselines or probes, and each
     of them changes K twice."""
     world = World(alpha=alpha, batch=batch)
@@ -242,7 +242,7 @@ def test_one_slow_step_does_not_change_k() -> None:
     assert abs(controller.choose(Load(1)) - k) <= 1
 
 
-def test_estimates_say_what_speculation_is_worth() -> None:
+def test_estimates_give_the_speed_up() -> None:
     world = World(alpha=0.9)
     controller = adaptive(world)
     trace = play(controller, world, 500)

@@ -61,7 +61,7 @@ def test_a_load_of_all_sizes_takes_no_more_memory() -> None:
     assert held < 100 * 16 * 9 * 512  # a hundred sizes, two 8-byte numbers per row
 
 
-def test_a_size_seen_in_a_bad_moment_makes_no_cliff() -> None:
+def test_a_size_seen_once_makes_no_cliff() -> None:
     """Bug: 33 to 40 rows had a factor of their own, seen once; proposals were cut at 32 rows or not
     at all."""
     cost = target([(16, 4e-3), (32, 5e-3), (48, 6e-3)])
@@ -88,7 +88,7 @@ def test_a_change_of_machine_speed_is_not_blamed_on_a_size(factor: float) -> Non
     assert predict(cost, 16, 16) == pytest.approx(factor * 4e-3, rel=0.2)
 
 
-def test_two_hiccups_in_a_row_are_forgotten() -> None:
+def test_two_outliers_in_a_row_are_forgotten() -> None:
     """Law: two outliers that look like a slower machine are forgotten as fast as learnt."""
     cost, truth = target([(16, 4e-3), (48, 8e-3)]), {16: 4e-3, 48: 8e-3}
     for rows in [16, 48] * 30:
@@ -111,7 +111,7 @@ def test_the_machine_factor_applies_to_unseen_sizes() -> None:
     assert predict(cost, 9, 2) == pytest.approx(16e-3, rel=0.1)
 
 
-def test_a_hiccup_hardly_moves_it() -> None:
+def test_an_outlier_hardly_counts() -> None:
     cost = target(FLAT)
     for _ in range(50):
         cost.update(1, 1, 4e-3, 0.0)

@@ -92,7 +92,7 @@ def test_every_variable_is_declared(name: str) -> None:
             assert selected.metric.type == "gauge"
 
 
-def test_dashboards_lead_to_each_other() -> None:
+def test_dashboards_link_to_each_other() -> None:
     """Law: each has its own title and address, and a link to the others that keeps the chosen
     variables: all have the same."""
     assert len({one["uid"] for one in DASHBOARDS.values()}) == len(DASHBOARDS) == 4

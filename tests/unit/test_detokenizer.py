@@ -253,7 +253,7 @@ def test_holds_back_no_more_than_a_possible_stop() -> None:
     assert finder.hit is None
 
 
-def test_after_a_hit_nothing_comes() -> None:
+def test_nothing_is_emitted_after_a_hit() -> None:
     """Law: a hit ends the text; what the engine generated beyond it is never shown."""
     finder = StopStrings(["stop"], include=False)
     assert finder.push("a st") == "a "

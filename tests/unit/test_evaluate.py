@@ -217,7 +217,7 @@ def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
-def test_what_the_engine_refuses_is_named_by_its_line(tmp_path: Path) -> None:
+def test_a_refusal_of_the_engine_names_the_line(tmp_path: Path) -> None:
     """Law: the error has the line and the engine's sentence, and comes before any measurement."""
     client = PricedClient(memory_bound)
     client._refusal, client._bad_request = "the engine does not want it", True

@@ -84,7 +84,7 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
         (("{" * 100_000,), ["line 1", "is not JSON"]),
     ],
 )
-def test_a_mixed_up_file_is_one_sentence(
+def test_an_invalid_file_is_one_sentence(
     tmp_path: Path, lines: tuple[object, ...], parts: list[str]
 ) -> None:
     """Law: the error names the line and what is wrong with it; there is never a traceback."""
@@ -100,7 +100,7 @@ def test_a_mixed_up_file_is_one_sentence(
         assert part in str(caught.value)
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
+def test_files_that_are_not_text(tmp_path: Path) -> None:
     """Law: a missing file, a folder and invalid UTF-8 are errors of one sentence, too."""
     (tmp_path / "b").write_bytes(b"one\ntwo \xff\n")
     for path, part in (

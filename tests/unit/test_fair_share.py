@@ -113,7 +113,7 @@ def test_preemption_ends_at_equal_shares() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 6])
-def test_a_newcomer_has_its_first_step_for_itself(count: int) -> None:
+def test_a_new_tenants_first_step_runs_alone(count: int) -> None:
     """Bug: a quiet tenant's prefill ran in one step with a noisy tenant's whole batch, so its first
     token took as long as that batch. Law: if one tenant has most of the batch, a new tenant's
     prefill runs in a step alone, with or without a free place, but never in two steps in a row."""
@@ -133,7 +133,7 @@ def test_a_newcomer_has_its_first_step_for_itself(count: int) -> None:
     assert alone == [True, False, True, False, False]
 
 
-def test_blocks_are_given_up_too() -> None:
+def test_a_full_cache_is_shared_too() -> None:
     """Law: if places are free but one tenant's KV fills the cache, another one's request runs a
     step later."""
     scheduler = scheduler_of(blocks=12, sequences=8)

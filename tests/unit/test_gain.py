@@ -133,7 +133,7 @@ def test_a_switch_of_the_mode_starts_over(before: StepMetrics, now: StepMetrics)
     assert gain_of(step(k=1), step(k=0, plain=1.0)).speedup == pytest.approx(1.75, abs=0.01)
 
 
-def test_idle_beats_change_nothing() -> None:
+def test_idle_heartbeats_change_nothing() -> None:
     gain = gain_of(step(guesses={"ngram": (2, 2)}))
     for _ in range(1000):
         gain.observe(StepMetrics(estimates=Estimates(k=4)))

@@ -233,7 +233,7 @@ def test_usage_counts_a_prompt_once_and_choices_each() -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 9])
-def test_guesses_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
+def test_draft_tokens_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
     """Law: the counts end with the step that completes the stop string, however far the engine ran
     before the abort; of that step's accepted draft tokens, those within the completion count."""
     client = fake(listed_script(list(b"abcdefghijkl"), then=EOS), tokens_per_step=3)
@@ -361,7 +361,7 @@ def test_metrics_of_a_finished_call() -> None:
     assert "foredraft_prompt_tokens_total 2.0" in text
 
 
-def test_admission_counts_those_being_tokenised() -> None:
+def test_admission_counts_requests_being_tokenised() -> None:
     """Bug: two requests could both pass the check while their prompts were tokenised."""
     admission = Admission(FakeClient(), 4)
     with admission.reserve(3):

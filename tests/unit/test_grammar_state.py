@@ -172,7 +172,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_where_a_text_breaks_does_not_depend_on_speculation(name: str) -> None:
+def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
     """Law: a grammar that proves too complex ends its text after the same token with the same
     message, whatever was proposed before and whoever used the compiled grammar. Bug: it depended on
     CPU time and on what a matcher remembered of draft tokens."""

@@ -38,7 +38,7 @@ def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[i
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_kept_lengths_are_the_best_of_all(batch: int) -> None:
+def test_kept_lengths_are_the_best(batch: int) -> None:
     """Law: at the controller's own goodput and costs, no other lengths are worth more."""
     controller, rng = trained(batch), random.Random(batch)
     distinct = set()
@@ -120,7 +120,7 @@ def test_good_confidence_is_worth_tokens(batch: int) -> None:
     assert rates[1] > rates[0]
 
 
-def test_probes_come_back_from_off() -> None:
+def test_probes_at_k_0_bring_speculation_back() -> None:
     """Law: at K = 0 there is a probe every 16 to 48 steps, mostly of a quarter of the sequences,
     and less often only while the last one is not paid off; hindsight in between brings speculation
     back within 100 steps."""
