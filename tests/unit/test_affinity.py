@@ -161,7 +161,7 @@ def test_the_bounds_of_several_routers_add_up() -> None:
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True))
 def test_a_replica_that_comes_or_goes_moves_its_own_keys_only(numbers: list[int]) -> None:
-    """Law: even without memory, only that replica's keys move. So independent routers agree."""
+    """Law: even with no memory, only that replica's keys move. So independent routers agree."""
     keys = [key_of(text(number, 1_000)) for number in numbers]
     fewer = [Affinity().order(key, IDLE)[0] for key in keys]
     more = [Affinity().order(key, {**IDLE, "e": 0})[0] for key in keys]

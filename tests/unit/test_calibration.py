@@ -11,7 +11,7 @@ ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 
 
 def learn(calibration: Calibration, slope: float, trials: int, *, scale: float = 1.0) -> None:
-    """Feed it tokens whose log-odds are the prior's plus `slope` per deviation of confidence."""
+    """Learn tokens whose log-odds are the prior's plus `slope` per deviation of confidence."""
     rng = np.random.default_rng(3)
     for _ in range(trials // 48):
         odds = ODDS[rng.integers(0, 3, 48)]
