@@ -1,4 +1,4 @@
-"""Refinements of the controller, taken out one by one on a trace."""
+"""Ablation on traces: the controller with one refinement removed at a time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_a_trace_whose_drafter_cannot_stop_is_not_judged_on_stopping(
         assert (STOP in capsys.readouterr().out) == stops
 
 
-def test_without_the_stop_it_drafts_on_however_unsure() -> None:
-    """Law: what was chosen is drafted by the one; the other stops at a guess that is hardly right.
-    Bug: in a round that it rested it judged another round's guess."""
+def test_without_the_confidence_stop_unlikely_tokens_are_drafted() -> None:
+    """Law: without the confidence stop all chosen steps are drafted; with it, drafting stops at an
+    unlikely token. Bug: in a step that the controller skipped, it judged another step's token."""
     found = []
     for name in (WHOLE, STOP):
         world = World(alpha=0.7, informed=2.0)
@@ -56,17 +56,17 @@ def test_without_the_stop_it_drafts_on_however_unsure() -> None:
     assert found == [True, False, True, True]
 
 
-def test_equal_seeds_are_equal_plays() -> None:
-    """Common random numbers: only what was taken out may tell variants apart."""
+def test_equal_seeds_give_equal_results() -> None:
+    """Law: variants share random numbers, so only the removed refinement makes them differ."""
     scene = recorded(served(3))
     first, again = (scores.play(scene, list(VARIANTS), k_max=4, charge=0.0) for _ in range(2))
     assert first.policies == again.policies
 
 
-def test_a_trace_of_plain_decoding_has_nothing_to_tell(
+def test_a_trace_without_speculation_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: a traceback of arrays that did not fit, or a table of ones."""
+    """Bug: a trace with K = 0 raised a traceback about array shapes, or printed a table of ones."""
     trace = served(0)
     write(tmp_path / "t.jsonl", Trace(replace(trace.header, k_max=0), trace.steps))
     assert main([str(tmp_path), "--ablate"]) == 2
@@ -76,7 +76,7 @@ def test_a_trace_of_plain_decoding_has_nothing_to_tell(
 CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
 
 
-def test_the_same_rows_for_each_are_as_many_as_before() -> None:
+def test_equal_rows_for_each_keep_the_total() -> None:
     ragged = VARIANTS[WHOLE](4, stops=False)
     uniform = VARIANTS["same rows for each"](4, stops=False)
     for controller in (ragged, uniform):
@@ -89,7 +89,7 @@ def test_the_same_rows_for_each_are_as_many_as_before() -> None:
 
 
 @pytest.mark.parametrize("name", ["no hindsight", "profile only"])
-def test_what_is_taken_out_teaches_nothing(name: str) -> None:
+def test_a_removed_signal_is_not_learnt_from(name: str) -> None:
     told = StepRecord(
         [Part(0, 0, 0, rows=1 if name == "profile only" else 9)],
         target_seconds=9.0,
@@ -112,9 +112,9 @@ def test_a_folder_without_traces_is_one_sentence(
 
 
 @pytest.mark.parametrize(("name", "learns"), [("no change test", True), ("profile only", False)])
-def test_a_variant_learns_costs_but_where_it_goes_by_the_profile(name: str, learns: bool) -> None:
-    """Bug: what "no optimism" was told was learnt for costs that it did not ask, and "profile only"
-    learnt from the rounds that were overheard."""
+def test_every_variant_but_profile_only_learns_costs(name: str, learns: bool) -> None:
+    """Bug: "no optimism" learnt costs from observations that it had not asked for, and "profile
+    only" learnt from steps that it merely observed."""
     world, controller = World(alpha=0.8, batch=4), VARIANTS[name](K_MAX, stops=False)
     world.profile(controller, wrong_by=1.5)
     costs = controller._costs  # type: ignore[attr-defined]

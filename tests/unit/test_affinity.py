@@ -1,4 +1,4 @@
-"""Prefix affinity: what a prompt's heads are, who is chosen, and what is remembered."""
+"""Prefix affinity: the prefixes ("heads") of a prompt, the choice of a replica, and its memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def key_of(text: str, **more: object) -> Key:
 
 
 def text(number: int, length: int) -> str:
-    """Texts of different numbers differ everywhere."""
+    """Return a text of `length` characters; texts of different numbers differ everywhere."""
     return f"{number:08x}" * (length // 8)
 
 
@@ -32,8 +32,8 @@ loads = st.fixed_dictionaries({name: st.integers(0, 10**6) for name in REPLICAS}
 
 
 @given(st.integers(0, 60_000), st.integers(1, 3_000), st.integers(1, 3_000))
-def test_prompts_share_the_heads_of_what_they_share(shared: int, one: int, other: int) -> None:
-    """Law: two prompts have the same digest of a head if, and only if, both begin with it."""
+def test_prompts_share_the_heads_of_their_common_prefix(shared: int, one: int, other: int) -> None:
+    """Law: two prompts have the same digest of a head if and only if both begin with that head."""
     begin = text(1, shared)
     first, second = key_of(begin + "x" * one), key_of(begin + "y" * other)
     equal = [a == b for a, b in zip(first.heads, second.heads, strict=False)]
@@ -43,7 +43,7 @@ def test_prompts_share_the_heads_of_what_they_share(shared: int, one: int, other
     assert first.ends[: len(equal)] == second.ends[: len(equal)]
 
 
-def test_chats_and_responses_go_on_under_their_first_turns_heads() -> None:
+def test_later_turns_share_the_heads_of_the_first_turn() -> None:
     turn = {"role": "user", "content": text(1, 2_000)}
     reply = {"role": "assistant", "content": text(2, 2_000)}
     for field in ("messages", "input"):
@@ -71,27 +71,27 @@ def test_a_long_prompt_has_few_heads_and_each_begins_the_next() -> None:
 
 
 @given(st.binary(max_size=2_000) | st.text(max_size=500).map(str.encode))
-def test_whatever_the_bytes_are_there_is_a_key(said: bytes) -> None:
+def test_any_bytes_have_a_key(said: bytes) -> None:
     key = read_key(said)
     assert key.prompt_tokens <= len(said) // 4 + 1
 
 
 @pytest.mark.parametrize("field", ["prompt", "max_tokens", "unknown"])
 def test_a_body_that_is_nested_too_deep_has_a_key(field: str) -> None:
-    """Bug: a request whose JSON was so was never answered on Ray, as its router raised."""
+    """Bug: on Ray, a request with deeply nested JSON was never answered: the router raised."""
     said = json.dumps({field: 0}).encode().replace(b"0", b"[" * 200_000 + b"]" * 200_000)
     assert read_key(said).prompt_tokens >= len(said) // 4
 
 
 @pytest.mark.parametrize("wrong", ["many", None, -1, 1.5, True, [], {}])
-def test_a_limit_that_is_none_counts_as_none_said(wrong: object) -> None:
+def test_an_invalid_limit_counts_as_not_given(wrong: object) -> None:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         assert key_of("x", **{name: wrong}).reply_tokens == key_of("x").reply_tokens
         assert key_of("x", **{name: 7}).reply_tokens == 7
 
 
-def test_a_body_that_was_cut_has_the_heads_of_what_is_left() -> None:
-    """A proxy may hand on the beginning only."""
+def test_a_truncated_body_has_the_heads_of_its_beginning() -> None:
+    """Law: the heads of what is left are right, since a proxy may forward only the beginning."""
     whole = json.dumps({"model": "m", "messages": [{"content": text(1, 9_000)}]}).encode()
     one, other = read_key(whole[:4_000]), read_key(whole[:6_000])
     assert len(one.heads) == 4_000 // 256
@@ -99,11 +99,11 @@ def test_a_body_that_was_cut_has_the_heads_of_what_is_left() -> None:
 
 
 @given(loads, st.lists(st.tuples(st.integers(0, 5), st.sampled_from(REPLICAS)), max_size=30))
-def test_the_chosen_one_is_within_the_bound(
+def test_the_chosen_replica_is_within_the_bound(
     loads: dict[str, int], sent: list[tuple[int, str]]
 ) -> None:
-    """Law: whatever was sent where, the chosen replica's load is at most the bound times the mean
-    and the tokens that are saved there. All are in the order, once."""
+    """Law: whatever was sent before, the chosen replica's load is at most the bound times the mean
+    plus the tokens that its cache saves. The order contains every replica once."""
     affinity = Affinity()
     for number, replica in sent:
         affinity.send(key_of(text(number, 4_000)), replica)
@@ -115,14 +115,14 @@ def test_the_chosen_one_is_within_the_bound(
 
 
 @given(loads)
-def test_of_equals_the_one_with_the_least_to_do_is_next(loads: dict[str, int]) -> None:
+def test_without_hits_the_least_loaded_replica_is_next(loads: dict[str, int]) -> None:
     order = Affinity().order(key_of(text(0, 1_000)), loads)
     assert [loads[name] for name in order] == sorted(loads.values())
 
 
 @given(st.integers(0, 900), st.sampled_from(REPLICAS), st.sampled_from(REPLICAS))
 def test_the_longest_head_wins_where_there_is_room(load: int, longer: str, shorter: str) -> None:
-    """Law: until as many tokens wait as are saved, it goes where most of it is."""
+    """Law: the replica with the longest head wins up to an extra load of the tokens saved."""
     affinity = Affinity()
     affinity.send(key_of(text(0, 1_000)), shorter)
     affinity.send(key_of(text(0, 6_000)), longer)
@@ -130,8 +130,8 @@ def test_the_longest_head_wins_where_there_is_room(load: int, longer: str, short
 
 
 @given(st.integers(2, 6), st.integers(0, 6_000), st.integers(1, 256))
-def test_a_head_that_all_ask_for_is_spread(replicas: int, length: int, reply: int) -> None:
-    """Law: no replica has more of a hot head's requests than the bound, what it saves, and one."""
+def test_a_popular_head_is_spread_over_replicas(replicas: int, length: int, reply: int) -> None:
+    """Law: no load exceeds the bound times the mean plus the tokens saved and one request."""
     affinity, loads = Affinity(), dict.fromkeys("abcdef"[:replicas], 0)
     head, most = text(0, length), 0
     for number in range(300):
@@ -145,7 +145,7 @@ def test_a_head_that_all_ask_for_is_spread(replicas: int, length: int, reply: in
 
 
 def test_the_bounds_of_several_routers_add_up() -> None:
-    """Law: each bounds what it sends, and knows nothing of the others."""
+    """Law: the bound holds for the sum over routers, though each knows only its own requests."""
     routers = [(Affinity(), dict.fromkeys(REPLICAS, 0)) for _ in range(3)]
     for number in range(900):
         affinity, loads = routers[number % 3]
@@ -161,7 +161,7 @@ def test_the_bounds_of_several_routers_add_up() -> None:
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True))
 def test_a_replica_that_comes_or_goes_moves_its_own_keys_only(numbers: list[int]) -> None:
-    """Law: of routers that remember nothing, with one replica more or less. So they also agree."""
+    """Law: even with no memory, only that replica's keys move. So independent routers agree."""
     keys = [key_of(text(number, 1_000)) for number in numbers]
     fewer = [Affinity().order(key, IDLE)[0] for key in keys]
     more = [Affinity().order(key, {**IDLE, "e": 0})[0] for key in keys]
@@ -173,7 +173,7 @@ def test_keys_spread_over_idle_replicas() -> None:
     assert min(chosen[name] for name in REPLICAS) > 60
 
 
-def test_scaling_moves_nothing_that_has_a_place() -> None:
+def test_scaling_moves_no_prefix_that_a_replica_holds() -> None:
     affinity, loads = Affinity(), dict(IDLE)
     keys = [key_of(text(number, 4_000)) for number in range(50)]
     places = [affinity.order(key, loads)[0] for key in keys]
@@ -187,7 +187,7 @@ def test_scaling_moves_nothing_that_has_a_place() -> None:
         assert place == "a" or affinity.order(key, left)[0] == place
 
 
-def test_what_is_remembered_is_bounded_and_the_longest_heads_go_first() -> None:
+def test_memory_is_bounded_and_evicts_long_heads_first() -> None:
     affinity = Affinity(heads=20)
     key, other = key_of(text(0, 5_000)), key_of(text(1, 5_000))
     assert len(key.heads) > 15
@@ -201,7 +201,7 @@ def test_what_is_remembered_is_bounded_and_the_longest_heads_go_first() -> None:
     assert affinity.send(key, "a") == first - cached + cached // ATTENDED
 
 
-def test_what_was_used_last_is_remembered_longest() -> None:
+def test_the_least_recently_used_heads_are_evicted_first() -> None:
     one, *others = (key_of(text(number, 1_000)) for number in range(9))
     affinity = Affinity(heads=2 * len(one.heads))
     new = affinity.send(one, "a")
@@ -210,7 +210,7 @@ def test_what_was_used_last_is_remembered_longest() -> None:
         assert affinity.send(one, "a") < new
 
 
-def test_a_replica_that_went_is_forgotten() -> None:
+def test_a_removed_replica_is_forgotten() -> None:
     affinity, key = Affinity(), key_of(text(0, 4_000))
     new = affinity.send(key, "a")
     affinity.keep(["b"])

@@ -1,4 +1,4 @@
-"""The parser of the command lines."""
+"""The command line parser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.errors import ConfigError
 def test_a_number_out_of_bounds_is_a_sentence(
     given: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: threads of -1 were a traceback of the library that was told of them."""
+    """Bug: `--threads -1` ended in a traceback from the library that received the value."""
     parser = Parser("tool")
     parser.add_argument("--threads", type=whole(1, 9))
     parser.add_argument("--share", type=number(0.05, 0.99))
@@ -47,7 +47,7 @@ def test_a_number_out_of_bounds_is_a_sentence(
 def test_a_mistake_is_one_sentence(
     ends: BaseException | None, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2 and a line on stderr for whoever asked, 130 when he interrupted."""
+    """Law: an error exits with code 2 and one line on stderr; an interrupt exits with 130."""
 
     def work() -> int:
         if ends is not None:

@@ -1,4 +1,4 @@
-"""Exploration: how long a baseline is, some rounds at K = 0 while guesses pay."""
+"""Exploration: baselines, which are steps at K = 0 while speculation pays, and their length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engine.control.exploration import Exploration
 
 
 def baselines(explore: Exploration, *, gain: float, rounds: int) -> list[int]:
-    """Rounds of each, where guesses gain so much."""
+    """Return the length in steps of each baseline while speculation gains `gain`."""
     found, alone = list[int](), True
     for _ in range(rounds):
         is_baseline = explore.while_on(1.0, gain=gain) == "baseline"
@@ -17,25 +17,25 @@ def baselines(explore: Exploration, *, gain: float, rounds: int) -> list[int]:
     return found
 
 
-def test_a_baseline_is_long_where_the_choice_is_close() -> None:
-    """Bug: the first round without guesses costs a third more than later ones, as long as the
-    drafter's weights are in the caches; a baseline of that one round made K = 0 look dear for good,
-    and speculation stayed on where it lost a fifth."""
+def test_a_baseline_is_longer_where_k_0_is_close() -> None:
+    """Bug: the first step without a proposal costs a third more than later ones, since the
+    drafter's weights are still in the caches. A baseline of that step alone made K = 0 look slow
+    for good, and speculation stayed on where it lost a fifth."""
     explore = Exploration()
     explore.restart(1)
     assert baselines(explore, gain=0.1, rounds=300) == [1, 4, 4]
 
 
-def test_one_round_is_enough_where_guesses_gain_much() -> None:
-    """Law: what could hardly change the choice is not paid for."""
+def test_one_step_is_enough_where_speculation_gains_much() -> None:
+    """Law: a baseline that can hardly change the choice is as short as possible."""
     explore = Exploration()
     explore.restart(1)
     assert baselines(explore, gain=0.4, rounds=1400) == [1, 1, 1, 1]
 
 
-def test_a_size_that_comes_back_is_no_new_one() -> None:
-    """Bug: a load that goes to and fro between 16 requests and 15 had its K = 0 looked at after six
-    rounds, and after 48 more, each time."""
+def test_a_batch_size_that_returns_is_not_explored_anew() -> None:
+    """Bug: with a load that alternates between 15 and 16 requests, each change restarted the
+    exploration of K = 0: a baseline after six steps, and again after 48."""
     explore = Exploration()
 
     def first_after(size: int) -> int:
@@ -52,8 +52,8 @@ def test_a_size_that_comes_back_is_no_new_one() -> None:
     assert first_after(6) == 6
 
 
-def test_what_exploration_loses_is_a_small_share() -> None:
-    """Law: a baseline that loses as much as ten rounds waits until that is paid off."""
+def test_exploration_loses_a_small_share_of_the_time() -> None:
+    """Law: after a baseline that loses ten steps' time, none follows until that is paid off."""
     explore = Exploration()
     explore.restart(1)
     played = 0

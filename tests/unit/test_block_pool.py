@@ -1,4 +1,4 @@
-"""The block pool: what is shared, what is evicted, and which ids are handed out."""
+"""The block pool: which blocks are shared, which are evicted, and which ids are handed out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pool_of(num_blocks: int = 16, *, prefix_caching: bool = True) -> BlockPool:
 
 
 def compute(pool: BlockPool, seq: Sequence) -> Sequence:
-    """Reserve for all tokens of `seq` and publish what is full, as a step would."""
+    """Reserve blocks for all tokens of `seq` and publish the full ones, as a step does."""
     assert pool.reserve(seq, seq.num_tokens)
     seq.num_computed = seq.num_tokens - 1
     pool.publish(seq, seq.num_tokens)
@@ -40,7 +40,7 @@ def test_a_lone_sequence_on_a_fresh_pool_gets_consecutive_ids_as_it_grows() -> N
 
 
 def test_two_growing_sequences_stay_out_of_each_others_way() -> None:
-    """Room is left behind a sequence, so both tables stay consecutive while blanks abound."""
+    """Law: room is left behind each, so both tables stay consecutive while blanks abound."""
     pool = pool_of(64)
     first, second = (sequence(n, [1] * 4, max_tokens=12) for n in "ab")
     for upto in range(4, 17):
@@ -50,8 +50,8 @@ def test_two_growing_sequences_stay_out_of_each_others_way() -> None:
         assert [*seq.blocks] == list(range(seq.blocks[0], seq.blocks[0] + 4))
 
 
-def test_room_left_for_growth_is_no_reservation() -> None:
-    """Every block can be had by whoever needs it: the room is only taken last."""
+def test_room_left_for_growth_is_not_reserved() -> None:
+    """Law: any sequence can take every block; the room left for growth is merely taken last."""
     pool = pool_of(32)
     first = sequence("a", [1] * 4, max_tokens=1000)
     assert pool.reserve(first, 4)
@@ -87,15 +87,15 @@ def test_a_hit_covers_the_common_full_blocks() -> None:
 
 
 def test_a_hit_never_covers_the_last_token() -> None:
-    """A step needs the last token's logits, so its position must be computed."""
+    """Law: the last token is always computed, since a step needs its logits."""
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(8))))
     assert pool.match(sequence("b", list(range(8)))) == [*first.blocks[:1]]
     assert pool.match(sequence("c", list(range(9)))) == [*first.blocks[:2]]
 
 
-def test_the_parent_is_part_of_a_blocks_name() -> None:
-    """Equal tokens behind different beginnings have different KV."""
+def test_the_parent_is_part_of_a_blocks_digest() -> None:
+    """Law: equal tokens after different prefixes have different KV, so their digests differ."""
     pool = pool_of()
     compute(pool, sequence("a", [*range(4), *range(4), 9]))
     second = sequence("b", [5, 5, 5, 5, *range(4), 9])
@@ -110,8 +110,8 @@ def test_salts_do_not_share() -> None:
     assert len(pool.match(sequence("d", list(range(9)), salt="tenant one"))) == 2
 
 
-def test_a_colliding_digest_is_no_hit() -> None:
-    """Somebody else's KV must not be read even if two digests were equal."""
+def test_a_colliding_digest_is_not_a_hit() -> None:
+    """Law: even if two digests collide, no sequence reads another one's KV."""
     pool = pool_of()
     first = compute(pool, sequence("a", list(range(9))))
     impostor = sequence("b", list(range(10, 19)))
@@ -140,7 +140,7 @@ def test_equal_blocks_computed_twice_are_cached_once() -> None:
 
 
 def test_released_blocks_are_found_again_until_they_are_evicted() -> None:
-    """Eviction takes what was released longest ago, and the end of a chain before its beginning."""
+    """Law: eviction takes the least recently released blocks first, and a chain from its end."""
     pool = pool_of(6)
     old = compute(pool, sequence("old", [1] * 12, max_tokens=1))
     new = compute(pool, sequence("new", [2] * 12, max_tokens=1))
@@ -173,7 +173,7 @@ def test_adopted_blocks_are_not_evicted() -> None:
 
 
 def test_growth_by_eviction_continues_the_table() -> None:
-    """In a full pool a newcomer takes over the oldest sequence's place block by block."""
+    """Law: in a full pool a new sequence takes the blocks of the oldest idle chain one by one."""
     pool = pool_of(8)
     old = compute(pool, sequence("old", [1] * 16, max_tokens=1))
     new = compute(pool, sequence("new", [2] * 16, max_tokens=1))
@@ -187,7 +187,7 @@ def test_growth_by_eviction_continues_the_table() -> None:
     audit_pool(pool, [seq])
 
 
-def test_trim_gives_back_what_lies_beyond() -> None:
+def test_trim_releases_the_blocks_beyond() -> None:
     pool = pool_of()
     seq = sequence("a", [1] * 5)
     assert pool.reserve(seq, 14)
@@ -208,9 +208,9 @@ def test_draft_ready_covers_full_blocks_only(upto: int) -> None:
 
 
 def test_an_undrafted_block_before_a_drafted_one_is_marked_later() -> None:
-    """Bug: marking stopped at the first drafted block from the end. Of two equal prompts at once
-    the undrafted one publishes the first block and the drafted one the second; whoever drafted
-    behind both was told to compute the first again, and so was everybody after it."""
+    """Bug: marking stopped at the first drafted block from the end. Of two equal prompts at once,
+    the undrafted one publishes the first block and the drafted one the second. Every later sequence
+    with both blocks then had to recompute the first in the drafter."""
     pool = pool_of(32)
     undrafted = compute(pool, sequence("a", list(range(4))))
     drafted = compute(pool, sequence("b", list(range(8))))
@@ -228,8 +228,8 @@ def test_an_undrafted_block_before_a_drafted_one_is_marked_later() -> None:
     assert all(pool.draft_ready(b) for b in pool.match(again))
 
 
-def test_of_another_drafter_nothing_is_ready() -> None:
-    """Law: not what sequences hold, nor what the prefix cache does; and it can be marked again."""
+def test_no_block_is_ready_for_another_drafter() -> None:
+    """Law: a new drafter finds no block ready, held or cached; blocks can then be marked again."""
     pool = pool_of(32)
     seq = compute(pool, sequence("a", list(range(9))))
     pool.mark_draft_ready(seq, 8)
@@ -240,8 +240,8 @@ def test_of_another_drafter_nothing_is_ready() -> None:
     assert [pool.draft_ready(b) for b in seq.blocks] == [True, False, False]
 
 
-def test_a_sequence_that_returns_marks_its_new_blocks() -> None:
-    """Preempted and admitted again, it holds other blocks than those that it marked."""
+def test_a_preempted_sequence_marks_its_new_blocks() -> None:
+    """Law: after preemption and readmission, a sequence marks its new blocks, not its old ones."""
     pool = pool_of(32, prefix_caching=False)
     seq = compute(pool, sequence("a", list(range(9))))
     pool.mark_draft_ready(seq, 8)
@@ -253,7 +253,7 @@ def test_a_sequence_that_returns_marks_its_new_blocks() -> None:
 
 
 def test_a_reused_block_is_not_draft_ready() -> None:
-    """A stale flag would feed the drafter another sequence's keys."""
+    """Bug: a stale flag would let the drafter read another sequence's KV."""
     pool = pool_of(2)
     seq = compute(pool, sequence("a", [1] * 8, max_tokens=1))
     pool.mark_draft_ready(seq, 8)
@@ -263,8 +263,8 @@ def test_a_reused_block_is_not_draft_ready() -> None:
     assert not any(pool.draft_ready(b) for b in other.blocks)
 
 
-def test_blocks_of_others_are_neither_counted_nor_handed_out() -> None:
-    """Law: a pool of some blocks of a memory says of itself what a pool of so many would."""
+def test_foreign_blocks_are_neither_counted_nor_handed_out() -> None:
+    """Law: a pool that owns part of the memory counts its own blocks only."""
     pool = BlockPool(12, SIZE, prefix_caching=True, own=[1, 2, 3, 8, 9])
     assert (pool.num_total, pool.num_free, pool.num_used) == (5, 5, 0)
     assert pool.capacity == 5 * SIZE
@@ -278,8 +278,8 @@ def test_blocks_of_others_are_neither_counted_nor_handed_out() -> None:
     audit_pool(pool, [])
 
 
-def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
-    """Room to grow is kept within the pool's own runs; at the end of one the next is gone on in."""
+def test_a_table_stays_consecutive_within_a_run_of_own_blocks() -> None:
+    """Law: room to grow lies within a run of own ids; a full run continues in the next one."""
     own = [*range(2), *range(10, 14), *range(20, 60)]
     pool = BlockPool(60, SIZE, prefix_caching=True, own=own)
     first = sequence("a", [1] * 4, max_tokens=12)
@@ -296,8 +296,8 @@ def test_a_table_stays_in_one_piece_until_others_blocks_begin() -> None:
     assert [*third.blocks] == [*range(34, 60), 0, 1]
 
 
-def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
-    """Law: ids go up to the memory's size, beyond the number of the pool's own blocks."""
+def test_a_table_stays_consecutive_at_the_end_of_the_memory() -> None:
+    """Law: ids range over the whole memory, beyond the number of the pool's own blocks."""
     pool = BlockPool(60, SIZE, prefix_caching=True, own=[*range(4), *range(40, 60)])
     seq = sequence("a", [1] * 20, max_tokens=1000)
     for upto in range(20, 20 * SIZE + 1):
@@ -305,7 +305,7 @@ def test_a_table_grows_in_one_piece_at_the_end_of_the_memory_too() -> None:
     assert [*seq.blocks] == [*range(40, 60)]
 
 
-def test_audit_sees_a_block_of_others() -> None:
+def test_audit_sees_a_foreign_block() -> None:
     pool = BlockPool(4, SIZE, prefix_caching=True, own=[0, 1])
     seq = sequence("a", [1] * 4)
     audit_pool(pool, [])

@@ -1,4 +1,4 @@
-"""Second-best guesses beside a chain: where they stand, and what they may cost."""
+"""Second-best tokens as leaves beside a chain: where they stand, and what they may cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND_BEST = [11, 12, 13, 14]
 
 
 class Doubtful(FixedK):
-    """Has leaves where confidences are smallest, unless it is `shut`."""
+    """Places leaves where confidence is lowest, unless it is `shut`."""
 
     def __init__(self, k: int, *, shut: bool = False) -> None:
         super().__init__(k)
@@ -44,8 +44,8 @@ def allowance_of(controller: FixedK, branches: int) -> tuple[Allowance, Sequence
 
 
 def test_leaves_stand_where_the_controller_wants_them() -> None:
-    """Law: at most so many, the best first, each a child of the node before; rows are kept for them
-    beyond K, and the drafter is asked for K. Where there was no second guess, none."""
+    """Law: at most `branches` leaves, best first, each a sibling of a chain token. Their rows come
+    on top of K; the drafter is asked for K. Without a second-best token there is no leaf."""
     allowance, seq = allowance_of(Doubtful(4), 3)
     assert allowance.want(seq) == 7
     chunk = Chunk(seq, 0, 1, 7)
@@ -55,13 +55,13 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     [tree] = allowance.keep([chunk], [made])
     assert tree.tokens == [1, 2, 3, 4, 12, 11, 13]
     assert tree.parents == [-1, 0, 1, 2, 0, -1, 1]
-    [tree] = allowance.keep([Chunk(seq, 0, 1, 5)], [made])  # of these rows only one is left
+    [tree] = allowance.keep([Chunk(seq, 0, 1, 5)], [made])  # one of these rows is left for a leaf
     assert tree.tokens == [1, 2, 3, 4, 12]
 
 
-def test_where_leaves_do_not_pay_nothing_is_kept_for_them() -> None:
-    """Law: as if there were none, and nobody is asked where they would stand; what is learnt goes
-    on: the chance of a second-best guess is known when rows become cheap."""
+def test_where_leaves_do_not_pay_no_rows_are_reserved() -> None:
+    """Law: if leaves do not pay, no rows are reserved and `branch` is not called. Learning goes on,
+    so the chance of a second-best token is known when rows become cheap."""
     allowance, seq = allowance_of(Doubtful(4, shut=True), 3)
     assert allowance.want(seq) == 4
     assert allowance.limits(seq) is None
@@ -73,8 +73,8 @@ def test_where_leaves_do_not_pay_nothing_is_kept_for_them() -> None:
 
 
 def test_a_leaf_is_no_evidence_about_the_chain() -> None:
-    """Law: what is learnt of acceptance by depth is the chain's; of a first wrong guess, whether
-    the second-best was right is known, verified or not."""
+    """Law: acceptance by depth is learnt from the chain alone. After the first rejected token it is
+    known whether the second-best one was right, whether or not it was verified."""
     for branches, right, came in ((1, True, [1, 12, 9]), (0, True, [1, 12]), (1, False, [1, 8])):
         allowance, seq = allowance_of(Doubtful(4), branches)
         allowance.want(seq)
@@ -91,8 +91,8 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
         assert record.second_best == [right]
 
 
-def test_leaves_hang_on_what_is_left_of_the_chain() -> None:
-    """Law: where a chain was cut, no leaf stands behind the cut."""
+def test_no_leaf_stands_behind_the_cut() -> None:
+    """Law: if a chain was cut, no leaf stands behind the cut."""
     allowance, seq = allowance_of(Cutter(), 4)
     allowance.want(seq)
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
@@ -101,7 +101,7 @@ def test_leaves_hang_on_what_is_left_of_the_chain() -> None:
 
 
 def goodput_of(row: float, *, free: int = 0) -> Goodput:
-    """Of one sequence, so many seconds for each row beyond `free`; guesses fare as at first."""
+    """Return the prior goodput of one sequence; each row beyond `free` takes `row` seconds."""
     costs, sizes = CostModel(), (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33)
     costs.set_profile(Profile([(n, 1e-2 + max(n - free, 0) * row) for n in sizes], [], 1e-4))
     goodput = Goodput(4, ProposalModel(4), costs)
@@ -112,8 +112,8 @@ def goodput_of(row: float, *, free: int = 0) -> Goodput:
 
 @pytest.mark.parametrize("row", [1e-5, 5e-4, 2e-3, 2e-2])
 def test_leaves_are_those_that_pay(row: float) -> None:
-    """Law: no other choice of leaves behind the chains is worth more at the present costs, and none
-    is made where a row costs more than any of them brings."""
+    """Law: no other choice of leaves is worth more at the present costs, and there are none where a
+    row costs more than any leaf gains."""
     goodput, rng, counts = goodput_of(row), random.Random(1), set[int]()
     for _ in range(10):
         chances = [sorted((0.5 * rng.random() ** 2 for _ in range(3)), reverse=True)]
@@ -129,18 +129,17 @@ def test_leaves_are_those_that_pay(row: float) -> None:
     assert row < 2e-2 or counts == {0}
 
 
-def test_rows_that_cost_nothing_pay_for_leaves() -> None:
-    """Bug: they were priced at the mean of all rows up to the largest K. Where a forward of eight
-    rows costs what one of four costs, leaves on these were not looked for because the ninth is
-    dear."""
+def test_leaves_on_free_rows_pay() -> None:
+    """Bug: leaves were priced at the mean cost of all rows up to the largest K. Where four to eight
+    rows cost the same, no leaves were considered because the ninth row is expensive."""
     assert goodput_of(5e-3, free=8).branching(3) > 0.05
     assert goodput_of(5e-3, free=4).branching(3) < 0.0
 
 
 @pytest.mark.parametrize(("row", "pays"), [(1e-5, True), (1e-3, False)])
-def test_the_controller_leaves_leaves_out_where_rows_are_dear(row: float, pays: bool) -> None:
-    """Law: where rows cost next to nothing doubtful guesses have leaves, the most doubtful the
-    first; where a row costs what a tree cannot bring, none is looked for."""
+def test_there_are_no_leaves_where_rows_are_expensive(row: float, pays: bool) -> None:
+    """Law: where rows cost next to nothing, uncertain tokens get leaves, the most uncertain first;
+    where a row costs more than a tree gains, there are no leaves."""
     world = World(alpha=0.6, row=row, draft=1e-4, informed=1.5)
     controller = adaptive(world, stops=False)
     play(controller, world, 400)
@@ -152,7 +151,7 @@ def test_the_controller_leaves_leaves_out_where_rows_are_dear(row: float, pays: 
 
 
 def test_the_chance_of_a_leaf_is_learnt() -> None:
-    """Law: the chance that the first wrong guess is there and the second-best is right then."""
+    """Law: it is P(first rejection there) times P(second-best token right, given that)."""
     model, rng = ProposalModel(4), random.Random(2)
     model.learn_second_best([rng.random() < 0.6 for _ in range(2000)])
     assert model.second_best([0.7, 0.2]) == pytest.approx([0.6 * 0.3, 0.6 * 0.5], rel=0.2)

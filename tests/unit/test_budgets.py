@@ -1,4 +1,4 @@
-"""Line budgets: simplicity has a ceiling, so what is added must be worth what it is."""
+"""Line budgets: they bound complexity, so every addition must be worth its lines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Lines of production Python, and of the page. A budget rises only in a commit that adds a
-# capability and says why; it falls with every commit that makes a part smaller.
+# Lines of production Python and of the web page. A budget rises only in a commit that adds a
+# capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
     "engine/control": 1_603,
     "engine/cpu": 3_350,
@@ -22,7 +22,7 @@ TRAINING = "engine/demo"
 
 
 def room(path: Path) -> str:
-    """Which budget a file counts for."""
+    """Return the budget that a file counts toward."""
     name = path.relative_to(ROOT).as_posix()
     if name.startswith(("engine/lab/", "server/lab/")):
         return "lab"

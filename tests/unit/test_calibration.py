@@ -1,4 +1,4 @@
-"""Confidence beside experience: the fit finds what is known to be true, and ignores noise."""
+"""Calibration of confidence: the fit finds a known relation and ignores noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 
 
 def learn(calibration: Calibration, slope: float, trials: int, *, scale: float = 1.0) -> None:
-    """Guesses whose log-odds are their prior's and `slope` for each deviation of confidence."""
+    """Learn tokens whose log-odds are the prior's plus `slope` per deviation of confidence."""
     rng = np.random.default_rng(3)
     for _ in range(trials // 48):
         odds = ODDS[rng.integers(0, 3, 48)]
@@ -23,13 +23,13 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
 
 
 def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
-    """Chances of guesses that stand alone, as a round computes them."""
+    """Return the chances of tokens that stand alone, computed as in a step."""
     bases, weight = calibration.line(np.array([odds]))
     return chance(bases[0] + weight * np.minimum(confidences, SUREST))
 
 
 def weight_of(calibration: Calibration) -> float:
-    """Of a confidence."""
+    """Return the weight of a confidence."""
     return calibration.line(ODDS)[1]
 
 
@@ -40,7 +40,7 @@ def chance(odds: Array) -> Array:
 @pytest.mark.parametrize("scale", [0.1, 1.0, 2.0])
 @pytest.mark.parametrize("slope", [0.5, 1.5])
 def test_it_learns_a_known_logistic(slope: float, scale: float) -> None:
-    """Law: calibrated within a few per cent at each depth, whatever the confidence's scale."""
+    """Law: calibrated within a few per cent at each depth, whatever the scale of the confidence."""
     calibration = Calibration()
     learn(calibration, slope, 12_000, scale=scale)
     surprise = np.linspace(-1.5, 1.5, 7)
@@ -68,8 +68,8 @@ def test_it_follows_a_confidence_that_becomes_useless() -> None:
 
 
 def test_chances_are_chances_for_any_numbers() -> None:
-    """Law: between 0 and 1 and never falling with confidence, even a hostile one; beyond 12 all are
-    equally sure."""
+    """Law: chances are in [0, 1] and never fall with confidence, even for hostile values;
+    confidences above 12 are all treated alike."""
     calibration = Calibration()
     calibration.learn([(0.0, 99.0, True), (0.0, -1e6, False)] * 48)
     found = said(calibration, 0.0, np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))

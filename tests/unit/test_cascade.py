@@ -1,4 +1,4 @@
-"""Several proposers in a row, per sequence; and how many guesses each of them is allowed."""
+"""Several proposers in order of preference per sequence, and how many tokens each may propose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.drafters import Listener
 
 @dataclass
 class Scripted(FreeProposer):
-    """Says `word` as often as it may, to the sequences it knows; all of them by default."""
+    """Proposes `word` as often as it may, for the sequences it knows; for all by default."""
 
     name: str
     word: int = 7
@@ -73,7 +73,7 @@ def allowance_of(controller: KController, *, chance: float = 0.5) -> Allowance:
 
 
 class Trial:
-    """A cascade of a draft and two look-ups, under a fixed K of 4."""
+    """A cascade of a draft model and two look-up proposers, under a fixed K of 4."""
 
     def __init__(self, *, knows: Seq[str] | None = None) -> None:
         self.draft, self.ngram = Scripted("draft_model"), Scripted("ngram", knows=knows)
@@ -88,8 +88,8 @@ class Trial:
         return self.cascade.propose(chunks)
 
 
-def test_sequences_without_wishes_are_the_main_proposers_in_one_call() -> None:
-    """Law: nothing is looked up and nothing is copied for requests that say nothing."""
+def test_requests_without_a_list_use_the_main_proposer_in_one_call() -> None:
+    """Law: for requests without a list of proposers, nothing is looked up and nothing is copied."""
     trial = Trial()
     proposals = trial.propose(sequence("a", None), sequence("b", None))
     assert [p.source for p in proposals] == ["draft_model"] * 2
@@ -98,9 +98,9 @@ def test_sequences_without_wishes_are_the_main_proposers_in_one_call() -> None:
     assert trial.cascade.forward_seconds == 0.5
 
 
-def test_the_first_that_has_something_to_say_serves() -> None:
-    """Law: a draft forward is never spent on a sequence that another proposer served; the silent
-    are passed over; the draft runs once for all that are left."""
+def test_the_first_proposer_with_a_proposal_serves() -> None:
+    """Law: a sequence served by an earlier proposer costs no draft forward; proposers without a
+    proposal are skipped; the draft model runs once for all remaining sequences."""
     trial = Trial(knows=["a"])
     order = ("prediction", "ngram", "draft_model")
     sequences = sequence("a", order), sequence("b", order), sequence("c", None)
@@ -109,14 +109,14 @@ def test_the_first_that_has_something_to_say_serves() -> None:
     assert trial.draft.asked == [[("a", 0), ("b", 4), ("c", 4)]]
 
 
-def test_the_order_is_the_requests() -> None:
+def test_the_order_is_that_of_the_request() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("draft_model", "ngram")), sequence("b", ("ngram",)))
     assert [p.source for p in proposals] == ["draft_model", "ngram"]
 
 
 class OnlyNines:
-    """A Constraint: nothing but the token 9."""
+    """A Constraint that allows only the token 9."""
 
     error: str | None = None
     is_slow = False
@@ -135,8 +135,8 @@ class OnlyNines:
 
 
 def test_a_look_up_that_the_grammar_forbids_does_not_serve() -> None:
-    """Bug: it was left out of the forward afterwards, when the draft, which knows what the grammar
-    forces, had not been asked; the step went without a guess."""
+    """Bug: the look-up's tokens were dropped only after the cascade, too late to ask the draft
+    model, which knows the tokens that the grammar forces; the step ran without a proposal."""
     trial = Trial()
     seq, other = (sequence(name, ("ngram", "draft_model")) for name in "ab")
     seq.constraint = OnlyNines()
@@ -145,7 +145,7 @@ def test_a_look_up_that_the_grammar_forbids_does_not_serve() -> None:
     assert [p.source for p in trial.propose(seq, other)] == ["ngram", "ngram"]
 
 
-def test_no_draft_forward_where_nobody_is_left_to_it() -> None:
+def test_no_draft_forward_where_no_sequence_is_left() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("ngram",)), sequence("b", ()))
     assert [len(p) for p in proposals] == [4, 0]
@@ -155,16 +155,16 @@ def test_no_draft_forward_where_nobody_is_left_to_it() -> None:
 
 @pytest.mark.parametrize("sources", [("ngram",), ("draft_model",), ("ngram", "draft_model")])
 @pytest.mark.parametrize("max_draft", [0, 1, 3, 4])
-def test_a_bound_of_the_request_holds_for_everyone(
+def test_a_bound_of_the_request_holds_for_every_proposer(
     sources: tuple[str, ...], max_draft: int
 ) -> None:
-    """Law: mixed in one step, each sequence has its own K."""
+    """Law: sequences of one step may have different K."""
     trial = Trial()
     bounded, free = sequence("a", sources, max_draft), sequence("b", None)
     assert [len(p) for p in trial.propose(bounded, free)] == [max_draft, 4]
 
 
-def test_everyone_forgets_a_sequence() -> None:
+def test_every_proposer_forgets_a_sequence() -> None:
     trial = Trial()
     a = sequence("a", ("ngram",))
     trial.cascade.forget(a)
@@ -172,7 +172,7 @@ def test_everyone_forgets_a_sequence() -> None:
 
 
 class Spy(FixedK):
-    """A fixed K that says what it was asked to price."""
+    """A fixed K that records what it was asked to price."""
 
     def __init__(self, k: int, *, worth: int | None = None, probing: int | None = None) -> None:
         super().__init__(k)
@@ -191,7 +191,7 @@ def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> 
 
 
 def accepting(chunk: Chunk, proposal: Proposal, tokens: list[int]) -> Sampled:
-    """All of its tokens but the last were guessed."""
+    """Return a result in which all tokens but the last were accepted draft tokens."""
     return Sampled(chunk, proposal, 0, tokens, list(range(len(tokens) - 1)))
 
 
@@ -215,9 +215,9 @@ def wanted(controller: KController, *sequences: Sequence) -> Allowance:
     return allowance
 
 
-def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
-    """Law: acceptance that the controller learns from is the main proposer's alone, and a bound
-    that a request chose is not taken for silence."""
+def test_other_proposals_are_no_evidence_about_the_main_proposer() -> None:
+    """Law: the controller learns acceptance from the main proposer alone, and a bound that a
+    request set does not count as a missing proposal."""
     both = ("ngram", "draft_model")
     served, left = sequence("a", both), sequence("b", both)
     bounded, off, plain = sequence("c", ("draft_model",), 1), sequence("d", ()), sequence("e", None)
@@ -235,10 +235,10 @@ def test_what_others_guessed_is_no_evidence_about_the_main_proposer() -> None:
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 3, 2, None), (4, 1, 0, None)], 3)
 
 
-def test_of_a_tree_that_is_a_chain_all_behind_a_wrong_guess_is_known() -> None:
-    """Bug: nodes' chances are those to be accepted, whatever became of others; of trees without
-    branches they were counted only where all before them were right, and taken for much likelier
-    than they are."""
+def test_chances_in_a_tree_without_branches() -> None:
+    """Bug: in a tree, the chance of a node is that of being accepted, whatever becomes of others.
+    In trees without branches, nodes were counted only if all before them were right, so their
+    chances were estimated much too high."""
     seq = sequence("a", None)
     allowance, estimate = wanted(FixedK(4), seq), AcceptanceEstimate(4, trees=True)
     for right in (4, 0, 2, 0, 0) * 40:
@@ -247,8 +247,8 @@ def test_of_a_tree_that_is_a_chain_all_behind_a_wrong_guess_is_known() -> None:
     assert estimate.chances() == pytest.approx([0.4, 0.4, 0.2, 0.2], abs=0.06)
 
 
-def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
-    """Law: where all requests bound their guesses, the controller still learns."""
+def test_the_controller_learns_if_all_requests_have_bounds() -> None:
+    """Law: the controller still learns if every request bounds its draft tokens."""
     seqs = [sequence(name, ("draft_model",), bound) for name, bound in (("a", 9), ("b", 2))]
     allowance = wanted(FixedK(4), *seqs)
     items = [walked(seqs[0], 4, "draft_model", 4, 1), walked(seqs[1], 2, "draft_model", 2, 2)]
@@ -257,17 +257,17 @@ def test_a_bound_as_large_as_the_controller_s_k_hides_nothing() -> None:
 
 @pytest.mark.parametrize(("rows", "told"), [(0, 2), (2, 2), (3, 0), (40, 0)])
 def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, told: int) -> None:
-    """A draft that comes after rounds served by others first runs what it missed; a row of each
-    sequence stands behind a proposal that was all accepted."""
+    """Law: drafting time that includes catch-up after steps served by others is not learnt as a
+    cost. One catch-up row per sequence is normal: a completely accepted proposal leaves it."""
     a, b = sequence("a", None), sequence("b", ("ngram", "draft_model"))
     allowance = wanted(FixedK(4), a, b)
     items = [walked(seq, 4, "draft_model", 4, 4) for seq in (a, b)]
     assert observed(allowance, items, catch_up_rows=rows).num_drafting == told
 
 
-def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
-    """Law: look-ups take time, so the silent are asked ever less often: up to as rarely as they
-    allow, the more so the more sequences there are; and at once after one that paid."""
+def test_useless_look_ups_pause_for_longer_and_longer() -> None:
+    """Law: look-ups take time, so each useless one doubles the pause, up to the proposer's bound
+    and one that grows with the batch; a proposal that pays ends it at once."""
     first = [1, 2, 4, 8, 16]
     for num_sequences, later in ((1, [20, 20]), (3, [28, 28]), (16, [32, 40])):
         ngram = Scripted("ngram", chances=[], pause=40)
@@ -292,8 +292,8 @@ def test_who_had_nothing_to_say_is_left_alone_for_a_while() -> None:
         assert ngram.looked == before + 1
 
 
-def test_nobody_is_asked_where_no_guesses_are_wanted() -> None:
-    """Law: mode off looks nothing up."""
+def test_nothing_is_looked_up_at_k_0() -> None:
+    """Law: at K = 0 nothing is looked up."""
     ngram = Scripted("ngram", chances=[0.9])
     allowance = Allowance(FixedK(0), "draft_model", [ngram])
     seq = sequence("a", ("ngram", "draft_model"))
@@ -302,16 +302,16 @@ def test_nobody_is_asked_where_no_guesses_are_wanted() -> None:
     assert ngram.looked == 0
 
 
-def test_without_wishes_the_controller_hears_all() -> None:
+def test_the_controller_learns_from_all_requests_without_a_list() -> None:
     a, b = sequence("a", None), sequence("b", None)
     allowance = wanted(FixedK(4), a, b)
     main = observed(allowance, [walked(a, 4, "draft_model", 4, 1), walked(b, 2, "none", 0, 0)])
     assert (main.k, main.outcomes, main.num_drafting) == (4, [(4, 2, 1, None), (0, 0, 0, None)], 2)
 
 
-def test_free_guesses_are_priced_by_their_forecasts() -> None:
-    """Law: each free proposer has its own chances, cut at the request's bound; the price is told
-    whether the main proposer may be asked instead."""
+def test_free_proposals_are_priced_by_their_forecasts() -> None:
+    """Law: each free proposer has its own chances, cut at the request's bound; the controller is
+    told whether the main proposer may be asked instead."""
     spy = Spy(4)
     both, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
     allowance = allowance_of(spy)
@@ -322,7 +322,7 @@ def test_free_guesses_are_priced_by_their_forecasts() -> None:
     assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
 
-def test_who_does_not_pay_is_not_asked() -> None:
+def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
     allowance = allowance_of(Spy(4, worth=0))
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
@@ -331,8 +331,8 @@ def test_who_does_not_pay_is_not_asked() -> None:
     assert allowance.limits(alone) == {"draft_model": 0}
 
 
-def test_a_probe_is_meant_for_a_few_sequences() -> None:
-    """Law: those whose drafter lacks the fewest positions, in whatever order they come."""
+def test_a_probe_asks_a_few_sequences() -> None:
+    """Law: a probe asks the sequences with the least catch-up, in whatever order they come."""
     sequences = [sequence(name, None) for name in "ab"] + [sequence("c", ("draft_model",))]
     for seq, known in zip(sequences, (0, 1, 1), strict=True):
         seq.num_draft_computed = known
@@ -343,7 +343,7 @@ def test_a_probe_is_meant_for_a_few_sequences() -> None:
 
 
 class Cutter(FixedK):
-    """Keeps the first guess of each proposal, and notes what it was told."""
+    """Keeps the first token of each proposal, and records the confidences it was given."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -354,9 +354,9 @@ class Cutter(FixedK):
         return [min(len(sure), 1) for sure in confidences]
 
 
-def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
-    """Law: of four guesses one was verified and was right; the next token says whether the second
-    would have been, nothing says it of the third. Drafting all of them took its time."""
+def test_a_token_that_was_cut_is_judged_by_the_next_token() -> None:
+    """Law: of four draft tokens one was verified and was right; the next token tells whether the
+    second was right, and nothing tells it of the third. The drafting time is that of all four."""
     seqs = [sequence(name, None) for name in "abc"]
     controller = Cutter()
     allowance = wanted(controller, *seqs)
@@ -381,7 +381,7 @@ def test_what_was_cut_is_judged_by_the_token_that_came() -> None:
 
 
 def test_without_confidences_nothing_is_cut() -> None:
-    """Law: who does not say how sure it is, is verified as it is."""
+    """Law: a proposal without confidences is verified whole."""
     controller = Cutter()
     seq = sequence("a", None)
     allowance = wanted(controller, seq)
@@ -390,9 +390,9 @@ def test_without_confidences_nothing_is_cut() -> None:
     assert controller.told == []
 
 
-def test_a_probe_does_not_ask_who_may_not_be_asked() -> None:
-    """Bug: short requests without speculation lack the fewest positions; probes went to them, in
-    vain, round after round."""
+def test_a_probe_asks_no_request_without_drafting() -> None:
+    """Bug: short requests without speculation have the least catch-up, so step after step probes
+    went to them in vain."""
     shut = [sequence("a", ()), sequence("b", ("ngram",)), sequence("c", ("draft_model",), 0)]
     for seq in shut:
         seq.num_draft_computed = seq.num_tokens
@@ -403,8 +403,8 @@ def test_a_probe_does_not_ask_who_may_not_be_asked() -> None:
 
 
 def test_long_texts_take_turns_after_a_swap() -> None:
-    """Law: what has little to catch up with always guesses, the rest a step's rows or one sequence
-    at a time, the shortest first; and what waits is no evidence."""
+    """Law: sequences with little catch-up always draft; the others take turns, shortest first,
+    within a step's rows but at least one at a time. Those that wait are no evidence."""
     allowance, both = allowance_of(FixedK(4)), ("ngram", "draft_model")
     wishes = (None, both, None, both)
     near, *far = seqs = [
@@ -433,8 +433,8 @@ def test_long_texts_take_turns_after_a_swap() -> None:
     assert record.outcomes == []
 
 
-def test_only_those_that_learn_are_told() -> None:
-    """Law: nothing is made or said for proposers that do not ask for it."""
+def test_only_proposers_that_learn_are_told() -> None:
+    """Law: nothing is computed for or passed to proposers that do not learn."""
     listener = Listener()
     trial = Trial()
     assert not trial.cascade.learns

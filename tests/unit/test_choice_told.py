@@ -1,4 +1,4 @@
-"""The sentence about a K: each reason has one."""
+"""The sentence that explains a K: each reason has one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from engine.messages import Estimates, Reason
 from server.api.speculation import choice_sentence
 
 
-def test_every_reason_is_told() -> None:
-    """Each in words of its own."""
+def test_every_reason_has_a_sentence() -> None:
+    """Law: each reason has a sentence of its own."""
     reasons = get_args(Reason)
     told = {choice_sentence(Estimates(k=2, reason=r, num_sequences=3)) for r in reasons}
     assert len(told) == len(reasons)
@@ -20,8 +20,8 @@ def test_before_the_first_step() -> None:
     assert choice_sentence(Estimates()) == "No step has been made yet."
 
 
-def test_modes_speak_first() -> None:
-    """Law: what the operator said is the reason."""
+def test_the_operators_mode_is_the_reason() -> None:
+    """Law: if the operator set the mode, the sentence says so."""
     fixed = Estimates(mode="fixed", k=1, reason="fixed", num_sequences=1)
     assert choice_sentence(fixed) == "The operator fixed K at 1."
     assert choice_sentence(Estimates(mode="off")) == "The operator switched speculation off."

@@ -1,4 +1,4 @@
-"""Chunks of a stream: one head for all, the seed first and last, an end that is told once."""
+"""Stream chunks: all have the same head, the seed comes first and last, the stream ends once."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def stream(
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("kind", ["completions", "chat"])
 def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) -> None:
-    """Same keys in the same order, the seed first and last. Bug: the last chunk of a stream that
-    had not asked for usage had some."""
+    """Law: all have the same keys in the same order; the seed is on the first and the last. Bug:
+    the last chunk had usage although the request had not asked for it."""
     chunks = stream(kind, include_usage=include_usage, n=2)
     heads = [{k: v for k, v in c.items() if k not in ("choices", "usage", "seed", "more")}
              for c in chunks]  # fmt: skip
@@ -89,9 +89,9 @@ def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) ->
 
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("kind", ["completions", "chat"])
-def test_usage_so_far_stands_on_every_chunk_that_asks(kind: str, include_usage: bool) -> None:
-    """Law: it grows to that of the whole; with `include_usage` a last chunk without choices says
-    it once more."""
+def test_continuous_usage_is_on_every_chunk(kind: str, include_usage: bool) -> None:
+    """Law: usage grows to that of the whole reply; with `include_usage`, a last chunk without
+    choices repeats it."""
     chunks = stream(kind, include_usage=include_usage, continuous=True, n=2)
     told = [c["usage"]["completion_tokens"] for c in chunks]
     assert told == sorted(told)
@@ -101,8 +101,8 @@ def test_usage_so_far_stands_on_every_chunk_that_asks(kind: str, include_usage: 
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat"])
-def test_an_engine_that_is_lost_is_told_once(kind: str) -> None:
-    """The stream ends with the error, after what had come, and without [DONE]."""
+def test_a_lost_engine_is_reported_once(kind: str) -> None:
+    """Law: the stream ends with the error, after all earlier output, and without [DONE]."""
 
     async def read(call: Call) -> str:
         return b"".join([piece async for piece in events(call, kind)]).decode()
@@ -124,7 +124,7 @@ def test_an_engine_that_is_lost_is_told_once(kind: str) -> None:
 
 
 def test_a_chunk_that_cannot_be_written_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """A mistake of ours must not leave a client waiting for ever."""
+    """Bug: an internal error would leave the client waiting for ever."""
 
     def choices(delta: Delta) -> list[dict[str, Any]]:
         if delta.finish is not None:

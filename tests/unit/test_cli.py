@@ -1,4 +1,4 @@
-"""The command line: what options mean, and one sentence per mistake."""
+"""The command line: the meaning of options, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_options_are_configuration_keys() -> None:
 
 
 def test_a_model_may_have_several_names() -> None:
-    """Law: the option may be repeated; the first name is the one that is announced."""
+    """Law: the option may be repeated; the server announces the first name."""
     config = parsed("--served-model-name", "gpt-4o", "--served-model-name", "4")
     assert config.model_names == ("gpt-4o", "4")
 
 
 def test_target_alone_means_ngram() -> None:
-    """Law: --target without --draft needs no second model; --draft alone is a draft."""
+    """Law: --target without --draft needs no second model; --draft alone selects a draft model."""
     assert parsed("--target", "org/big").engine.speculation.proposer == NgramConfig()
     assert parsed("--draft", "d").engine.speculation.proposer == DraftModelConfig(path="d")
     assert parsed().engine.speculation.proposer == DraftModelConfig()
@@ -75,9 +75,9 @@ def test_set_wins_over_options() -> None:
 def test_mistakes_are_one_sentence(
     arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2, one line on stderr, no traceback. Bug: of a folder that is not there the
-    engine had to tell, behind lines of log and after a minute of compiling, of the target's nobody
-    said that it was the target's, and of names that no file can have there was a traceback."""
+    """Law: exit code 2, one line on stderr, no traceback. Bug: a missing folder was reported by the
+    engine, below log lines and after a minute of compiling; a missing target was not called the
+    target; and a name that is no valid file name ended in a traceback."""
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert said.startswith("foredraft: ")
@@ -100,7 +100,7 @@ def test_mistakes_are_one_sentence(
 def test_mistakes_in_arguments_are_one_sentence(
     arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: lines of usage stood before the sentence."""
+    """Bug: usage lines came before the sentence."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     said = capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_mistakes_in_arguments_are_one_sentence(
 
 
 def test_port_in_use_is_a_sentence() -> None:
-    """Law: a taken port is named, before anything is loaded."""
+    """Law: a port in use is named before any model is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1 port {port}: .* in use"):
@@ -121,8 +121,8 @@ def test_port_in_use_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("host", "dialled"), [("localhost", ("127.0.0.1", "::1")), ("::", ("127.0.0.1", "::1"))]
 )
-def test_a_host_of_two_families_is_heard_on_both(host: str, dialled: tuple[str, ...]) -> None:
-    """Bug: `localhost` and `::` listened on one, and half of all clients try the other first."""
+def test_a_host_of_two_families_listens_on_both(host: str, dialled: tuple[str, ...]) -> None:
+    """Bug: `localhost` and `::` used one family only; half of all clients try the other first."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     listeners = listen(host, 0)
@@ -136,7 +136,7 @@ def test_a_host_of_two_families_is_heard_on_both(host: str, dialled: tuple[str, 
 
 
 def test_an_option_given_twice_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Bug: of two keys the first was dropped in silence."""
+    """Bug: the first of two API keys was dropped silently."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--api-key", "a", "--api-key", "b"])
     assert ended.value.code == 2
@@ -144,7 +144,7 @@ def test_an_option_given_twice_is_a_sentence(capsys: pytest.CaptureFixture[str])
 
 
 def test_small_writes_are_not_held_back() -> None:
-    """Every reply came 40 ms late, and a stream's tokens in lumps: Nagle's algorithm was on, since
+    """Bug: every reply was 40 ms late and tokens came in bursts: Nagle's algorithm was on, since
     asyncio turns it off only for sockets whose protocol number is set."""
     [listener] = listen("127.0.0.1", 0)
     with listener, socket.create_connection(listener.getsockname()):
@@ -154,7 +154,7 @@ def test_small_writes_are_not_held_back() -> None:
 
 
 def test_unknown_host_is_a_sentence() -> None:
-    """Law: a host that does not resolve, or is not ours, is named."""
+    """Law: a host that does not resolve, or is not an address of this machine, is named."""
     with pytest.raises(ConfigError, match="cannot listen on 192.0.2.1 port 0"):
         listen("192.0.2.1", 0)
 
@@ -175,7 +175,7 @@ def test_unknown_host_is_a_sentence() -> None:
 def test_offline_commands_are_programs(
     arguments: list[str], program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: their options are theirs, --help included."""
+    """Law: an offline command runs its own program, which parses its options, --help included."""
 
     def replace_process(path: str, command: list[str]) -> None:
         assert (path, command) == (sys.executable, [sys.executable, "-m", *program])
@@ -187,7 +187,7 @@ def test_offline_commands_are_programs(
 
 
 def test_start_banner_can_be_pasted() -> None:
-    """Law: the address shown can be reached from this machine, and no key is shown."""
+    """Law: the address in the banner can be reached from this machine, and no key is shown."""
     config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
     said = start_banner(config, 8123)
     assert "curl -N http://127.0.0.1:8123/v1/completions" in said
@@ -209,7 +209,7 @@ def test_start_banner_can_be_pasted() -> None:
         (["speculation.controller.k=0"], "none"),
     ],
 )
-def test_start_banner_says_who_guesses(said: list[str], told: str) -> None:
+def test_start_banner_names_the_proposer(said: list[str], told: str) -> None:
     assert f"\n  speculation: {told}\n" in start_banner(load_config(None, said), 1)
 
 
@@ -226,7 +226,7 @@ def test_an_interrupt_before_the_loop_begins_is_quiet(monkeypatch: pytest.Monkey
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: --help and --version are answers, not errors."""
+    """Law: --help and --version exit with 0."""
     for arguments in (["--help"], ["--version"], ["serve", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -247,21 +247,21 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])
-def test_every_command_line_is_read_by_the_one_parser(folder: str) -> None:
-    """Bug: some programs answered a mistake with lines of usage before the sentence."""
+def test_every_command_line_uses_the_shared_parser(folder: str) -> None:
+    """Bug: some programs answered a mistake with usage lines before the sentence."""
     root = Path(__file__).parents[2]
     others = [
         str(path.relative_to(root))
         for path in sorted((root / folder).rglob("*.py"))
         if "argparse.ArgumentParser(" in path.read_text(encoding="utf-8")
     ]
-    assert others == []  # the parser itself only inherits
+    assert others == []  # the shared parser only inherits from it
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])
 def test_every_number_of_a_command_line_has_bounds(folder: str) -> None:
-    """Bug: `--threads 0` of some programs was a traceback, `--rows x` argparse's own words, and
-    `--minutes nan` a run without an end."""
+    """Bug: in some programs `--threads 0` was a traceback, `--rows x` gave argparse's own message,
+    and `--minutes nan` started an endless run."""
     root = Path(__file__).parents[2]
     others = [
         str(path.relative_to(root))

@@ -1,4 +1,4 @@
-"""Arms against each other: what is asked, what is counted, what is said; figures are made up."""
+"""Comparison of modes: requests, counts and reports, with made-up figures."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ SPEEDS = {"off": 10.0, "K=2": 14.0, "K=4": 11.5, "auto": 13.5}
 
 
 def compared(player: ScriptedPlayer | None = None) -> Comparison:
-    """Two workloads, raced by the script."""
+    """Return the comparison of two workloads, with the scripted speeds."""
     player = player or ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name])
     chosen = [Workload("code", temperature, 2, tokens=9) for temperature in (0.0, 1.0)]
     return Race(ARMS, chosen, POOLS).run(player)
 
 
-def test_a_rate_is_one_under_the_same_load_throughout() -> None:
-    """Law: what happens after the first lane has nothing left to ask does not count."""
+def test_a_rate_covers_the_time_under_full_load() -> None:
+    """Law: a rate covers the time until the first lane has no request left."""
     run = Run(
         [Reply(0, 1, 0.0, [(1.0, 2), (2.0, 2)]), Reply(1, 2, 0.0, [(1.0, 1), (2.0, 1), (4.0, 9)])]
     )
@@ -65,8 +65,8 @@ def test_a_rate_is_one_under_the_same_load_throughout() -> None:
         figures(Run([run.replies[0]]), lanes=2)
 
 
-def test_texts_are_compared_as_far_as_both_went() -> None:
-    """Law: a reply that was cut off is equal if it is a beginning of the other."""
+def test_texts_are_compared_up_to_the_shorter_one() -> None:
+    """Law: a truncated reply counts as equal if it is a prefix of the other."""
     whole = Run([Reply(0, 5, 0.0, [], [1, 2, 3]), Reply(1, 6, 0.0, [], [7, 8])])
     cut = Run([Reply(1, 6, 0.5, [], [7]), Reply(0, 5, 0.0, [], [1, 2])])
     other = Run([Reply(0, 5, 0.0, [], [1, 9]), Reply(1, 6, 0.0, [], [])])
@@ -74,8 +74,8 @@ def test_texts_are_compared_as_far_as_both_went() -> None:
     assert equal_texts(whole, other) == (2, 1)
 
 
-def test_every_arm_is_asked_the_same() -> None:
-    """Law: requests are a function of cell, round, lane and place; seeds repeat nowhere."""
+def test_every_mode_gets_the_same_requests() -> None:
+    """Law: requests are a function of cell, round, lane and position; no seed occurs twice."""
     workload = Workload("code", 1.0, 4, tokens=5)
     again = [lanes(workload, POOLS, round_) for round_ in (-1, 0, 1)]
     assert again == [lanes(workload, POOLS, round_) for round_ in (-1, 0, 1)]
@@ -83,9 +83,9 @@ def test_every_arm_is_asked_the_same() -> None:
     assert len(set(seeds)) == len(seeds) == 3 * 4 * 3
 
 
-def test_texts_are_of_all_ages() -> None:
-    """Law: first replies end one after the other, so that lanes renew their texts in turn; and a
-    run, which ends with its first lane, has about as many tokens as `run_tokens` says."""
+def test_lanes_start_new_texts_in_turn() -> None:
+    """Law: the first replies of the lanes end one after another, so that lanes start new texts in
+    turn. A run, which ends with its first lane, has about `run_tokens` tokens."""
     for count in (1, 4, 16, 32):
         workload = Workload("code", 1.0, count, tokens=32)
         plan = lanes(workload, POOLS, 0)
@@ -98,7 +98,7 @@ def test_texts_are_of_all_ages() -> None:
 
 
 def test_the_fastest_k_of_all_rounds_is_the_best_in_hindsight() -> None:
-    """Law: every arm is in every round; the median over rounds decides, not one lucky round."""
+    """Law: every mode runs in every round; the median over rounds decides, not one lucky round."""
     for cell in compared().cells:
         assert [len(cell.rounds[arm]) for arm in ARMS] == [3, 3, 3, 3]
         assert cell.fastest("fixed") == Arm("fixed", 2)
@@ -114,9 +114,9 @@ def test_the_fastest_k_of_all_rounds_is_the_best_in_hindsight() -> None:
     assert cell.ratio(AUTO, OFF) is None
 
 
-def test_the_same_number_of_tokens_counts_for_all() -> None:
-    """Law: a run whose first lane is done early is compared with what others made for as many
-    tokens, since the prompts that all begin with would stand against fewer of its own."""
+def test_runs_are_compared_over_the_same_number_of_tokens() -> None:
+    """Law: a run whose first lane ends early is compared over as many tokens of the other runs.
+    Else its prefills would be spread over fewer tokens."""
     plain = Run([Reply(lane, lane, 0.0, [(2.0 + i, 1) for i in range(30)]) for lane in range(2)])
     quick = Run(
         [
@@ -133,7 +133,7 @@ def test_the_same_number_of_tokens_counts_for_all() -> None:
 
 
 def test_replies_are_as_long_as_the_time_allows() -> None:
-    """Law: a machine twice as fast gets longer replies; the whole fits the minutes granted."""
+    """Law: a machine twice as fast gets longer replies; all runs together fit the minutes."""
     chosen = [Workload("code", temperature, n) for temperature in (0.0, 1.0) for n in (1, 4)]
 
     def found(speed: float, workloads: list[Workload] = chosen) -> list[Workload]:
@@ -152,16 +152,16 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
 
 @pytest.mark.parametrize(("tokens", "rounds"), [(0, 1), (7, 3)])
 def test_rounds_are_left_out_where_time_has_run_out(tokens: int, rounds: int) -> None:
-    """Law: of every cell one round is played; all of them where replies have a length that was
-    said, since then no minutes were. Bug: `--minutes 1` took several on a busy machine."""
+    """Law: every cell has at least one round, and all rounds if the reply length is given, since
+    then there is no time limit. Bug: `--minutes 1` took several minutes on a busy machine."""
     workloads = [Workload("code", 0.0, 1, tokens), Workload("code", 0.0, 4, tokens)]
     player = ScriptedPlayer(lambda arm, prompt: 50.0)
     found = Race(ARMS, workloads, POOLS, rounds=3, minutes=1e-9).run(player)
     assert [len(cell.rounds[ARMS[0]]) for cell in found.cells] == [rounds] * 2
 
 
-def test_order_turns_and_the_first_round_does_not_count() -> None:
-    """Law: first tokens, then the prompts' cache, then a round of all that does not count."""
+def test_the_order_rotates_and_the_first_round_does_not_count() -> None:
+    """Law: runs for first-token times, for the prefix cache and for warm-up come first."""
     player = ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name])
     comparison = compared(player)
     order = [" ".join(arm.name for arm in rotated(ARMS, round_)) for round_ in (0, 1, 2)]
@@ -172,17 +172,17 @@ def test_order_turns_and_the_first_round_does_not_count() -> None:
     assert comparison.passed
 
 
-def test_the_card_says_what_was_found() -> None:
-    """Law: rates and paired ratios, and no verdict: that is tune's."""
+def test_the_card_has_rates_and_ratios() -> None:
+    """Law: it has rates and paired ratios, but no verdict: that is given by tune."""
     said = card(compared())
     assert "1.350 [1.35, 1.35]" in said
     assert "0.964 [0.96, 0.96]" in said
-    assert " 100.0 " in said  # the first token of K = 0
+    assert " 100.0 " in said  # first-token time at K = 0
     assert said.splitlines()[-1] == "texts equal among modes: 108 of 108"
 
 
 def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
-    """Law: a column of its own, of the main proposer's guesses; no column for one length."""
+    """Law: with several context lengths, a column has the main proposer's acceptance by each."""
     comparison = compared()
     assert "by context" not in card(comparison)
     run = comparison.cells[0].rounds[AUTO][0]
@@ -193,8 +193,8 @@ def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
     assert "1k 0.75 4k 0.25" in said
 
 
-def test_one_differing_text_fails_where_texts_are_promised() -> None:
-    """Law: exit code 1, unless the precision promises no equal texts."""
+def test_a_different_text_fails_where_equality_is_promised() -> None:
+    """Law: the exit code is 1, unless the precision does not promise equal texts."""
     for exact in (True, False):
         player = ScriptedPlayer(lambda arm, prompt: SPEEDS[arm.name], exact=exact, liar=AUTO)
         comparison = compared(player)
@@ -204,7 +204,7 @@ def test_one_differing_text_fails_where_texts_are_promised() -> None:
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Law: JSON for programs has every figure; a writer that fails leaves nothing behind."""
+    """Law: the JSON file has every figure; a writer that fails leaves nothing behind."""
     path = tmp_path / "found.json"
     assert show("bench", {"target": "t"}, compared(), json=str(path)) == 0
     found = json.loads(path.read_text())
@@ -223,7 +223,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_intervals_hold_the_median() -> None:
-    """Law: deterministic, ordered, and as narrow as the values."""
+    """Law: intervals are deterministic, ordered, and within the range of the values."""
     found = estimate([1.0, 1.1, 0.9, 1.05, 0.95])
     assert found.value == 1.0
     assert 0.9 <= found.low < found.value < found.high <= 1.1
@@ -249,7 +249,7 @@ def test_intervals_hold_the_median() -> None:
     ],
 )
 def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
-    """Law: what was given, and what is allowed."""
+    """Law: the sentence names what was given and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         settings(build_parser("foredraft bench").parse_args(arguments))
     assert said in str(caught.value)
@@ -273,7 +273,7 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
 def test_wrong_values_are_sentences(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: the option, what was given, and what is allowed."""
+    """Law: the sentence names the option, what was given and what is allowed."""
     with pytest.raises(SystemExit) as ended:
         build_parser("foredraft bench").parse_args(arguments)
     assert ended.value.code == 2
@@ -282,14 +282,14 @@ def test_wrong_values_are_sentences(
 
 
 def test_prompts_come_from_a_file(tmp_path: Path) -> None:
-    """Law: texts, or JSON objects; what is wrong is named with its line."""
+    """Law: the file has texts or JSON objects; an error names its line."""
     plain, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
     plain.write_text("one\ntwo\n")
     lines.write_text('{"prompt": "one"}\n{"body": {"prompt": "two"}}\n')
     assert read_texts(str(plain)) == read_texts(str(lines)) == ["one", "two"]
     said = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
     assert {workload.kind for workload in said.workloads} == {"file"}
-    plain.write_text("one\nand more\n\ntwo\n")  # bug: bench asked for each line by itself
+    plain.write_text("one\nand more\n\ntwo\n")  # bug: bench took each line for a prompt
     assert read_texts(str(plain)) == ["one\nand more", "two"]
     for text, word in (
         ("", "holds no prompt"),
@@ -305,8 +305,8 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
             read_texts(str(lines))
 
 
-def test_texts_of_a_file_are_messages_where_a_model_has_conversations(tmp_path: Path) -> None:
-    """Law: with a way to render messages, a text is a user's, and `prompt` stays as it is."""
+def test_plain_texts_are_messages_for_a_chat_model(tmp_path: Path) -> None:
+    """Law: if messages can be rendered, a text is a user message; `prompt` stays as it is."""
     path = tmp_path / "p"
     path.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
     assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["a", "<b>"]
@@ -314,7 +314,7 @@ def test_texts_of_a_file_are_messages_where_a_model_has_conversations(tmp_path: 
     assert read_texts(str(path), lambda turns: f"<{turns[-1]['content']}>") == ["<a>"]
 
 
-def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
+def test_a_prompts_file_is_no_pipe_and_not_overwritten(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="no regular file"):
         read_texts(str(tmp_path / "pipe"))
@@ -325,13 +325,13 @@ def test_prompts_are_neither_a_pipe_nor_replaced(tmp_path: Path) -> None:
 
 
 def test_the_quick_grid_is_small() -> None:
-    """Law: --quick keeps the corners; options that were given still count."""
+    """Law: --quick keeps the corners of the grid; other options still apply."""
     said = settings(build_parser("x").parse_args(["--quick", "--rounds", "1"]))
     assert {workload.concurrency for workload in said.workloads} == {1, 32}
     assert {workload.kind for workload in said.workloads} == {"code", "random"}
     assert said.rounds == 1
     given = ["--quick", "--kinds", "code,json", "--concurrency", "1,2,4"]
-    said = settings(build_parser("x").parse_args(given))  # bug: JSON was left out, and 2
+    said = settings(build_parser("x").parse_args(given))  # bug: json and 2 were ignored
     assert {workload.concurrency for workload in said.workloads} == {1, 2, 4}
     assert {workload.kind for workload in said.workloads} == {"code", "json"}
     whole = settings(build_parser("x").parse_args([]))
@@ -339,8 +339,8 @@ def test_the_quick_grid_is_small() -> None:
     assert all(len(pool) >= 16 for pool in whole.pools.values())
 
 
-def test_what_an_edit_expects_is_the_reply_with_another_name() -> None:
-    """Law: the prediction of `edits` differs from the function asked for in one name alone."""
+def test_an_edits_prediction_differs_in_one_name() -> None:
+    """Law: a prediction of `edits` differs from the requested function in one name only."""
     found = edits_asked()
     assert len(found) >= 16
     for prompt, prediction in found.items():

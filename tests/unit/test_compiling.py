@@ -1,4 +1,4 @@
-"""Sequences that wait for their grammar, without an engine."""
+"""Sequences that wait for their grammar to compile, without an engine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def waiting(id: str, pattern: str) -> Sequence:
     return Sequence(id, params, [1], 1)
 
 
-def test_what_nobody_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: bombs of clients that had gone were still compiled, one after the other, before the
-    grammars of those who wait. What somebody else wants is compiled, and so is what comes again."""
+def test_an_abandoned_grammar_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: huge grammars of disconnected clients were still compiled, ahead of others. A grammar is
+    compiled if another sequence waits for it, or if it is requested again."""
     go, seen = threading.Event(), list[str]()
 
     def load() -> LLTokenizer:

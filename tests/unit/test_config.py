@@ -1,5 +1,5 @@
-"""EngineConfig: what is refused, and what a few keys alone mean. What a person is told is in
-`test_server_config.py`."""
+"""EngineConfig: what is refused, and what a few keys imply. `test_server_config.py` tests the
+sentences that users get."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_value_out_of_range_is_refused_by_name(said: dict[str, Any], key: str)
 
 
 def test_k_alone_means_a_fixed_controller() -> None:
-    """`--set speculation.controller.k=4` is what an operator types."""
+    """Law: `--set speculation.controller.k=4` is all an operator types."""
     said = SpeculationConfig.model_validate({"controller": {"k": 4}})
     assert said.controller == FixedConfig(k=4)
     assert said.k_max == 4
@@ -71,7 +71,7 @@ def test_a_path_alone_means_a_draft_model() -> None:
     assert said.proposer.kind == "draft_model"
 
 
-def test_configs_do_not_change_after_they_were_read() -> None:
+def test_configs_are_frozen() -> None:
     config = EngineConfig()
     with pytest.raises(ValidationError, match="frozen"):
         config.device = "cpu"  # type: ignore[misc]
@@ -84,15 +84,15 @@ def test_the_built_in_pair_lies_beside_the_code(role: Any) -> None:
 
 
 def test_a_config_survives_its_own_json() -> None:
-    """The supervisor hands it to the engine process in writing."""
+    """Law: the supervisor passes the config to the engine process as JSON."""
     config = EngineConfig.model_validate(
         {"speculation": {"proposer": {"kind": "ngram", "n_min": 3}, "controller": {"k": 2}}}
     )
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_a_companion_is_named_once() -> None:
-    """Bug: one that was named twice was taken, and shown twice."""
+def test_a_companion_named_twice_is_refused() -> None:
+    """Bug: a companion that was named twice was accepted and shown twice."""
     said = {"speculation": {"companions": ["ngram", "grammar", "ngram"]}}
     with pytest.raises(ValidationError, match="'ngram' is named twice"):
         EngineConfig.model_validate(said)

@@ -1,4 +1,4 @@
-"""The controllers in synthetic worlds: known acceptance, known costs, seeded noise."""
+"""The controllers in synthetic worlds with known acceptance, known costs and seeded noise."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def share(ks: Sequence[int], wanted: Callable[[int], bool]) -> float:
     return sum(map(wanted, ks)) / len(ks)
 
 
-def test_a_cheap_and_good_draft_gets_a_large_k() -> None:
+def test_a_fast_and_good_draft_gets_a_large_k() -> None:
     world = World(alpha=0.95)
     trace = play(adaptive(world), world, 400)
     assert share(trace.ks[50:], lambda k: k >= 6) > 0.95
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_price_that_the_profile_got_wrong_is_found_out(seed: int) -> None:
-    """Bug: steps of more than two rows came out half as dear again in a profile that was taken on a
-    loaded machine. K = 1 was the best then and was played for good, since only what is played is
-    priced anew: 98 tokens/s where 117 were to be had."""
+def test_a_wrong_cost_in_the_profile_is_found_out(seed: int) -> None:
+    """Bug: a profile taken on a loaded machine overstated steps of more than two rows by half. By
+    it K = 1 was best and was kept for good, since only costs of steps that run are corrected: 98
+    tokens/s instead of 117."""
     world = World(0.66, base=1.4e-2, row=4e-4, draft=1.1e-3, informed=0.5, seed=seed)
     controller = AdaptiveK(K_MAX, stops=False)
     sizes = (1, 2, 3, 5, 9, 17)
@@ -45,7 +45,7 @@ def test_a_price_that_the_profile_got_wrong_is_found_out(seed: int) -> None:
 
 
 def test_a_bad_draft_is_switched_off() -> None:
-    """Only what looks for better times still drafts, and that costs about one part in a hundred."""
+    """Law: a bad draft is used for exploration only, which costs about 1 %."""
     world = World(alpha=0.1, draft=1e-3)
     controller = adaptive(world)
     play(controller, world, 300)
@@ -54,9 +54,9 @@ def test_a_bad_draft_is_switched_off() -> None:
     assert trace.rate > 0.985 * world.rate(0)
 
 
-def test_the_dearer_it_is_to_look_the_rarer_it_looks() -> None:
-    """Bug: where the drafter's catching up took four steps' time, it was asked every 48 rounds all
-    the same, and eight parts in a hundred were lost."""
+def test_expensive_probes_are_rare() -> None:
+    """Bug: where the drafter's catch-up took as long as four steps, probes still came every 48
+    steps, and 8 % of the time was lost."""
     shares = []
     for draft in (2e-4, 2e-2):
         world = World(alpha=0.05, draft=draft)
@@ -69,7 +69,7 @@ def test_the_dearer_it_is_to_look_the_rarer_it_looks() -> None:
 
 
 class Counted(AdaptiveK):
-    """Says how often it thought about a round with guesses."""
+    """Counts the decisions about steps with K > 0."""
 
     thoughts = 0
 
@@ -79,14 +79,14 @@ class Counted(AdaptiveK):
 
 
 def test_under_load_even_a_good_draft_is_switched_off() -> None:
-    """Acceptance alone is blind to load: at 48 sequences every row is paid for."""
+    """Law: at 48 sequences every row costs time, which acceptance alone does not show."""
     world = World(alpha=0.7, batch=48, free=1, row=4e-4)
     trace = play(adaptive(world), world, 400)
     assert share(trace.ks[50:], lambda k: k > 0) < 0.04
     assert trace.rate > 0.985 * world.rate(0)
 
 
-def test_the_same_draft_is_used_when_the_load_is_gone() -> None:
+def test_the_same_draft_is_used_after_the_load() -> None:
     loaded = World(alpha=0.7, batch=48, row=4e-4)
     controller = adaptive(loaded)
     play(controller, loaded, 200)
@@ -109,9 +109,9 @@ def test_it_comes_back_from_zero_when_acceptance_recovers(batch: int) -> None:
 
 @pytest.mark.parametrize("alpha", [0.2, 0.45, 0.7, 0.9])
 @pytest.mark.parametrize("batch", [1, 6, 32])
-def test_it_settles(alpha: float, batch: int) -> None:
-    """In a constant world K changes rarely: 25 rounds of 800 compare or probe, and each of them
-    makes two changes of its own."""
+def test_k_settles(alpha: float, batch: int) -> None:
+    """Law: in a constant world K changes rarely: 25 of 800 steps are baselines or probes, and each
+    of them changes K twice."""
     world = World(alpha=alpha, batch=batch)
     trace = play(adaptive(world), world, 1000)
     assert Trace(ks=trace.ks[200:]).switches < 2 * 25 + 20
@@ -120,15 +120,15 @@ def test_it_settles(alpha: float, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 0.7, 0.92])
 def test_it_is_within_a_few_percent_of_the_best_fixed_k(alpha: float, batch: int) -> None:
-    """The best fixed K is known only to whoever made the world; learning and probing cost less
-    than 6 % (14 other seeds: 0.6 % on average, never above 5.1 %)."""
+    """Law: learning and probing cost less than 6 % against the best fixed K, which only the world
+    knows (14 other seeds: 0.6 % on average, at most 5.1 %)."""
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8)
     trace = play(adaptive(world), world, 1000)
     assert trace.rate > 0.94 * world.best_rate
 
 
 def wrongly_told(world: World, wrong_by: float, *, stops: bool) -> AdaptiveK:
-    """Its profile says that rows and drafting cost less than they do, by this factor."""
+    """Return a controller whose profile understates rows and drafting by this factor."""
     controller = AdaptiveK(K_MAX, stops=stops)
     row, draft = world.row / wrong_by, world.draft / wrong_by
     target = [(1, world.base), (64, world.base + 63 * row)]
@@ -140,7 +140,7 @@ def wrongly_told(world: World, wrong_by: float, *, stops: bool) -> AdaptiveK:
     ("informed", "stops", "wrong_by"), [(None, False, 2.0), (1.5, False, 3.0), (1.5, True, 3.0)]
 )
 def test_a_wrong_profile_is_corrected(informed: float | None, stops: bool, wrong_by: float) -> None:
-    """The profile says that rows and drafting are cheap; the clock says otherwise."""
+    """Law: measured steps correct a profile in which rows and drafting are too cheap."""
     world = World(alpha=0.6, batch=4, draft=1.5e-3, row=8e-4, informed=informed)
     trace = play(wrongly_told(world, wrong_by, stops=stops), world, 800)
     assert trace.rate > 0.93 * world.best_rate
@@ -153,24 +153,24 @@ def test_without_a_profile_it_learns_from_the_clock() -> None:
 
 
 @pytest.mark.parametrize("speaks", [0.05, 0.3])
-def test_a_proposer_that_is_mostly_silent_is_judged_by_what_it_offers(speaks: float) -> None:
-    """An n-gram drafter that rarely speaks but is right then costs almost nothing: K stays up."""
+def test_a_rare_proposer_is_judged_by_its_proposals(speaks: float) -> None:
+    """Law: n-gram look-up that rarely proposes, but is then right, costs little: K stays up."""
     world = World(alpha=0.9, draft=1e-6, speaks=speaks)
     trace = play(adaptive(world), world, 1500)
     assert share(trace.ks[100:], lambda k: k >= 5) > 0.9
     assert trace.rate > 0.93 * world.best_rate
 
 
-def test_rows_are_counted_only_when_something_is_offered() -> None:
-    """Rows cost a lot here, but a drafter that speaks in one round of ten seldom adds any."""
+def test_rows_count_only_with_a_proposal() -> None:
+    """Law: expensive rows do not lower K if the drafter proposes in one step of ten only."""
     world = World(alpha=0.8, row=1e-3, draft=1e-6, speaks=0.1)
     trace = play(adaptive(world), world, 600)
     assert share(trace.ks[100:], lambda k: k > 0) > 0.9
 
 
-def test_a_probe_of_a_draft_model_bothers_few_sequences() -> None:
-    """Each must first run all that it missed; a sample of four says as much as sixty-four. The
-    silent sixty are no evidence that the drafter had nothing to say."""
+def test_a_probe_of_a_draft_model_asks_few_sequences() -> None:
+    """Law: a probe asks four of 64 sequences, since each must catch up first and four tell enough.
+    The other sixty do not count as sequences without a proposal."""
     world = World(alpha=0.0, batch=64, row=4e-4)
     controller = adaptive(world)
     limits = set()
@@ -182,8 +182,8 @@ def test_a_probe_of_a_draft_model_bothers_few_sequences() -> None:
     assert (False, None) in limits
 
 
-def test_a_probe_that_costs_nothing_asks_everyone() -> None:
-    """Without a draft model there is nothing to catch up with."""
+def test_a_probe_without_catch_up_asks_all_sequences() -> None:
+    """Law: without a draft model there is no catch-up, so a probe asks all sequences."""
     world = World(alpha=0.0, batch=64, row=4e-4)
     controller = AdaptiveK(K_MAX, stops=False)
     controller.profile(Profile([(1, 1e-3), (64, 3e-2)], host=1e-4))
@@ -194,7 +194,7 @@ def test_a_probe_that_costs_nothing_asks_everyone() -> None:
 
 
 def test_short_proposals_are_no_evidence_against_depth() -> None:
-    """Censoring: guesses that were never made were not rejected."""
+    """Law: draft tokens that were never proposed do not count as rejected (censoring)."""
     controller = AdaptiveK(4, stops=False)
     for _ in range(100):
         seen = step_of([Outcome(2, 2, 2)], 1e-4, 1e-3, 1e-4)
@@ -202,10 +202,10 @@ def test_short_proposals_are_no_evidence_against_depth() -> None:
     assert controller.estimates().acceptance > 0.95
 
 
-def test_a_few_rows_of_a_prompt_are_rows_like_others() -> None:
-    """Bug: where requests are short nearly every step of a crowd has some row of a prompt, and what
-    its forward took was never learnt; K=6 of JSON was taken for no better than K=3. What the host
-    and the drafter take for such a row is not what they take for a guess."""
+def test_a_few_prefill_rows_cost_what_other_rows_do() -> None:
+    """Bug: with short requests nearly every step of a large batch has a few prefill rows, and its
+    forward time was never learnt: K = 6 of JSON seemed no better than K = 3. Host and drafter times
+    of such steps are not learnt, since a prefill row costs them something else."""
     world = World(alpha=0.8, batch=16)
     controller = adaptive(world)
     drafting = controller._costs.drafting(16)
@@ -222,7 +222,7 @@ def test_a_few_rows_of_a_prompt_are_rows_like_others() -> None:
 
 
 def test_prompt_steps_do_not_train_the_costs() -> None:
-    """Law: what a step with prompts takes says nothing of a decode step."""
+    """Law: the time of a step with many prefill rows tells nothing about a decode step."""
     world = World(alpha=0.8)
     controller = adaptive(world)
     play(controller, world, 100)
@@ -233,7 +233,7 @@ def test_prompt_steps_do_not_train_the_costs() -> None:
 
 
 def test_one_slow_step_does_not_change_k() -> None:
-    """A neighbour's hiccup, ten times the usual time, is clipped."""
+    """Law: a single step that takes ten times as long is clipped."""
     world = World(alpha=0.8)
     controller = adaptive(world)
     k = play(controller, world, 300).ks[-1]
@@ -242,7 +242,7 @@ def test_one_slow_step_does_not_change_k() -> None:
     assert abs(controller.choose(Load(1)) - k) <= 1
 
 
-def test_estimates_say_what_speculation_is_worth() -> None:
+def test_estimates_give_the_speed_up() -> None:
     world = World(alpha=0.9)
     controller = adaptive(world)
     trace = play(controller, world, 500)
@@ -251,7 +251,7 @@ def test_estimates_say_what_speculation_is_worth() -> None:
     assert said.speedup == pytest.approx(trace.rate / world.rate(0), rel=0.15)
 
 
-def test_fixed_k_is_deaf() -> None:
+def test_fixed_k_ignores_its_results() -> None:
     controller = FixedK(3)
     world = World(alpha=0.0, batch=64)
     assert set(play(controller, world, 20).ks) == {3}
@@ -274,16 +274,16 @@ def test_the_config_chooses_the_controller(
     assert 0 <= controller.choose(Load(1)) <= k_max
 
 
-def test_where_nothing_is_to_choose_nobody_chooses() -> None:
-    """Bug: one made for K = 0 alone took its steps until it was told of guesses found right in
-    hindsight; then it failed over arrays that did not fit."""
+def test_a_controller_for_k_0_alone_is_refused() -> None:
+    """Bug: a controller for K = 0 alone ran until its first hindsight, then failed over array
+    shapes."""
     with pytest.raises(ValueError, match="nothing to choose up to K = 0"):
         AdaptiveK(0)
 
 
-def test_free_guesses_are_as_long_as_they_pay() -> None:
-    """Law: rows cost and guesses do not: likely ones go on to K's bound, unlikely ones are cut
-    where the next row is dearer than what it brings, hopeless ones are not made."""
+def test_free_proposals_are_as_long_as_they_pay() -> None:
+    """Law: if rows cost time and proposals do not, likely tokens are used up to the bound on K,
+    less likely ones until a row costs more than it gains, and hopeless ones not at all."""
     controller = adaptive(World(alpha=0.5, row=8e-4))
     controller.choose(Load(1))
     lengths = [
@@ -296,8 +296,8 @@ def test_free_guesses_are_as_long_as_they_pay() -> None:
     assert controller.worth([], instead=False) == 0
 
 
-def test_free_guesses_give_way_to_a_better_main_proposer() -> None:
-    """Law: a look-up that is seldom right does not keep a good draft from drafting."""
+def test_free_proposals_give_way_to_a_better_draft() -> None:
+    """Law: a look-up that is rarely right does not replace drafting with a good draft."""
     controller = adaptive(World(alpha=0.9))
     play(controller, World(alpha=0.9), 100)
     controller.choose(Load(1))
@@ -307,8 +307,8 @@ def test_free_guesses_give_way_to_a_better_main_proposer() -> None:
     assert controller.worth(good, instead=True) == K_MAX
 
 
-def test_guesses_are_dearer_in_a_crowd() -> None:
-    """Law: the price of a row is what the whole batch loses by a longer step."""
+def test_draft_tokens_cost_more_in_a_large_batch() -> None:
+    """Law: a row costs what the whole batch loses by a longer step."""
     world = World(alpha=0.5, row=8e-4)
     controller = adaptive(world)
     lengths = []
@@ -318,8 +318,8 @@ def test_guesses_are_dearer_in_a_crowd() -> None:
     assert lengths[0] > lengths[1]
 
 
-def test_nothing_is_told_before_the_first_step() -> None:
-    """Bug: GET /speculation told the priors of a server that had served nobody."""
+def test_there_are_no_rates_before_the_first_step() -> None:
+    """Bug: GET /speculation returned the priors on a server that had not served any request."""
     controller = adaptive(World(alpha=0.9))
     said = controller.estimates()
     assert (said.rates, said.survival, said.num_sequences) == ([], [], 0)
@@ -327,9 +327,9 @@ def test_nothing_is_told_before_the_first_step() -> None:
     assert controller.estimates().rates
 
 
-def test_one_that_drafts_alone_in_a_growing_batch_is_judged() -> None:
-    """Bug: costs by row were known up to the batch of the last plan; within the same power of two
-    it grew by prompts, of which none drafted, and the engine died of an index."""
+def test_one_drafting_sequence_in_a_growing_batch() -> None:
+    """Bug: costs by row were known up to the batch of the last choice. Prefills let the batch grow
+    within the same power of two without drafting, and the engine died of an IndexError."""
     world = World(alpha=0.9, batch=8, informed=1.0)
     controller = adaptive(world)
     play(controller, world, 40)
@@ -338,8 +338,8 @@ def test_one_that_drafts_alone_in_a_growing_batch_is_judged() -> None:
         assert 0 <= controller.keep([[5.0] * K_MAX])[0] <= K_MAX
 
 
-def test_a_rest_ends_with_the_load_that_it_was_for() -> None:
-    """Bug: fourteen more rounds at K = 0 were played when a crowd had left one behind."""
+def test_k_0_ends_with_the_load_that_needed_it() -> None:
+    """Bug: after a large batch had ended, K stayed at 0 for fourteen more steps."""
     crowd = World(alpha=0.7, batch=48, free=1, row=4e-4)
     controller = adaptive(crowd)
     play(controller, crowd, 203)
@@ -347,9 +347,9 @@ def test_a_rest_ends_with_the_load_that_it_was_for() -> None:
     assert min(play(controller, alone, 5).ks) > 0
 
 
-def test_a_batch_that_comes_and_goes_is_not_probed_more() -> None:
-    """Bug: fifteen rounds of rest were credited when it began, and cut short by each change of the
-    batch: a fifth of all rounds asked for guesses."""
+def test_an_alternating_batch_size_adds_no_probes() -> None:
+    """Bug: fifteen steps of waiting were credited at their start, though each change of the batch
+    cut them short, so a fifth of all steps were probes or trials."""
     worlds = [World(alpha=0.0, batch=batch, row=4e-4, draft=1e-3) for batch in (20, 21)]
     controller, asked = adaptive(worlds[0]), 0
     for index in range(2000):
@@ -360,9 +360,9 @@ def test_a_batch_that_comes_and_goes_is_not_probed_more() -> None:
     assert 0 < asked < 100
 
 
-def test_what_a_trial_cost_does_not_keep_from_probing() -> None:
-    """Bug: a trial that had a crowd's drafter catch up was paid off for some 500 rounds, in which
-    nobody was asked whether guesses had become better."""
+def test_the_debt_of_a_trial_does_not_stop_probing() -> None:
+    """Bug: the debt of a trial, in which the drafter of a large batch caught up, stopped probing
+    for about 500 steps, so an improved acceptance went unnoticed."""
     exploration = Exploration()
     rounds = [exploration.while_off(1.0, alone=False) for _ in range(PROBE_FIRST)]
     assert rounds[-1] == "trial"
@@ -377,9 +377,9 @@ def test_what_a_trial_cost_does_not_keep_from_probing() -> None:
     assert seen.count("probe") >= 3
 
 
-def test_where_guesses_could_gain_little_fewer_are_probed() -> None:
-    """Law: a probe is worth what it can find: about half as many where guesses gained a half if all
-    of them were right; and there are some where none could pay, since costs may be wrong, too."""
+def test_probes_are_fewer_where_little_can_be_gained() -> None:
+    """Law: probes follow the gain they can find: about half as many if perfect acceptance gained
+    only 50 %, but still some if no K could pay, since costs may be wrong."""
     probes = {}
     for promise in (4.0, 1.0, 0.5, 0.0, -0.5):
         exploration = Exploration()
@@ -394,18 +394,18 @@ def test_where_guesses_could_gain_little_fewer_are_probed() -> None:
     assert probes[-0.5] == probes[0.0]
 
 
-def test_what_draws_no_gain_is_not_gone_on_with() -> None:
-    """Bug: K = 1 whose guesses are nearly all left out makes 1.7 % less than K = 0, which was too
-    little to turn it off: a crowd drafted for nothing through hundreds of rounds (one life in ten,
-    0.93 to 0.96 of K = 0)."""
+def test_a_k_without_gain_is_switched_off() -> None:
+    """Bug: K = 1 with nearly all draft tokens left out is 1.7 % slower than K = 0, which was too
+    little to switch off: a large batch drafted in vain for hundreds of steps (in one run of ten, at
+    0.93 to 0.96 of the rate of K = 0)."""
     for seed in range(1, 13):
         world = World(alpha=0.7, batch=48, free=1, row=4e-4, seed=seed)
         trace = play(adaptive(world), world, 400)
         assert trace.rate > 0.98 * world.rate(0), seed
 
 
-def test_where_little_is_lost_baselines_are_more_frequent() -> None:
-    """Bug: a machine whose K = 0 became a third faster was not seen to have for 256 rounds."""
+def test_baselines_are_more_frequent_where_k_0_is_close() -> None:
+    """Bug: when K = 0 became a third faster, this went unnoticed for 256 steps."""
     rounds = {}
     for close, gain in ((True, 0.05), (False, 0.5)):
         exploration = Exploration()
@@ -418,9 +418,9 @@ def test_where_little_is_lost_baselines_are_more_frequent() -> None:
     assert len(rounds[False]) < len(rounds[True])
 
 
-def test_what_guesses_save_pays_for_exploration() -> None:
-    """Bug: a crowd that had gained for a hundred rounds, and then did not, was still paying off its
-    first trial, and looked again only when the text was over."""
+def test_time_saved_pays_for_exploration() -> None:
+    """Bug: a batch that had gained for a hundred steps, and then did not, was still paying off its
+    first trial, and explored again only after its replies had ended."""
     waits = []
     for gain in (0.0, 0.2):
         exploration = Exploration()
@@ -435,8 +435,8 @@ def test_what_guesses_save_pays_for_exploration() -> None:
     assert waits[1] < PROBE_FIRST * 3 < waits[0]
 
 
-def test_a_debt_of_a_crowd_does_not_blind_one_alone() -> None:
-    """Bug: what a crowd owed, in seconds, one stream was paying off for 25,000 rounds."""
+def test_the_debt_of_a_large_batch_does_not_stop_one_stream() -> None:
+    """Bug: one stream paid off a large batch's debt, counted in seconds, for 25,000 steps."""
     crowd = World(alpha=0.0, batch=32, row=4e-4, draft=5e-2)
     controller = adaptive(crowd)
     play(controller, crowd, 400)
@@ -455,9 +455,9 @@ class Padded(World):
 
 
 def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
-    """Bug: between two draft steps a row cost what rows do on average up to the largest K. Where
-    few rows are free and many are not, drafting ended after the first step though the second filled
-    up what was paid for."""
+    """Bug: a draft step's rows were priced at the mean of all rows up to the largest K. Where the
+    first rows are free and later ones are not, drafting stopped after one step, though the second
+    only filled a padded forward."""
     world = Padded(alpha=0.75, batch=16, row=4e-4, free=48, informed=0.0)
     assert max(range(K_MAX + 1), key=world.rate) == 2
     controller = AdaptiveK(K_MAX)
@@ -471,7 +471,7 @@ def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
 
 @dataclass
 class Restless(World):
-    """A machine whose speed jumps, for all of a step alike; the clock that counts does not."""
+    """Machine speed jumps, for all parts of a step alike; the world's own clock ignores it."""
 
     slowness: float = 1.0
 
@@ -488,19 +488,19 @@ class Restless(World):
         )
 
 
-def test_a_machine_whose_speed_jumps_does_not_make_it_play_what_loses() -> None:
-    """Law: what all sizes share is no news of one of them, though K = 0 was seen in another moment
-    than K > 0."""
+def test_jumps_of_machine_speed_do_not_favour_a_losing_k() -> None:
+    """Law: a slowdown that all sizes share is not attributed to one size, though K = 0 and K > 0
+    are measured at different times."""
     world = Restless(alpha=0.45, base=1.2e-3, row=4e-4, draft=5e-4, host=1e-4, informed=1.0)
     assert world.rate(1) < 0.9 * world.rate(0)
     trace = play(adaptive(world), world, 2000)
     assert share(trace.ks[200:], lambda k: k > 0) < 0.06
 
 
-def test_a_first_error_is_noticed_soon_where_steps_are_short() -> None:
-    """Bug: of steps of a millisecond one in thirty was learnt from, and as many passed until the
-    next choice: a proposer that the profile says nothing of, and that costs more than a forward,
-    guessed for a hundred rounds."""
+def test_a_wrong_first_choice_ends_soon_at_short_steps() -> None:
+    """Bug: of steps that take a millisecond only one in thirty was learnt from, and choices were as
+    rare. A proposer without draft timings in the profile, and slower than a forward, was used for a
+    hundred steps."""
     for seed in range(1, 9):
         world = World(alpha=0.3, base=6e-4, row=2e-5, draft=1e-3, host=1e-4, seed=seed)
         controller = AdaptiveK(K_MAX, stops=False)
@@ -509,10 +509,9 @@ def test_a_first_error_is_noticed_soon_where_steps_are_short() -> None:
         assert share(trace.ks, lambda k: k > 0) < 0.2, seed
 
 
-def test_while_k_is_0_it_looks_at_few_rounds() -> None:
-    """Bug: with steps of 0.8 ms, choosing and learning that there was nothing to learn made K = 0
-    take 6 % longer under the controller. What it leaves alone is counted all the same, and it is
-    there at once for another load."""
+def test_most_steps_at_k_0_are_skipped() -> None:
+    """Bug: at 0.8 ms per step, choosing and learning at K = 0 made steps 6 % slower although there
+    was nothing to learn. Skipped steps still count, and a new load is handled at once."""
     world = World(alpha=0.05, draft=2e-3)
     controller = adaptive(world)
     counts, inner = list[int](), controller._explore.while_off
@@ -532,10 +531,10 @@ def test_while_k_is_0_it_looks_at_few_rounds() -> None:
     assert share(play(controller, crowd, 300).ks[100:], lambda k: k > 0) > 0.8
 
 
-def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
-    """Bug: what the drafter would have guessed is looked at only in rounds that are told of, and
-    judging it takes time: told of no others, a crowd's drafting looked a quarter too dear. Bug:
-    where all rounds are judged for a trace, none said what drafting costs."""
+def test_drafting_is_priced_by_steps_without_hindsight() -> None:
+    """Bug: hindsight takes drafter time. Drafting was priced by the steps with hindsight alone, and
+    looked a quarter too slow for a large batch. Bug: if a trace judges every step, no step gave the
+    cost of drafting."""
     for agreements in ([Agreement(0, 0, [(1.0, True)])], []):
         controller = AdaptiveK(4, stops=False)
         controller.profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
@@ -555,9 +554,9 @@ def test_drafting_is_priced_by_rounds_without_hindsight() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 6])
-def test_what_a_step_without_guesses_takes_is_known_while_guesses_pay(batch: int) -> None:
-    """Law: it follows from the costs that K is chosen by, for as many sequences as there are, and
-    says nothing before the first choice; what is chosen does not depend on who asks."""
+def test_plain_seconds_are_known_while_speculation_pays(batch: int) -> None:
+    """Law: `plain_seconds` follows from the costs behind the choice of K, for any number of
+    sequences; it is 0 before the first choice; and asking for it does not change the choice."""
     world = World(alpha=0.9, batch=batch)
     controller = adaptive(world)
     assert controller.plain_seconds(batch, 100) == 0.0
@@ -570,9 +569,9 @@ def test_what_a_step_without_guesses_takes_is_known_while_guesses_pay(batch: int
 
 
 @pytest.mark.parametrize("chosen", [16, 24, 31])
-def test_a_step_without_guesses_is_known_of_any_number_of_sequences(chosen: int) -> None:
-    """Bug: while a choice for 16 sequences stood, 31 were said to take what as many rows of 16 do,
-    a third less, and after one for 31, 16 were said to take half more."""
+def test_plain_seconds_for_any_number_of_sequences(chosen: int) -> None:
+    """Bug: after a choice for 16 sequences, `plain_seconds` for 31 was that of 31 rows of 16
+    sequences, a third too low; after one for 31, that for 16 was half too high."""
 
     def taken(sequences: int, rows: int) -> float:
         return 1e-3 + 5e-5 * rows + 2e-4 * sequences
@@ -589,8 +588,8 @@ def test_a_step_without_guesses_is_known_of_any_number_of_sequences(chosen: int)
         assert controller.plain_seconds(n, n * CONTEXT) == pytest.approx(1e-4 + taken(n, n))
 
 
-def test_a_step_without_guesses_grows_with_the_contexts() -> None:
-    """Law: by what a token of context was measured to take, beyond those of the last choice."""
+def test_plain_seconds_grow_with_the_contexts() -> None:
+    """Law: by the measured cost per context token, beyond the context of the last choice."""
     world = World(alpha=0.9)
     controller = AdaptiveK(K_MAX, stops=False)
     sizes = (1, 2, 3, 5, 9, 16)

@@ -1,4 +1,4 @@
-"""Conversations to ids: what people wrote stays text, whatever it spells out."""
+"""Conversations to token ids: text from users never becomes a special token."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def ids_of(messages: list[dict[str, Any]], **options: Any) -> list[int]:
     return token_ids(TOKENIZER, render(TOKENIZER, messages, **options))
 
 
-def test_plain_messages_are_left_alone() -> None:
-    """Nothing is spelled out: the template's text is encoded as it is."""
+def test_plain_messages_are_encoded_as_they_are() -> None:
+    """Law: without special-token text in messages, the template's text is encoded as it is."""
     messages = [{"role": "user", "content": "hello"}]
     rendered = render(TOKENIZER, messages)
     assert rendered == Rendered("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
     assert token_ids(TOKENIZER, rendered, add_special_tokens=True)[0] == BOS
 
 
-def test_what_messages_spell_out_is_never_special() -> None:
-    """Law: the only special tokens are the template's, and the text is the messages' own; also
-    with the mark itself in the messages."""
+def test_special_tokens_spelt_in_messages_stay_text() -> None:
+    """Law: only the template's special tokens are special, and the text is kept; also if messages
+    contain the internal mark."""
     rng = random.Random(5)
     alphabet = [*SPECIALS, "\ufdd0", "\\ufdd0", "<", "|", "im_end", "|>", "a", "é", "\n"]
     for _ in range(300):
@@ -43,8 +43,8 @@ def test_what_messages_spell_out_is_never_special() -> None:
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])
 def test_tools_and_calls_are_text_too(add_special_tokens: bool) -> None:
-    """A tool's description, the name of an argument, what a call said: all of it was written by
-    somebody."""
+    """Law: tool descriptions, argument names and call results are text from users, and never
+    special tokens."""
     spelled = "<|im_end|>"
     tool = {"type": "function", "function": {"name": "f", "description": [spelled]}}
     call = {"function": {"name": "f", "arguments": {spelled: spelled}}}
@@ -60,8 +60,8 @@ def test_tools_and_calls_are_text_too(add_special_tokens: bool) -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=False).count(spelled) == 2 + 4
 
 
-def test_a_continued_message_may_spell_out_its_end() -> None:
-    """It is continued behind the text, not behind a token."""
+def test_a_continued_message_may_contain_the_end_token_text() -> None:
+    """Law: the message is continued after the text, not after an end token."""
     messages = [{"role": "assistant", "content": "a<|im_end|>"}]
     ids = ids_of(messages, add_generation_prompt=False, continue_final_message=True)
     assert ids == [IM_START, *b"assistant\na<|im_end|>"]

@@ -1,4 +1,4 @@
-"""Grafana's dashboards ask for what the server exposes, and together show all of it."""
+"""Grafana's dashboards query what the server exposes, and together show all of it."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ EXPRESSIONS = [query["expr"] for query in QUERIES.values()]
 ALL = [panel for panels in PANELS.values() for panel in panels]
 WIDTH = 24
 
-# Prompt tokens of ended requests: the panel of tokens shows its two parts as they happen. Swaps are
-# an operator's, who is told what becomes of them.
+# Prompt tokens of ended requests: the token panel shows both parts as they happen. Draft swaps:
+# an operator starts them and is told the outcome.
 NOT_SHOWN = {"prompt_tokens_total", "spec_decode_draft_swaps_total"}
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_name_exists(name: str) -> None:
-    """Law: metrics, labels and their values are those of the table; counters are made rates."""
+    """Law: metrics, labels and label values are those of the table; counters are used as rates."""
     check(QUERIES[name]["expr"])
 
 
 def test_every_metric_is_shown() -> None:
-    """Law: a metric that is new in the table has to find its place here."""
+    """Law: every metric of the table is on a dashboard, so a new one needs a panel."""
     shown = {one.metric.name for expression in EXPRESSIONS for one in selectors(expression)}
     assert (shown | NOT_SHOWN) - PROCESS.keys() == {metric.name for metric in METRICS}
     assert not shown & NOT_SHOWN
@@ -60,7 +60,7 @@ def test_every_metric_is_shown() -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_selector_follows_the_choice_of_replicas(name: str) -> None:
-    """Law: no graph shows replicas that were not chosen, or models where they are named."""
+    """Law: a graph shows only the chosen replicas and, where series name one, models."""
     for one in selectors(QUERIES[name]["expr"]):
         names = [*TARGET, *([] if one.name in PROCESS else [MODEL])]
         assert {label: one.matchers[label] for label in names} == {n: f"${n}" for n in names}
@@ -68,7 +68,7 @@ def test_every_selector_follows_the_choice_of_replicas(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_graph_is_summed_or_per_replica(name: str) -> None:
-    """Law: as the reader chooses, by one variable; every sum obeys it."""
+    """Law: one variable, which every aggregation obeys, lets the reader choose between the two."""
     sums = re.findall(r"\b(?:sum|avg|max|min)\b( by \(\$by\b| without)?", QUERIES[name]["expr"])
     assert sums
     assert all(sums)
@@ -92,9 +92,9 @@ def test_every_variable_is_declared(name: str) -> None:
             assert selected.metric.type == "gauge"
 
 
-def test_dashboards_lead_to_each_other() -> None:
-    """Law: each has a title and an address of its own, and a link to the others that keeps what was
-    chosen: they have the same variables."""
+def test_dashboards_link_to_each_other() -> None:
+    """Law: each has its own title and address, and a link to the others that keeps the chosen
+    variables: all have the same."""
     assert len({one["uid"] for one in DASHBOARDS.values()}) == len(DASHBOARDS) == 4
     for name, one in DASHBOARDS.items():
         assert (one["uid"], one["title"]) == (f"foredraft-{name}", f"Foredraft: {name}")
@@ -105,14 +105,14 @@ def test_dashboards_lead_to_each_other() -> None:
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_legend_names_labels_that_are_left(name: str) -> None:
-    """Bug to avoid: series that all have the same name, or an empty one."""
+    """Bug: series of one graph would have the same name, or an empty one."""
     query = QUERIES[name]
     left = groupings(re.sub(r"without \([^)]*\)", "", query["expr"])) - {"le"}
     assert set(re.findall(r"{{(\w+)}}", query["legendFormat"])) == left
 
 
 def test_every_panel_says_how_to_read_it() -> None:
-    """Law: a title of its own, and one sentence that says when to worry."""
+    """Law: each panel has its own title and one sentence that says when to worry."""
     for panels in PANELS.values():
         titles = Counter(panel["title"] for panel in panels)
         assert max(titles.values()) == 1, titles
@@ -124,7 +124,7 @@ def test_every_panel_says_how_to_read_it() -> None:
 
 
 def test_panels_have_their_places() -> None:
-    """Law: ids are unique; no two panels overlap, and none leaves the page."""
+    """Law: ids are unique; no two panels overlap, and none exceeds the page."""
     for panel in ALL:
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= WIDTH, panel["title"]
     for panels in PANELS.values():
@@ -138,7 +138,7 @@ def test_panels_have_their_places() -> None:
 
 
 def test_queries_of_a_panel_have_their_letters() -> None:
-    """Bug to avoid: two queries of one letter, of which one is lost."""
+    """Bug: of two queries with the same letter, one is lost."""
     for panel in ALL:
         letters = [target["refId"] for target in panel["targets"]]
         assert letters == ["A", "B", "C"][: len(letters)], panel["title"]
@@ -146,7 +146,7 @@ def test_queries_of_a_panel_have_their_letters() -> None:
 
 @needs_promtool
 def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
-    """Law: with any replicas chosen, each is PromQL."""
+    """Law: every expression is valid PromQL, whichever replicas are chosen."""
     chosen = {"job": ".*", "instance": r"127\\.0\\.0\\.1:8000|b:1", MODEL: "a|b"}
     for by in BY["$by"]:
         parse((filled(one, **chosen, by=by) for one in EXPRESSIONS), tmp_path)

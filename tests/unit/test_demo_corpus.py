@@ -1,4 +1,4 @@
-"""The demo pair's corpus: the same on every run, and never a held-out file in training."""
+"""The demo pair's corpus: the same on every run, and no held-out file in training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_training_and_held_out_files_are_disjoint_and_complete(library: dict[str, str]) -> None:
-    """A figure on text that training has seen would flatter every drafter."""
+    """Law: no file is in both sets, since figures on training text would flatter every drafter."""
     held, kept = set(corpus.heldout_code()), set(corpus.training_code().values())
     assert not held & kept
     assert held | kept == set(library.values())
@@ -32,26 +32,26 @@ def test_training_and_held_out_files_are_disjoint_and_complete(library: dict[str
 
 
 def test_a_file_is_held_out_by_its_path_alone() -> None:
-    """The split must be the same on every machine: no seed, no order, no content."""
+    """Law: the split is the same on every machine: no seed, order or content matters."""
     assert [name for name in ("ast.py", "os.py", "json/decoder.py") if corpus.held_out(name)] == [
         "ast.py"
     ]
 
 
 def test_the_same_seed_writes_the_same_conversations() -> None:
-    """A rerun of the training script must see the same text."""
+    """Law: a rerun of the training script sees the same text."""
     assert list(corpus.dialogues(7, 200)) == list(corpus.dialogues(7, 200))
     assert list(corpus.dialogues(7, 200)) != list(corpus.dialogues(8, 200))
 
 
 def test_code_documents_depend_on_the_seed_alone(library: dict[str, str]) -> None:
-    """Set order or directory order must not leak into training."""
+    """Law: neither set order nor directory order influences training."""
     assert corpus.code_documents(3) == corpus.code_documents(3)
     assert corpus.code_documents(3) != corpus.code_documents(4)
 
 
 def test_every_small_function_is_python() -> None:
-    """The model repeats these word for word: a syntax error here is its syntax error."""
+    """Law: each parses, since the model repeats them word for word, syntax errors included."""
     assert len(chat.functions()) >= 60
     for wordings, source in chat.functions():
         assert all(wordings)
@@ -59,7 +59,7 @@ def test_every_small_function_is_python() -> None:
 
 
 def test_every_writer_ends_with_the_assistant() -> None:
-    """A conversation that ends with a question would teach the model to stay silent."""
+    """Bug: a conversation that ends with a question would teach the model to stay silent."""
     rng = random.Random(0)
     for writer, _ in practice.WRITERS:
         for _ in range(20):
@@ -69,7 +69,7 @@ def test_every_writer_ends_with_the_assistant() -> None:
 
 
 def test_arithmetic_is_right() -> None:
-    """A table learned by heart is no better than the table."""
+    """Law: every result is right, since the model learns the results by heart."""
     rng = random.Random(0)
     for _ in range(500):
         left, sign, right, result = re.search(
@@ -80,13 +80,13 @@ def test_arithmetic_is_right() -> None:
 
 
 def test_extracted_json_parses() -> None:
-    """Held-out JSON is what the structured-output figures are measured on."""
+    """Law: held-out JSON is valid, since the structured-output figures are measured on it."""
     for dialogue in corpus.heldout_dialogues("json", 50):
         assert json.loads(dialogue[-1]["content"])
 
 
 def test_a_tool_call_names_an_offered_tool() -> None:
-    """A call to a tool that was not offered would teach the model to invent tools."""
+    """Bug: a call to a tool that was not offered would teach the model to invent tools."""
     seen = 0
     for dialogue, tools in corpus.dialogues(0, 400):
         offered = {tool["function"]["name"] for tool in tools}
@@ -96,8 +96,8 @@ def test_a_tool_call_names_an_offered_tool() -> None:
     assert seen > 10
 
 
-def test_a_passage_turned_inside_out_keeps_its_text() -> None:
-    """Fill-in-the-middle moves the middle to the end and must lose nothing."""
+def test_fill_in_the_middle_keeps_the_text() -> None:
+    """Law: fill-in-the-middle moves the middle to the end and loses nothing."""
     text = "def f(x):\n    return x + 1\n"
     turned = corpus.middle_out(random.Random(1), text)
     found = re.fullmatch(
@@ -110,12 +110,12 @@ def test_a_passage_turned_inside_out_keeps_its_text() -> None:
 
 @pytest.mark.parametrize("kind", ["code", "chat", "json", "prose"])
 def test_held_out_prompts_are_repeatable(library: dict[str, str], kind: corpus.Kind) -> None:
-    """Two benchmark runs must ask the same questions."""
+    """Law: two benchmark runs use the same prompts."""
     assert corpus.heldout_prompts(kind, 4) == corpus.heldout_prompts(kind, 4)
 
 
 def test_the_corpus_needs_no_torch() -> None:
-    """Benchmarks and unit tests import it where torch may be missing."""
+    """Law: benchmarks and unit tests can import it where torch is missing."""
     for module in (corpus, chat):
         source = Path(str(module.__file__)).read_text("utf-8")
         assert not re.search(r"^\s*(import|from) (torch|transformers|tokenizers)", source, re.M)

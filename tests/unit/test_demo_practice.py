@@ -1,5 +1,5 @@
 """What the demo pair practises: answers that follow from their questions, and how they are
-marked."""
+checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.demo import chat, corpus, practice
 
 
 def value(sum_: str) -> int:
-    """Of a chain of single operations, `7 - 2 - 1`."""
+    """Return the value of a chain of single operations, such as `7 - 2 - 1`."""
     result, *rest = re.split(r" ([-+*]) ", sum_)
     total = int(result)
     for sign, number in zip(rest[::2], rest[1::2], strict=True):
@@ -24,7 +24,7 @@ def value(sum_: str) -> int:
 
 @pytest.mark.parametrize("sign", ["+", "-", "*"])
 def test_every_step_of_a_sum_is_right(sign: str) -> None:
-    """Law: of all sums of two digits each written step is true, and the last is the one asked."""
+    """Law: for numbers of up to two digits every step is true, and the last one is the answer."""
     most = 11 if sign == "*" else 100
     for left in range(most):
         for right in range(most):
@@ -36,7 +36,7 @@ def test_every_step_of_a_sum_is_right(sign: str) -> None:
 
 
 def test_the_digits_of_the_result_stand_in_the_steps() -> None:
-    """What carrying by steps is for: the result only has to be put together."""
+    """Law: the steps contain the digits of the result, which then only has to be assembled."""
     for left in range(10, 100):
         for right in range(10, 100):
             units, tens, result = re.findall(r" = (\d+)", practice.worked(left, "+", right))
@@ -53,7 +53,7 @@ def test_drills_are_right() -> None:
 
 
 def test_what_is_extracted_stands_in_the_text() -> None:
-    """Law: nothing in the answer has to be known; every value is copied from the question."""
+    """Law: the answer needs no knowledge; every value is copied from the question."""
     rng = random.Random(0)
     for _ in range(500):
         question, answer = (turn["content"] for turn in practice.extraction(rng))
@@ -64,15 +64,15 @@ def test_what_is_extracted_stands_in_the_text() -> None:
         assert all(str(each) in question for each in values), (question, answer)
 
 
-def test_hardly_a_name_comes_twice() -> None:
-    """Bug: twenty first names were learned by heart, and written in the place of any other."""
+def test_names_rarely_repeat() -> None:
+    """Bug: twenty first names were learnt by heart and written in place of any other name."""
     rng = random.Random(0)
     names = Counter(practice.full_name(rng) for _ in range(1000))
     assert len(names) > 800
 
 
-def test_yes_is_as_often_right_as_no() -> None:
-    """Law: the answer is not known from the kind of question alone, and a number's is true."""
+def test_yes_is_right_as_often_as_no() -> None:
+    """Law: the kind of question does not tell the answer; answers about numbers are true."""
     rng = random.Random(0)
     answers = Counter(practice.claim(rng)[1]["content"].lower().split(".")[0] for _ in range(1000))
     assert answers.keys() == {"yes", "no"}
@@ -85,9 +85,9 @@ def test_yes_is_as_often_right_as_no() -> None:
             assert (int(found[1]) % 2 == ("even", "odd").index(found[2])) == (index % 2 == 0)
 
 
-def test_a_call_has_what_its_tool_asks_for() -> None:
-    """Law: an offered function, each of its arguments, in its type, as the question says it; some
-    questions need none."""
+def test_a_call_has_the_arguments_of_its_tool() -> None:
+    """Law: a call names an offered function and has all its arguments, with their types and the
+    question's values; some questions need no call."""
     rng, made = random.Random(0), 0
     for _ in range(400):
         dialogue, tools = practice.tool_use(rng)
@@ -106,8 +106,8 @@ def test_a_call_has_what_its_tool_asks_for() -> None:
 
 
 def test_middles_are_a_few_lines_and_lose_nothing() -> None:
-    """Law: prefix, middle and suffix are the text; a middle has up to four lines, and is never
-    empty."""
+    """Law: prefix, middle and suffix together are the text; a middle has up to four lines and is
+    never empty."""
     text = "".join(source + "\n" for _, source in chat.functions())
     for seed in range(300):
         turned = corpus.middle_out(random.Random(seed), text)

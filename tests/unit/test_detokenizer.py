@@ -1,4 +1,4 @@
-"""Detokenizer and StopStrings: the laws of increments, on every split."""
+"""Detokenizer and StopStrings: their increments do not depend on how the tokens are split."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ BROKEN = [
 
 
 class PieceTokenizer(Tokenizer):
-    """SentencePiece's habits: a word carries its leading space, which the first word of a decode
-    loses, and bytes without a piece are `<0xNN>` tokens; a run of those is decoded as one."""
+    """Like SentencePiece: a word carries its leading space, which the first word of a decode loses,
+    and bytes without a piece are `<0xNN>` tokens; a run of those is decoded as one."""
 
     def __init__(self) -> None:
         self.joins_bytes = False
@@ -75,7 +75,7 @@ class PieceTokenizer(Tokenizer):
 
 
 def splits(ids: Sequence[int], random_: random.Random) -> Iterator[list[int]]:
-    """`ids` in consecutive groups of one to five, as steps of a speculating engine deliver them."""
+    """Yield `ids` in consecutive groups of one to five, as speculative steps deliver them."""
     at = 0
     while at < len(ids):
         size = random_.randint(1, 5)
@@ -110,8 +110,8 @@ def test_every_pair_of_cuts(text: str) -> None:
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_random_bytes_specials_and_padding(skip: bool) -> None:
-    """Law: increments put together equal the decode of all, also for invalid bytes, special tokens
-    within a character, and ids beyond the tokenizer's vocabulary."""
+    """Law: concatenated increments equal the decode of all ids, also for invalid bytes, special
+    tokens within a character, and ids beyond the tokenizer's vocabulary."""
     random_ = random.Random(1)
     tokenizer = ByteTokenizer(vocab_size=300)
     for _ in range(3000):
@@ -129,9 +129,9 @@ def test_random_bytes_specials_and_padding(skip: bool) -> None:
         assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=skip), ids
 
 
-def test_tokens_that_join_decode_as_in_a_window() -> None:
-    """Law: the short way (bytes put together) and the long one (a window, decoded twice) give the
-    same increments, whatever is broken."""
+def test_the_fast_and_the_slow_path_agree() -> None:
+    """Law: the fast path (concatenated bytes) and the slow one (a window, decoded twice) give the
+    same increments, even for invalid bytes."""
     random_ = random.Random(7)
     short, long = ByteTokenizer(), ByteTokenizer()
     long.joins_bytes = False
@@ -150,7 +150,7 @@ def test_special_token_within_a_character_is_skipped() -> None:
 
 
 def test_incomplete_character_waits_but_not_what_precedes_it() -> None:
-    """Law: only the character that may still be completed is held back."""
+    """Law: only a character that may still be completed is held back."""
     detokenizer = Detokenizer(ByteTokenizer(), skip_special_tokens=True)
     assert detokenizer.push(b"abc\xe2\x82") == "abc"
     assert detokenizer.push(b"\xacd") == "€d"
@@ -160,8 +160,8 @@ def test_incomplete_character_waits_but_not_what_precedes_it() -> None:
 
 
 def test_endless_broken_bytes_keep_the_window_short() -> None:
-    """Bug to avoid: a window that grows with every lead byte makes a request quadratic, and
-    logit_bias lets anyone ask for that."""
+    """Bug: a window that grows with every lead byte makes a request quadratic, and logit_bias lets
+    any client cause that."""
     tokenizer = ByteTokenizer()
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
     longest = 0
@@ -180,7 +180,7 @@ def test_endless_broken_bytes_keep_the_window_short() -> None:
 
 
 def test_neighbours_decide_the_leading_space() -> None:
-    """Law: with SentencePiece's leading spaces, too, increments equal the decode of all."""
+    """Law: increments equal the decode of all ids with SentencePiece's leading spaces, too."""
     tokenizer = PieceTokenizer()
     random_ = random.Random(2)
     euro = [1 + byte for byte in "€".encode()]
@@ -191,21 +191,21 @@ def test_neighbours_decide_the_leading_space() -> None:
         assert "".join(parts) == tokenizer.decode(ids, skip_special_tokens=True), ids
 
 
-def test_rewritten_past_is_not_emitted_again() -> None:
-    """A byte-fallback decoder turns a whole run into U+FFFD when one byte of it is invalid. What
-    was emitted stands, and the rest is decoded on its own."""
+def test_emitted_text_is_not_rewritten() -> None:
+    """Law: emitted text stays, and the rest is decoded on its own, although a byte-fallback decoder
+    turns a whole run into U+FFFD when one byte of it is invalid."""
     parts = increments(PieceTokenizer(), [[1 + byte for byte in "€".encode()], [1 + 0xFF], [258]])
     assert "".join(parts) == "€\ufffd the"
 
 
 def test_nothing_in_nothing_out() -> None:
-    """Law: no ids, no text."""
+    """Law: without ids there is no text."""
     assert increments(ByteTokenizer(), []) == [""]
     assert increments(ByteTokenizer(), [[], [EOS], []]) == ["", "", "", ""]
 
 
 def reference(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """Character by character: the first place where any stop is complete, the longest one there."""
+    """Return text and hit: the first place where a stop completes, and the longest one there."""
     for end in range(1, len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
@@ -229,7 +229,7 @@ STOPS: list[list[str]] = [
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("stops", STOPS)
 def test_stop_strings_do_not_depend_on_splits(stops: list[str], include: bool) -> None:
-    """Law: text and hit equal the character-by-character reference, however the text arrives."""
+    """Law: text and hit equal the character-by-character reference, however the text is split."""
     random_ = random.Random(repr(stops))
     for _ in range(1500):
         text = "".join(random_.choices("aabbc€\n", k=random_.randint(0, 14)))
@@ -244,7 +244,7 @@ def test_stop_strings_do_not_depend_on_splits(stops: list[str], include: bool) -
 
 
 def test_holds_back_no_more_than_a_possible_stop() -> None:
-    """Law: what cannot become a stop string is emitted at once; the rest comes with flush."""
+    """Law: text that cannot become a stop string is emitted at once; the rest comes with flush."""
     finder = StopStrings(["END", "</s>"], include=False)
     assert finder.push("abcE") == "abc"
     assert finder.push("N") == ""
@@ -253,7 +253,7 @@ def test_holds_back_no_more_than_a_possible_stop() -> None:
     assert finder.hit is None
 
 
-def test_after_a_hit_nothing_comes() -> None:
+def test_nothing_is_emitted_after_a_hit() -> None:
     """Law: a hit ends the text; what the engine generated beyond it is never shown."""
     finder = StopStrings(["stop"], include=False)
     assert finder.push("a st") == "a "
@@ -270,7 +270,7 @@ def test_no_stops_passes_everything() -> None:
     assert finder.flush() == ""
 
 
-def test_empty_stop_string_is_our_own_mistake() -> None:
-    """The API refuses them, so one arriving here is a bug in the caller."""
+def test_an_empty_stop_string_is_a_bug_of_the_caller() -> None:
+    """Law: an empty stop string is a bug in the caller, since the API refuses it."""
     with pytest.raises(AssertionError):
         StopStrings([""], include=False)

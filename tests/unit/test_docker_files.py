@@ -1,4 +1,4 @@
-"""What docker/ and the Dockerfile say to each other, and to the server. No engine runs here."""
+"""docker/ and the Dockerfile agree with each other and with the server. No engine runs here."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RULES: list[dict[str, Any]] = [rule for g in read("alerts.yaml")["groups"] for r
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Path in the container -> file, folder or volume."""
+    """Return {path in the container: file, folder or volume}."""
     volumes = [volume.split(":") for volume in SERVICES[service]["volumes"]]
     return {parts[1]: parts[0] for parts in volumes}
 
 
 def test_what_is_mounted_exists() -> None:
-    """Bug to avoid: Docker makes an empty folder of a path that is not there."""
+    """Bug: for a missing path, Docker creates an empty folder."""
     for service in SERVICES:
         for source in mounts(service).values():
             known = (DOCKER / source).exists() if source[0] == "." else source in COMPOSE["volumes"]
@@ -44,7 +44,7 @@ def test_what_is_mounted_exists() -> None:
 
 
 def test_nothing_is_reachable_from_outside() -> None:
-    """Law: every port is published on the loopback address alone; images are pinned by version."""
+    """Law: every port is published on the loopback address only; images are pinned by version."""
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
         if "build" not in service:
@@ -52,7 +52,7 @@ def test_nothing_is_reachable_from_outside() -> None:
 
 
 def test_grafana_finds_the_dashboard_and_its_data() -> None:
-    """Law: the paths and addresses of provisioning are those of compose."""
+    """Law: the paths and addresses of Grafana's provisioning are those of compose."""
     mounted = mounts("grafana")
     for kind in ("datasources", "dashboards"):
         assert mounted[f"/etc/grafana/provisioning/{kind}"] == f"./grafana/provisioning/{kind}"
@@ -69,7 +69,7 @@ def test_grafana_finds_the_dashboard_and_its_data() -> None:
 
 
 def test_prometheus_finds_foredraft_and_the_rules() -> None:
-    """Law: the target is compose's service at the port of the image and of the server."""
+    """Law: the scrape target is compose's service at the port of image and server."""
     [scrape] = read("prometheus.yaml")["scrape_configs"]
     assert scrape["job_name"] == "foredraft", "an alert names it"
     assert scrape["static_configs"] == [{"targets": [f"foredraft:{_port('foredraft')}"]}]
@@ -80,14 +80,14 @@ def test_prometheus_finds_foredraft_and_the_rules() -> None:
 
 
 def _port(service: str) -> int:
-    """Inside the container."""
+    """Return the port inside the container."""
     [published] = SERVICES[service]["ports"]
     return int(published.rpartition(":")[2])
 
 
 def test_foredraft_is_built_as_the_dockerfile_says() -> None:
-    """Law: the target exists, what it keeps is its user's, and replies may end before it is
-    killed."""
+    """Law: the build target exists, its volume belongs to its user, and the grace period lets
+    replies end before the container is killed."""
     service = SERVICES["foredraft"]
     assert f" AS {service['build']['target']}\n" in DOCKERFILE
     assert (DOCKER / service["build"]["context"]).resolve() == ROOT
@@ -101,7 +101,7 @@ def test_foredraft_is_built_as_the_dockerfile_says() -> None:
 
 
 def test_the_image_gets_all_packages() -> None:
-    """Law: what is copied exists, and holds every package and the readme that installing needs."""
+    """Law: all copied paths exist, with every package and the readme that installation needs."""
     copied = [
         word for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M) for word in line.split()
     ]
@@ -117,7 +117,7 @@ def test_the_image_gets_all_packages() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
 def test_alerts_name_what_exists(rule: dict[str, Any]) -> None:
-    """Law: as of the dashboard's expressions."""
+    """Law: as for the dashboards' expressions."""
     check(rule["expr"])
 
 
@@ -126,8 +126,8 @@ def test_prometheus_reads_its_configuration() -> None:
     promtool("check", "config", str(DOCKER / "prometheus.yaml"))
 
 
-# Minute by minute. At minute 30 the alert fires that the first word names, and no other; its
-# trouble ends at minute 40, and at minute 90 none fires.
+# Series minute by minute. At minute 30 only the alert that the key names fires; its problem
+# ends at minute 40, and at minute 90 none fires.
 TIMES = ("30m", "90m")
 PLAIN = 'foredraft_spec_decode_compared_seconds_total{kind="plain"}'
 TAKEN = 'foredraft_spec_decode_compared_seconds_total{kind="taken"}'
@@ -189,14 +189,14 @@ HISTORIES = {
 
 
 def test_every_alert_has_its_history() -> None:
-    """Law: a new alert is seen to fire and to resolve."""
+    """Law: every alert has a history in which it fires and resolves."""
     assert {name for name in HISTORIES if " " not in name} == {rule["alert"] for rule in RULES}
 
 
 @needs_promtool
 @pytest.mark.parametrize("history", HISTORIES)
 def test_alerts_fire_and_resolve(history: str, tmp_path: Path) -> None:
-    """Law: each on its own trouble, and none on a good day or when the trouble is over."""
+    """Law: each alert fires on its own problem; none fires on a good day or after the problem."""
     labels = 'job="foredraft",instance="a:8000"'
     series = [
         {"series": name.replace("}", f",{labels}}}").replace("{,", "{"), "values": values}
@@ -227,8 +227,8 @@ def _expected(rule: dict[str, Any], history: str) -> dict[str, Any]:
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
-    """Law: a severity of three, and a section of its own in the runbooks, which says where to look
-    and what to do; no section is of no alert."""
+    """Law: each alert has one of three severities and a runbook section that says where to look and
+    what to do; every section belongs to an alert."""
     sections = re.split(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text("utf-8"), flags=re.M)
     pages = dict(zip(sections[1::2], sections[2::2], strict=True))
     assert [*pages] == [rule["alert"] for rule in RULES]

@@ -1,4 +1,4 @@
-"""The documents stay short, their links resolve, and their tables are those of the code."""
+"""The documents stay short, their links resolve, and their tables match the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(page: Path) -> int:
 
 
 def test_the_readme_is_short() -> None:
-    """Law: README is one or two screens and links; the rest is in docs/."""
+    """Law: the README has one or two screens and links; the rest is in docs/."""
     assert lines(ROOT / "README.md") <= LONGEST_README
 
 
@@ -30,13 +30,13 @@ def test_the_readme_is_short() -> None:
     "page", [page for page in FOLDER_PAGES if page != MODEL_CARD], ids=lambda page: page.parent.name
 )
 def test_folder_pages_are_short(page: Path) -> None:
-    """Law: a folder's page is its map. Reasons and figures are in docs/."""
+    """Law: a folder's page is a map of the folder. Reasons and figures are in docs/."""
     assert lines(page) <= LONGEST_FOLDER_PAGE
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
-    """Law: a relative link names a file, and its fragment a heading of it."""
+    """Law: a relative link names an existing file, and its fragment a heading in it."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", target):
             continue
@@ -51,7 +51,7 @@ def test_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_modules_exist(page: Path) -> None:
-    """Law: a `python -m` that is named can be run, and a path in backticks exists."""
+    """Law: a `python -m` in the text can be run, and a path in backticks exists."""
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"python -m ((?:engine|server|tests)(?:\.\w+)*)", text):
         file = ROOT / name.replace(".", "/")
@@ -61,29 +61,29 @@ def test_named_modules_exist(page: Path) -> None:
 
 
 def test_every_key_of_the_configuration_is_listed() -> None:
-    """Law: between the markers stands what `python -m server.config_table` prints."""
+    """Law: the text between the markers is what `python -m server.config_table` prints."""
     assert section("config") == config_table.markdown()
 
 
 def test_every_metric_is_listed() -> None:
-    """Law: between the markers stands what `python -m server.observe.metrics_table` prints."""
+    """Law: the text between the markers is what `python -m server.observe.metrics_table` prints."""
     assert section("metrics") == metrics_table.markdown()
 
 
 def test_every_field_is_listed() -> None:
-    """Law: between the markers stands what `python -m server.api.field_table` prints."""
+    """Law: the text between the markers is what `python -m server.api.field_table` prints."""
     assert section("fields").strip() == field_table.markdown()
 
 
 def test_every_alert_is_listed() -> None:
-    """Law: docs/operations.md names the alerts of docker/alerts.yaml, and no others."""
+    """Law: docs/operations.md lists exactly the alerts of docker/alerts.yaml."""
     rules = (ROOT / "docker" / "alerts.yaml").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(Foredraft\w+)` \|", page, re.M) == re.findall(r"alert: (\w+)", rules)
 
 
 def test_the_configuration_table_has_every_variant() -> None:
-    """Law: nested tables and the keys of each variant of a union have their rows."""
+    """Law: nested tables and the keys of every variant of a union have rows."""
     table = config_table.markdown()
     for key in ("server.port", "target.path", "speculation.proposer.n_max", "attention"):
         assert f"| `{key}` |" in table
@@ -92,7 +92,7 @@ def test_the_configuration_table_has_every_variant() -> None:
 
 
 def test_a_page_says_where_its_command_is() -> None:
-    """Bug: who followed a page word by word got `foredraft: command not found`."""
+    """Bug: readers who followed a page literally got `foredraft: command not found`."""
     for page in PAGES:
         before, found, _ = page.read_text(encoding="utf-8").partition("\n$ foredraft ")
         assert not found or 'export PATH="$PWD/.venv/bin:$PATH"' in before, page.name

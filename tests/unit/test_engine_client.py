@@ -1,4 +1,4 @@
-"""Mailboxes and the client, against a hand-driven peer on real sockets (no process)."""
+"""Streams and the engine client, against a hand-driven peer on real sockets (no process)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logprob(token: int) -> TokenLogprobs:
 
 
 def test_unread_outputs_merge_into_one() -> None:
-    """A slow reader costs one Output: tokens appended, counters replaced, finish kept."""
+    """Law: unread outputs become one Output: tokens appended, counters replaced, finish kept."""
 
     async def scenario() -> Output:
         stream = Stream("a")
@@ -92,8 +92,8 @@ def test_unread_outputs_merge_into_one() -> None:
     )
 
 
-def test_what_was_read_is_not_read_again() -> None:
-    """`take` takes: the second Output starts from nothing, first-only fields included."""
+def test_output_is_read_only_once() -> None:
+    """Law: `take` takes: the second Output starts from nothing, one-time fields included."""
 
     async def scenario() -> tuple[Output, Output]:
         stream = Stream("a")
@@ -108,7 +108,7 @@ def test_what_was_read_is_not_read_again() -> None:
 
 
 def test_a_reader_waits_for_the_next_output() -> None:
-    """A reader sleeps while there is nothing, and wakes for what comes."""
+    """Law: a reader sleeps while there is no output, and wakes for the next one."""
 
     async def scenario() -> Output:
         stream = Stream("a")
@@ -121,8 +121,8 @@ def test_a_reader_waits_for_the_next_output() -> None:
     assert asyncio.run(scenario()).tokens == [1]
 
 
-def test_a_lost_engine_is_told_after_the_tokens_that_came() -> None:
-    """What arrived before the loss is handed out; then EngineLost."""
+def test_a_lost_engine_is_reported_after_the_tokens() -> None:
+    """Law: tokens that arrived before the loss are returned first; then EngineLost is raised."""
 
     async def scenario() -> None:
         stream = Stream("a")
@@ -137,7 +137,7 @@ def test_a_lost_engine_is_told_after_the_tokens_that_came() -> None:
 
 @pytest.mark.parametrize("end", ["finish", "fail"])
 def test_a_second_terminal_event_is_refused(end: str) -> None:
-    """A request ends once; a second end is a bug that must not pass silently."""
+    """Law: a request ends once; a second end is a bug and raises an AssertionError."""
 
     async def scenario() -> None:
         stream = Stream("a")
@@ -158,7 +158,7 @@ def test_a_second_terminal_event_is_refused(end: str) -> None:
 
 
 class Peer:
-    """The engine's end of the wire, driven by hand."""
+    """The engine's end of the sockets, driven by hand."""
 
     def __init__(self, commands: str, events: str) -> None:
         self._context = zmq.asyncio.Context()
@@ -186,7 +186,7 @@ class Peer:
 async def connected(
     folder: Path, client: EngineClient
 ) -> AsyncIterator[tuple[Peer, asyncio.Queue[Event]]]:
-    """A client in state ready, its peer, and the events it passed on."""
+    """Yield a ready client's peer, and the queue of events that the client passed on."""
     events: asyncio.Queue[Event] = asyncio.Queue()
     endpoints = f"ipc://{folder}/c", f"ipc://{folder}/e"
     client.connect(*endpoints, on_event=events.put_nowait)
@@ -204,7 +204,7 @@ async def heard(events: asyncio.Queue[Event]) -> Event:
 
 
 def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
-    """Submit reaches the engine as sent; its Outputs reach the stream, metrics the callback."""
+    """Law: Submit reaches the engine as sent, its Outputs the stream, metrics the callback."""
 
     async def scenario() -> None:
         metrics: list[StepMetrics] = []
@@ -229,8 +229,8 @@ def test_a_request_goes_out_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
-    """Law: in order with requests, and ahead of all requests to a later incarnation, unless that
-    one could not obey: then neither side says that it does."""
+    """Law: a mode is sent in order with requests, and to a restarted engine before all requests. If
+    that engine cannot apply it, neither side reports it as active."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -260,7 +260,7 @@ def test_a_mode_is_sent_once_and_to_each_new_engine(tmp_path: Path) -> None:
 
 
 def test_a_swap_is_answered_once_it_is_on_trial_or_refused(tmp_path: Path) -> None:
-    """Law: the end of an earlier trial is told, and is no answer; a lost engine is one."""
+    """Law: the end of an earlier trial is reported but no answer; a lost engine is one."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -294,7 +294,7 @@ TOLD: list[tuple[str, SwapOutcome]] = [("old", "kept"), ("new", "trial")]
 
 
 def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> None:
-    """The sockets connect one by one: Ready can overtake the other one's handshake."""
+    """Law: Ready may arrive before the command socket, which connects separately, is up."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -314,8 +314,8 @@ def test_submit_before_the_engine_has_connected_is_not_lost(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_abort_ends_here_at_once_and_is_told_to_the_engine(tmp_path: Path) -> None:
-    """The stream ends without waiting; the engine's own last words about it are dropped."""
+def test_abort_ends_the_stream_at_once_and_tells_the_engine(tmp_path: Path) -> None:
+    """Law: the stream ends without waiting; later outputs of the engine for it are dropped."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -336,7 +336,7 @@ def test_abort_ends_here_at_once_and_is_told_to_the_engine(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
 def test_nothing_is_submitted_unless_ready(state: str) -> None:
-    """In every other state `submit` says why, in a sentence for the client."""
+    """Law: in every other state `submit` raises EngineLost with a sentence for the client."""
     client = EngineClient()
     client.state = state  # type: ignore[assignment]
     with pytest.raises(EngineLost, match="engine|server"):
@@ -345,7 +345,7 @@ def test_nothing_is_submitted_unless_ready(state: str) -> None:
 
 
 def test_fail_all_ends_every_stream_once(tmp_path: Path) -> None:
-    """Each open stream raises EngineLost; one that had ended is left alone."""
+    """Law: each open stream raises EngineLost; one that has ended is not changed."""
 
     async def scenario() -> None:
         client = EngineClient()
@@ -365,7 +365,7 @@ def test_fail_all_ends_every_stream_once(tmp_path: Path) -> None:
 
 
 def test_a_message_that_does_not_decode_is_fatal(tmp_path: Path) -> None:
-    """Garbage from the engine is told to the supervisor as Fatal, never passed over."""
+    """Law: an invalid message from the engine reaches the supervisor as Fatal, always."""
 
     async def scenario() -> Event:
         client = EngineClient()
@@ -379,7 +379,7 @@ def test_a_message_that_does_not_decode_is_fatal(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_cannot_be_bound_is_an_os_error(tmp_path: Path) -> None:
-    """The supervisor turns it into a sentence; zmq's own errors stay in the client."""
+    """Law: zmq's errors stay in the client; the supervisor makes a sentence of an OSError."""
 
     async def scenario() -> None:
         with pytest.raises(OSError, match="cannot bind"):
@@ -392,9 +392,9 @@ def test_an_endpoint_that_cannot_be_bound_is_an_os_error(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_more_events_than_are_read_at_once(tmp_path: Path) -> None:
-    """Law: the descriptor tells of news once, so all that is there is read, a few at a time, with
-    others' turns in between."""
+def test_more_events_than_one_read_takes(tmp_path: Path) -> None:
+    """Law: the descriptor signals new events only once, so all of them are read, a few at a time,
+    with turns of other tasks in between."""
 
     async def scenario() -> None:
         client, count = EngineClient(), 10 * EVENTS_AT_ONCE
@@ -416,7 +416,7 @@ def test_more_events_than_are_read_at_once(tmp_path: Path) -> None:
 
 
 def test_one_event_wakes_the_reader_of_many_streams() -> None:
-    """Law: nothing that came is slept through, the failure after the last tokens neither."""
+    """Law: the reader misses no output, nor a failure that follows the last tokens."""
 
     async def scenario() -> None:
         streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
@@ -439,7 +439,7 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
 
 
 def test_first_tokens_are_handed_out_first(tmp_path: Path) -> None:
-    """Law: of one step's outputs those that begin a reply go ahead, the others keep their order."""
+    """Law: outputs that start a reply are delivered first; the others keep their order."""
 
     async def note(stream: Stream, order: list[str]) -> None:
         order.append((await read(stream)).id)

@@ -1,4 +1,4 @@
-"""How guesses fare by depth: learnt, faded, doubted, and found out in hindsight."""
+"""Acceptance by depth: learnt, decayed, doubted after a change, and learnt from hindsight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ K = 4
 
 
 class Counted(AcceptanceEstimate):
-    """It counts its doubts."""
+    """Counts how often it doubts the past."""
 
     doubts = 0
 
@@ -36,8 +36,8 @@ def rounds(estimate: AcceptanceEstimate, alpha: float, count: int, *, batch: int
 
 
 def test_expectations_by_depth() -> None:
-    """Two guesses whenever four are allowed, both always right: nothing is known of the third, and
-    nothing is to be had from it."""
+    """Law: with two draft tokens per step, both right, where four are allowed, the third is never
+    offered and its chance stays unknown."""
     estimate = AcceptanceEstimate(4)
     for _ in range(300):
         estimate.update(4, [Outcome(2, 2, 2)])
@@ -47,7 +47,7 @@ def test_expectations_by_depth() -> None:
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
 def test_it_learns_the_chance_at_each_depth(alpha: float) -> None:
-    """Two deviations of what 192 rounds tell at the first depth; fewer get to the last."""
+    """Law: within two deviations of 192 steps at the first depth; deeper ones have fewer trials."""
     estimate = AcceptanceEstimate(K)
     rounds(estimate, alpha, 600)
     assert estimate.chances()[0] == pytest.approx(alpha, abs=0.08)
@@ -55,8 +55,8 @@ def test_it_learns_the_chance_at_each_depth(alpha: float) -> None:
     assert 1.0 - estimate.rejection == pytest.approx(alpha, abs=0.06)
 
 
-def test_a_spell_of_hits_lifts_every_depth() -> None:
-    """Law: what the drafter would have guessed counts as if it had been verified."""
+def test_hindsight_hits_raise_every_depth() -> None:
+    """Law: hindsight about what the drafter would have proposed counts like verified tokens."""
     estimate = AcceptanceEstimate(6)
     for _ in range(50):
         estimate.update(6, [Outcome(6, 1, 0)])
@@ -65,8 +65,8 @@ def test_a_spell_of_hits_lifts_every_depth() -> None:
     assert all(new > old for new, old in zip(estimate.chances(), before, strict=True))
 
 
-def test_one_position_alone_tells_of_the_drafter() -> None:
-    """As the one that a single round at K = 0 leaves behind."""
+def test_single_positions_count() -> None:
+    """Law: single positions count, too; a single step at K = 0 leaves one."""
     estimate = AcceptanceEstimate(2)
     before = estimate.rejection
     estimate.agree([[False]] * 40)
@@ -91,18 +91,16 @@ def test_one_position_alone_tells_of_the_drafter() -> None:
         ("", []),
     ],
 )
-def test_a_stretch_is_what_proposals_would_have_come_to(
-    stretch: str, expected: list[tuple[int, int]]
-) -> None:
-    """By hand, for proposals of three: a round ends with its first miss, or with the token behind
-    three hits, whatever that is; the end of the stretch is not known to be a miss."""
+def test_hindsight_is_split_into_steps(stretch: str, expected: list[tuple[int, int]]) -> None:
+    """Law: with proposals of three, a step ends with its first miss, or with the token after three
+    hits, whatever it is; the end of the stretch does not count as a miss."""
     found = _rounds([letter == "H" for letter in stretch], 3)
     assert found == [Outcome(3, tried, right) for tried, right in expected]
 
 
 @pytest.mark.parametrize(("first", "then"), [(0.9, 0.1), (0.1, 0.9)])
 def test_a_change_is_noticed_in_a_few_rounds(first: float, then: float) -> None:
-    """Law: it need not wait until 192 rounds have faded."""
+    """Law: a change is noticed before 192 steps have decayed."""
     estimate = Counted(K)
     rounds(estimate, first, 500)
     estimate.doubts = 0
@@ -114,14 +112,14 @@ def test_a_change_is_noticed_in_a_few_rounds(first: float, then: float) -> None:
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
 def test_no_change_is_seen_where_there_is_none(alpha: float, batch: int) -> None:
-    """Law: of 5000 rounds alike, hardly one passes for a change."""
+    """Law: in 5000 steps of one distribution, a change is almost never seen."""
     estimate = Counted(K)
     rounds(estimate, alpha, 5000, batch=batch)
     assert estimate.doubts <= 10
 
 
-def test_doubt_lets_news_overturn_the_past() -> None:
-    """Law: the estimate stays, its weight goes."""
+def test_after_doubt_new_outcomes_count_more() -> None:
+    """Law: doubt keeps the estimate and reduces its weight."""
     sure, doubted = AcceptanceEstimate(K), AcceptanceEstimate(K)
     for estimate in (sure, doubted):
         rounds(estimate, 0.2, 400)
@@ -133,9 +131,9 @@ def test_doubt_lets_news_overturn_the_past() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.8])
-def test_a_crowd_is_known_better_than_one_alone(alpha: float) -> None:
-    """Law: old outcomes make room by rounds as well, so that what a crowd tells is averaged over
-    more than the last few. Bug: a draft that paid a crowd 13 % was switched off by six rounds."""
+def test_a_large_batch_is_averaged_over_many_steps(alpha: float) -> None:
+    """Law: old outcomes decay by steps, too, so that a large batch is averaged over more than its
+    last few steps. Bug: six steps switched off a draft that gained 13 % for a large batch."""
     estimate, rng = AcceptanceEstimate(K), random.Random(3)
     seen = []
     for _ in range(300):
@@ -145,8 +143,8 @@ def test_a_crowd_is_known_better_than_one_alone(alpha: float) -> None:
 
 
 def doubted(seed: int, rounds_: int) -> bool:
-    """Whether a change is seen in rounds of eight texts, each there twice, that are hard to guess
-    though all before them were not."""
+    """Whether it sees a change in steps of eight texts, each of them twice, that are harder to
+    predict than all texts before."""
     estimate, rng = Counted(K), random.Random(seed)
     for _ in range(100):
         estimate.update(K, [outcome(rng, 0.8) for _ in range(16)])
@@ -156,8 +154,8 @@ def doubted(seed: int, rounds_: int) -> bool:
     return estimate.doubts > 0
 
 
-def test_texts_that_are_alike_are_no_other_world() -> None:
-    """Bug: the first tokens of sixteen replies, harder to guess than the rest and much alike, were
-    taken for a change in every second such round; a real one is seen all the same."""
+def test_similar_texts_are_not_taken_for_a_change() -> None:
+    """Bug: the first tokens of sixteen replies, harder to predict and much alike, looked like a
+    change in every second such step. A real change is still seen."""
     assert sum(doubted(seed, 1) for seed in range(40)) < 8
     assert all(doubted(seed, 8) for seed in range(40))

@@ -1,4 +1,4 @@
-"""`foredraft evaluate` without an engine: what is measured, and what is written."""
+"""`foredraft evaluate` without an engine: measurements and reports."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ Price = Callable[[int, int], float]
 
 
 def memory_bound(load: int, k: int) -> float:
-    """Ten milliseconds and one for each row beyond eight; drafting takes half a millisecond."""
+    """Return 10 ms, plus 1 ms per row beyond eight, plus 0.5 ms per draft step."""
     return 0.010 + 0.001 * max(0, load * (k + 1) - 8) + 0.0005 * k
 
 
 def full(load: int, k: int) -> float:
-    """Each row costs more than the one before."""
+    """Return a time that grows with the square of the rows."""
     return 0.001 * (load * (k + 1)) ** 2
 
 
 def compute_bound(load: int, k: int) -> float:
-    """Each row costs as much as a step."""
+    """Return a time in which each row costs as much as a step."""
     return 0.010 * load * (k + 1) + 0.0005 * k
 
 
 class PricedClient(FakeClient):
-    """Every guess is right. `price(load, k)`: seconds of a step in which each of `load` requests
-    has `k` guesses. At `wrong` K the fourth token is another."""
+    """Accepts every draft token. `price(load, k)`: seconds of a step in which each of `load`
+    requests has `k` draft tokens. At `wrong` K the fourth token differs."""
 
     def __init__(self, price: Price, *, wrong: int | None = None) -> None:
         hashed = hashed_script()
@@ -73,7 +73,7 @@ class PricedClient(FakeClient):
 
 
 def server_over(client: PricedClient) -> Connect:
-    """In place of a spawned server: its application over that engine."""
+    """Return a replacement for starting a server: its application over that engine."""
 
     @contextmanager
     def connect(config: Config) -> Iterator[tuple[int, Client]]:
@@ -116,9 +116,9 @@ def run(client: PricedClient, path: Path, *options: str) -> int:
     )
 
 
-def test_what_pays_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: where rows are free the largest K wins, where each costs more than the last K = 0 does;
-    every cell has every arm; ratios are those of the prices."""
+def test_the_best_k_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: where rows are free the largest K wins, where each costs more than the last K = 0 wins;
+    every cell has every mode; the ratios follow from the prices."""
     out = tmp_path / "r.json"
     options = ["--json", str(out), "--concurrency", "1,2", "--temperature", "0"]
     client = PricedClient(lambda load, k: memory_bound(1, k) if load == 1 else full(load, k))
@@ -141,9 +141,9 @@ def test_what_pays_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "`foredraft tune` says in one sentence" in said.splitlines()[-1]
 
 
-def test_requests_are_those_of_the_server(tmp_path: Path) -> None:
-    """Law: fields of a body mean what they mean there: own temperature and seed, choices, lengths;
-    a request's K is the arm's; prompts run once more at each temperature they leave open."""
+def test_request_fields_mean_what_they_do_for_the_server(tmp_path: Path) -> None:
+    """Law: the fields of a body keep their meaning: temperature, seed, choices, lengths. The mode
+    sets the K; a prompt without a temperature runs at each one of the grid."""
     client = PricedClient(memory_bound)
     lines = [
         {"prompt": "a", "temperature": 0, "n": 2, "max_tokens": 5, "top_k": 3, "min_tokens": 4},
@@ -166,7 +166,7 @@ def test_requests_are_those_of_the_server(tmp_path: Path) -> None:
     assert ("grammar", "prediction", "draft_model") in wishes
 
 
-def test_a_changed_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_text_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Law: the exit code is 1."""
     assert run(PricedClient(memory_bound, wrong=4), prompts(tmp_path)) == 1
     [equal, compared] = re.findall(
@@ -175,8 +175,8 @@ def test_a_changed_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert int(equal) < int(compared)
 
 
-def test_time_is_kept(tmp_path: Path) -> None:
-    """Law: about the minutes given, however slow the model; then the replies are shorter."""
+def test_a_run_takes_about_the_time_given(tmp_path: Path) -> None:
+    """Law: the run takes about the minutes given, even for a slow model, with shorter replies."""
     slow = PricedClient(lambda load, k: 20 * memory_bound(load, k))
     out = tmp_path / "r.json"
     options = ["--json", str(out), "--minutes", "20", "--max-tokens", "512"]
@@ -204,8 +204,8 @@ def test_time_is_kept(tmp_path: Path) -> None:
 def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     tmp_path: Path, line: dict[str, Any], part: str, needs_engine: bool
 ) -> None:
-    """Law: the line, and the server's own words; no file; before the models are loaded, if a body
-    shows it by itself."""
+    """Law: the error has the line and the server's own sentence, and no file is written. If the
+    body alone shows the error, it comes before the models are loaded."""
     client = PricedClient(memory_bound)
     path = prompts(tmp_path, line)
     with pytest.raises(ConfigError) as caught:
@@ -217,23 +217,23 @@ def test_bad_bodies_are_one_sentence_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
-def test_what_the_engine_refuses_is_named_by_its_line(tmp_path: Path) -> None:
-    """Law: the engine's sentence, and before anything is measured."""
+def test_a_refusal_of_the_engine_names_the_line(tmp_path: Path) -> None:
+    """Law: the error has the line and the engine's sentence, and comes before any measurement."""
     client = PricedClient(memory_bound)
     client._refusal, client._bad_request = "the engine does not want it", True
     with pytest.raises(ConfigError, match="line 1: the engine does not want it"):
         run(client, prompts(tmp_path))
 
 
-def test_a_bad_body_is_found_although_it_is_not_among_the_chosen(tmp_path: Path) -> None:
-    """Bug: of a long file only the lines that were to run were read; the others passed."""
+def test_a_bad_body_is_found_if_it_is_not_chosen_to_run(tmp_path: Path) -> None:
+    """Bug: of a long file only the prompts chosen to run were checked."""
     path = prompts(tmp_path, {"prompt": "a", "temperature": 3}, {"prompt": "b"})
     with pytest.raises(ConfigError, match="line 4"):
         run(PricedClient(memory_bound), path, "--max-prompts", "1")
 
 
 def test_a_reply_may_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: a model that ends its text at once is measured like any other."""
+    """Law: a model that ends its reply at once is measured like any other."""
     client = PricedClient(memory_bound)
     client._script = lambda submit, position: 257
     assert run(client, prompts(tmp_path), "--temperature", "0") == 0
@@ -241,7 +241,7 @@ def test_a_reply_may_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: each on an engine of its own, n-gram lookup once."""
+    """Law: each draft runs on its own engine; n-gram look-up runs once."""
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -257,7 +257,7 @@ def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_without_a_proposer_ngram_is_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: a configuration without guesses is evaluated with those that need no model."""
+    """Law: for a configuration without a proposer, those that need no model are evaluated."""
     client = PricedClient(memory_bound)
     run(client, prompts(tmp_path), "--set", "speculation.proposer.kind=none")
     said = capsys.readouterr().out
@@ -266,7 +266,7 @@ def test_without_a_proposer_ngram_is_tried(
 
 
 def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
-    """Law: the limit is named."""
+    """Law: the error names the limit."""
     with pytest.raises(EngineError, match=r"schedule.max_sequences = 2"):
         run(
             PricedClient(memory_bound),
@@ -278,9 +278,9 @@ def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
         )
 
 
-def test_arms_say_who_proposes() -> None:
-    """Law: the draft alone, behind n-gram lookup, and lookup alone; what a request itself brings is
-    asked first in all of them."""
+def test_modes_have_their_proposers() -> None:
+    """Law: the draft alone, behind n-gram look-up, and look-up alone; proposers that serve the
+    request's own fields come first in all of them."""
     made = {arm.name: who for arm, who in settings_of(SpeculationConfig(), "d", ngram=True).items()}
     assert made["off"] == ()
     assert made["d K=2"] == made["d auto"] == ("grammar", "prediction", "draft_model")
@@ -305,7 +305,7 @@ def test_mistakes_are_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Law: exit code 2 and a line on stderr, before anything is loaded."""
+    """Law: exit code 2 and a line on stderr, before any model is loaded."""
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     said = capsys.readouterr().err
@@ -328,7 +328,7 @@ def test_mistakes_are_one_sentence(
 def test_wrong_options_say_what_is_allowed(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2 and one sentence. Bug: it stood below lines of usage."""
+    """Law: exit code 2 and one sentence. Bug: usage lines came first."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -338,7 +338,7 @@ def test_wrong_options_say_what_is_allowed(
 
 
 def test_options_are_keys_of_the_configuration() -> None:
-    """Law: the engine is started with them; what --set says goes before them."""
+    """Law: the engine is started with the options; --set takes precedence."""
     options = ["--prompts", "p", "--target", "4"]
     parsed = build_parser().parse_args([*options, "--set", "attention=sdpa"])
     engine = load_config(None, overrides(parsed, None)).engine

@@ -1,4 +1,4 @@
-"""`foredraft evaluate`: forms of a prompts file, and one sentence for each mistake."""
+"""`foredraft evaluate`: the formats of a prompts file, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batch(id: str, url: object = "/v1/chat/completions", **changes: Any) -> dict
 
 
 def test_json_lines_name_their_endpoint_by_their_fields(tmp_path: Path) -> None:
-    """Law: `prompt` is a completion, `messages` a chat; empty lines count for line numbers only."""
+    """Law: `prompt` is a completion, `messages` a chat; blank lines count in line numbers only."""
     entries = read_prompts(written(tmp_path, {"prompt": "a", "temperature": 0}, "", CHAT))
     assert [e.path for e in entries] == [COMPLETIONS, CHAT_PATH]
     assert entries[1].where.endswith("p.jsonl, line 3")
@@ -36,7 +36,7 @@ def test_json_lines_name_their_endpoint_by_their_fields(tmp_path: Path) -> None:
 
 
 def test_openai_batches_are_read(tmp_path: Path) -> None:
-    """Law: the body is the request, the URL its endpoint."""
+    """Law: the body is the request, and the URL is its endpoint."""
     path = written(
         tmp_path, batch("a"), batch("b", "/v1/completions", body={"prompt": "x", "max_tokens": 4})
     )
@@ -57,7 +57,7 @@ def test_openai_batches_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
-    """Law: blank lines separate prompts where there are any, else each line is one."""
+    """Law: blank lines, if there are any, separate the prompts; otherwise each line is a prompt."""
     path = tmp_path / "p.txt"
     path.write_bytes(text.encode())
     entries = read_prompts(path)
@@ -84,10 +84,10 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
         (("{" * 100_000,), ["line 1", "is not JSON"]),
     ],
 )
-def test_a_mixed_up_file_is_one_sentence(
+def test_an_invalid_file_is_one_sentence(
     tmp_path: Path, lines: tuple[object, ...], parts: list[str]
 ) -> None:
-    """Law: which line, and what was wrong with it; never a traceback."""
+    """Law: the error names the line and what is wrong with it; there is never a traceback."""
     path = written(tmp_path, *lines)
     if not parts:
         assert len(read_prompts(path)) == 2
@@ -100,8 +100,8 @@ def test_a_mixed_up_file_is_one_sentence(
         assert part in str(caught.value)
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
-    """Law: a missing file, a folder and bytes that are no UTF-8 are sentences, too."""
+def test_files_that_are_not_text(tmp_path: Path) -> None:
+    """Law: a missing file, a folder and invalid UTF-8 are errors of one sentence, too."""
     (tmp_path / "b").write_bytes(b"one\ntwo \xff\n")
     for path, part in (
         (tmp_path / "missing", "No such file"),

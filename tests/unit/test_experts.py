@@ -1,4 +1,4 @@
-"""Mixtures of experts: what verification reads grows with its rows, steeply and then no more."""
+"""Mixtures of experts: the weights that verification reads grow with rows, then saturate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIXTURES = [Experts(8, 2, 1), Experts(128, 8, 1), Experts(256, 8, 1)]  # Mixtral
 
 @dataclass
 class Mixture(World):
-    """Of `experts`, which are all of a forward but `dense`."""
+    """A target of `experts`; `dense`: the fraction of a forward that is not experts."""
 
     experts: Experts = MIXTURES[1]
     dense: float = 0.15
@@ -32,8 +32,8 @@ class Mixture(World):
         return [(sequences * n, self.target(sequences * n)) for n in rows]
 
     def measured(self, *, all_batches: bool = True) -> Profile:
-        """As `engine.step.profiling` has it; where forwards take long, of one sequence and of
-        crowds with a row each alone."""
+        """Return a profile like `engine.step.profiling`'s. Unless `all_batches`, as where forwards
+        are slow: one sequence with several rows, and larger batches with one row per sequence."""
         single, most = self.points(1, alone(K_MAX)), in_fours(16, 64)
         plain = [(n, self.target(n)) for n in most]
         several = {n: self.points(n, row_counts(each, K_MAX)) for n, each in BATCHES}
@@ -46,7 +46,7 @@ class Mixture(World):
 
 
 def _worst(world: Mixture, profile: Profile, batches: range) -> float:
-    """Largest relative error of the prediction, over batches and K."""
+    """Return the largest relative error of the predictions, over batches and K."""
     costs, found = CostModel(), 0.0
     costs.set_profile(profile)
     for batch in batches:
@@ -58,24 +58,24 @@ def _worst(world: Mixture, profile: Profile, batches: range) -> float:
 
 @pytest.mark.parametrize("experts", MIXTURES, ids=lambda each: f"{each.per_token} of {each.count}")
 def test_the_profile_has_the_shape_of_experts(experts: Experts) -> None:
-    """Law: within 9 % for every batch up to 64 and every K. Bug: of two sequences with K = 8 it was
-    13 % off, as a mean of one and of four."""
+    """Law: within 9 % for every batch up to 64 and every K. Bug: for two sequences with K = 8 the
+    error was 13 %, as their cost was the mean of those of one and four."""
     world = Mixture(0.8, experts=experts)
     assert _worst(world, world.measured(), range(1, 65)) < 0.09
     assert _worst(world, world.measured(), range(1, 5)) < 0.06
 
 
-def test_crowds_tell_where_the_curve_bends() -> None:
-    """Bug: on a machine too slow for more, a crowd took what one sequence's rows promised, as if
-    there were ever more experts to read: twenty times too much."""
+def test_large_batches_show_where_the_curve_bends() -> None:
+    """Bug: on a slow machine, large batches were extrapolated from one sequence's rows, as if there
+    were ever more experts to read: twenty times too much."""
     world = Mixture(0.8, experts=MIXTURES[0])
     assert _worst(world, world.measured(all_batches=False), range(1, 65)) < 0.15
 
 
 @pytest.mark.parametrize("experts", MIXTURES, ids=lambda each: f"{each.per_token} of {each.count}")
-def test_k_falls_where_experts_make_verification_dear(experts: Experts) -> None:
-    """Law: with the same draft and agreement K is smaller than of a dense target, and as good as
-    the best there is."""
+def test_k_falls_where_experts_make_verification_slow(experts: Experts) -> None:
+    """Law: with the same draft and acceptance, K is smaller than for a dense target, and the rate
+    is close to that of the best K."""
     chosen = []
     for world in (World(0.7, row=4e-5), Mixture(0.7, experts=experts)):
         controller = AdaptiveK(K_MAX, stops=False)
@@ -90,8 +90,8 @@ def test_k_falls_where_experts_make_verification_dear(experts: Experts) -> None:
     assert mixture < 1 < 3 < dense
 
 
-def test_a_crowd_reads_all_experts_anyway() -> None:
-    """Law: where plain decoding reads them all, guesses cost no further ones, and K rises again."""
+def test_a_large_batch_reads_all_experts_anyway() -> None:
+    """Law: where plain decoding reads all experts, draft tokens read no more, and K rises again."""
     few, many = (Mixture(0.7, batch, experts=MIXTURES[0]) for batch in (1, 32))
     chosen = []
     for world in (few, many):

@@ -1,4 +1,4 @@
-"""Tenants that compete: who is admitted next, who gives way, and that nobody waits for ever."""
+"""Competing tenants: who is admitted next, who is preempted, and that nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.test_scheduler import k_of, run, scheduler_of, sequence
 
 
 def of(tenant: str, count: int, *, size: int = 4, **fields: object) -> list[Sequence]:
-    """`count` requests of a tenant, of `size` tokens each."""
+    """Return `count` requests of a tenant, of `size` tokens each."""
     return [
         sequence(f"{tenant}{i}", [ord(tenant[0]), i] * (size // 2), tenant=tenant, **fields)  # type: ignore[arg-type]
         for i in range(count)
@@ -21,7 +21,7 @@ def of(tenant: str, count: int, *, size: int = 4, **fields: object) -> list[Sequ
 
 
 def order_of_admission(scheduler: Scheduler) -> list[str]:
-    """Tenants as they are admitted where each request ends with its first token."""
+    """Return the tenants in order of admission if each request ends with its first token."""
     order: list[str] = []
     while scheduler.waiting or scheduler.running:
         plan = scheduler.schedule(k_of(0))
@@ -33,8 +33,8 @@ def order_of_admission(scheduler: Scheduler) -> list[str]:
 
 
 def test_a_quiet_tenant_is_next_beside_a_noisy_one() -> None:
-    """Law: who comes with 5 requests behind another one's 500 gets every other place, until all of
-    its own are served."""
+    """Law: a tenant whose 5 requests come after another one's 500 gets every other place, until all
+    of its own are served."""
     scheduler = scheduler_of(sequences=1)
     for seq in [*of("noisy", 500), *of("quiet", 5)]:
         scheduler.add(seq)
@@ -44,8 +44,8 @@ def test_a_quiet_tenant_is_next_beside_a_noisy_one() -> None:
 
 
 def test_shares_are_in_tokens_and_by_weight() -> None:
-    """Law: while all wait, tokens served are in proportion to the weights, however many requests
-    they come in."""
+    """Law: while all tenants have waiting requests, tokens served are proportional to the weights,
+    however many requests they belong to."""
     scheduler = scheduler_of(sequences=1)
     for seq in [*of("a", 300, size=4), *of("b", 300, size=16), *of("c", 300, size=8, weight=2.0)]:
         scheduler.add(seq)
@@ -57,9 +57,9 @@ def test_shares_are_in_tokens_and_by_weight() -> None:
     assert served["c"] == pytest.approx(2 * served["a"], abs=4 * 17)
 
 
-def test_what_was_not_used_is_not_saved_up() -> None:
-    """Law: a tenant that comes late begins level with the others: it does not get all places until
-    it has had as much as they had before."""
+def test_an_unused_share_is_not_saved_up() -> None:
+    """Law: a tenant that arrives late starts level with the others, without credit for what they
+    were served before."""
     scheduler = scheduler_of(sequences=1)
     for seq in of("early", 100):
         scheduler.add(seq)
@@ -74,7 +74,7 @@ def test_what_was_not_used_is_not_saved_up() -> None:
 
 
 def filled(count: int, *, priority: int = 0) -> tuple[Scheduler, list[Sequence]]:
-    """All places taken by one tenant, which waits for none."""
+    """Return a scheduler with all places taken by one tenant, which has no waiting requests."""
     scheduler = scheduler_of(sequences=count)
     running = of("noisy", count, max_tokens=1000, priority=priority)
     for seq in running:
@@ -84,9 +84,9 @@ def filled(count: int, *, priority: int = 0) -> tuple[Scheduler, list[Sequence]]
     return scheduler, running
 
 
-def test_who_has_every_place_gives_one_up_at_once() -> None:
-    """Law: a quiet tenant's request runs in the very next step; the youngest of the noisy one's
-    gives way, keeps its text, and comes back."""
+def test_a_tenant_with_every_place_gives_one_up_at_once() -> None:
+    """Law: a quiet tenant's request runs in the very next step; the noisy tenant's youngest request
+    is preempted, keeps its text, and returns."""
     scheduler, running = filled(4)
     [quiet] = of("quiet", 1)
     scheduler.add(quiet)
@@ -98,8 +98,8 @@ def test_who_has_every_place_gives_one_up_at_once() -> None:
     assert scheduler.schedule(k_of(0)).admitted == [running[-1]]
 
 
-def test_places_are_taken_until_they_are_even_and_not_in_turns() -> None:
-    """Law: with equal weights it ends at half and half, and then nobody is preempted any more."""
+def test_preemption_ends_at_equal_shares() -> None:
+    """Law: with equal weights preemption ends at half of the places each."""
     scheduler, _ = filled(4)
     for seq in of("quiet", 4, max_tokens=1000):
         scheduler.add(seq)
@@ -113,10 +113,10 @@ def test_places_are_taken_until_they_are_even_and_not_in_turns() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 6])
-def test_a_newcomer_has_its_first_step_for_itself(count: int) -> None:
-    """Bug: a quiet tenant's prompt was computed in a step with all that a noisy one decodes, so its
-    first token took as long as that batch. Law: it has a step alone, whether there is a free place
-    or not, but never two in a row; and where no tenant has most of the batch, none has."""
+def test_a_new_tenants_first_step_runs_alone(count: int) -> None:
+    """Bug: a quiet tenant's prefill ran in one step with a noisy tenant's whole batch, so its first
+    token took as long as that batch. Law: if one tenant has most of the batch, a new tenant's
+    prefill runs in a step alone, with or without a free place, but never in two steps in a row."""
     scheduler = scheduler_of(sequences=5)
     for seq in of("noisy", count, max_tokens=1000):
         scheduler.add(seq)
@@ -133,9 +133,9 @@ def test_a_newcomer_has_its_first_step_for_itself(count: int) -> None:
     assert alone == [True, False, True, False, False]
 
 
-def test_blocks_are_given_up_too() -> None:
-    """Law: where places are free and the cache is full of one tenant's, another one's request runs
-    a step later."""
+def test_a_full_cache_is_shared_too() -> None:
+    """Law: if places are free but one tenant's KV fills the cache, another one's request runs a
+    step later."""
     scheduler = scheduler_of(blocks=12, sequences=8)
     for i in range(5):
         scheduler.add(
@@ -152,10 +152,10 @@ def test_blocks_are_given_up_too() -> None:
 
 
 @pytest.mark.parametrize("weight", [1.0, 9.0])
-def test_who_holds_the_most_blocks_gives_way_first(weight: float) -> None:
-    """Bug: when the cache was full, the youngest gave way, whoever's growth it was for: a quiet
-    tenant's one request was computed anew for a noisy one's. Law: the noisy one's are, by weight,
-    and everybody comes to an end."""
+def test_the_tenant_with_the_most_blocks_is_preempted_first(weight: float) -> None:
+    """Bug: when the cache was full, the youngest request was preempted, whichever request grew: a
+    quiet tenant's only request was recomputed because of a noisy one. Law: the tenant with the most
+    blocks by weight is preempted, and every request finishes."""
     scheduler = scheduler_of(blocks=16, sequences=8)
     for i in range(4):
         scheduler.add(sequence(f"n{i}", [i] * 6, max_tokens=24, tenant="noisy", weight=weight))
@@ -174,8 +174,8 @@ def test_who_holds_the_most_blocks_gives_way_first(weight: float) -> None:
     assert (preempted["quiet"] > 0) == (weight > 1)
 
 
-def test_who_matters_more_does_not_give_way() -> None:
-    """Law: places go by priority first."""
+def test_a_higher_priority_is_not_preempted() -> None:
+    """Law: priority comes before fair shares."""
     scheduler, _ = filled(4, priority=-1)
     for seq in of("quiet", 1):
         scheduler.add(seq)
@@ -185,8 +185,8 @@ def test_who_matters_more_does_not_give_way() -> None:
 
 
 def test_the_oldest_is_not_passed_over_for_ever() -> None:
-    """Bug: more important requests starved the others for as long as they came. Law: of four
-    admissions one is the oldest's."""
+    """Bug: a stream of high-priority requests starved all others. Law: every fourth admission is
+    that of the oldest request."""
     scheduler = scheduler_of(sequences=1)
     for i in range(3):
         scheduler.add(sequence(f"old{i}", [i], priority=5, number=i))

@@ -1,4 +1,4 @@
-"""Fill in the middle: the spellings of the models that know it, and their prompts."""
+"""Fill in the middle: the special tokens of models that support it, and their prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.text.tokenizer import SPELLINGS, find_fill_in
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_each_spelling_is_found(spelling: tuple[str, str, str]) -> None:
-    """All three tokens, in the order prefix, suffix, middle; each of them ends the text too."""
+    """Law: all three tokens, in the order prefix, suffix, middle; each also ends the text."""
     ids = dict(zip(spelling, (10, 20, 30), strict=True)) | {"<|endoftext|>": 1, "<|file_sep|>": 2}
     found = find_fill_in(ids.get)
     assert found is not None
@@ -17,8 +17,8 @@ def test_each_spelling_is_found(spelling: tuple[str, str, str]) -> None:
     assert set(found.ends) == {10, 20, 30, 1, 2}
 
 
-def test_two_of_three_tokens_are_none() -> None:
-    """A vocabulary that lacks one cannot be asked."""
+def test_all_three_tokens_are_needed() -> None:
+    """Law: a vocabulary that lacks one of the tokens does not support it."""
     for spelling in SPELLINGS:
         assert find_fill_in(dict.fromkeys(spelling[:2], 1).get) is None
     assert find_fill_in(lambda text: None) is None

@@ -1,4 +1,4 @@
-"""What was built stays, and is the same afterwards."""
+"""freeze_memory: memory and objects stay, with the same content."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def anonymous(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def test_nothing_is_another_afterwards() -> None:
-    """Law: memory holds what it held, whether all of it was written, or parts, or nothing, and so
-    do objects."""
+def test_content_does_not_change() -> None:
+    """Law: memory keeps its content, whether it was written completely, partly or not at all, and
+    so do objects."""
     partly, untouched = anonymous(8 * HUGE_PAGE), anonymous(4 * HUGE_PAGE)
     for at in range(0, len(partly), 3 * mmap.PAGESIZE):
         partly[at : at + 2] = bytes([at // mmap.PAGESIZE % 251, 7])
@@ -40,8 +40,8 @@ def test_nothing_is_another_afterwards() -> None:
     assert gc.get_freeze_count() > 0
 
 
-def test_it_takes_no_memory_that_was_never_written() -> None:
-    """Law: a cache for keys and values that nobody has filled yet stays what the plan says."""
+def test_unwritten_memory_is_not_allocated() -> None:
+    """Law: freezing allocates no unwritten memory, such as that of an empty KV cache."""
     untouched = anonymous(64 * HUGE_PAGE)
     before = resident()
     freeze_memory().join()
@@ -50,13 +50,13 @@ def test_it_takes_no_memory_that_was_never_written() -> None:
 
 
 def resident() -> int:
-    """Bytes that this process has."""
+    """Return the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * mmap.PAGESIZE
 
 
 def test_it_does_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Law: where the system has no such file, nothing fails."""
+    """Law: if the system has no such file, nothing fails."""
     monkeypatch.setattr(engine.child, "_MAPS", tmp_path / "none")
     freeze_memory().join()
     assert gc.get_freeze_count() > 0

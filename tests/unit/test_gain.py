@@ -1,4 +1,4 @@
-"""Gain: what all guesses together came to, against the same steps without any."""
+"""Gain: the speed-up of all proposals together over the same steps without speculation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def step(
     *, tokens: int = 3, seconds: float = 1.0, plain: float = 2.5, mode: Mode = "auto", k: int = 4,
     guesses: dict[str, tuple[int, int]] | None = None, sampling: int = 1, proposed: int = 4,
 ) -> StepMetrics:  # fmt: skip
-    """A step of which verification and what is around it took half each."""
+    """Return a step of which verification and the time around it took half each."""
     return StepMetrics(
         seconds=StepSeconds(verify=seconds / 2, around=seconds / 2, verify_forward=seconds / 2),
         num_sampling=sampling,
@@ -38,15 +38,15 @@ def guesses(proposed: list[int], accepted: list[int]) -> StepMetrics:
 
 
 def test_each_position_has_its_own_denominator() -> None:
-    """Law: a short proposal is no evidence against the positions that it never reached."""
+    """Law: a short proposal does not count against the positions that it does not reach."""
     steps = [guesses([4, 4, 4], [4, 2, 1]), guesses([4], [0]), guesses([], [])]
     assert gain_of(*steps * 10).acceptance_by_position == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
     assert Gain().acceptance_by_position == []
 
 
-def test_positions_that_nobody_tries_are_forgotten() -> None:
-    """Law: positions that nobody tries any more have no share; however long a server runs, shares
-    stay those of the last steps."""
+def test_positions_without_new_tokens_are_forgotten() -> None:
+    """Law: positions that are no longer proposed have no value; however long a server runs, values
+    are those of the last steps."""
     gain = Gain(10)
     gain.observe(guesses([8, 8], [8, 8]))
     for _ in range(2000):
@@ -54,9 +54,9 @@ def test_positions_that_nobody_tries_are_forgotten() -> None:
     assert gain.acceptance_by_position == pytest.approx([0.25], abs=0.01)
 
 
-def test_lengths_of_context_have_their_own_share() -> None:
-    """Law: guesses behind long contexts are no evidence about those behind short ones, and lengths
-    that nobody guessed behind are left out."""
+def test_context_lengths_have_their_own_acceptance() -> None:
+    """Law: each context length has its own acceptance, and lengths without draft tokens are left
+    out."""
     steps = [
         StepMetrics(num_sampling=1, proposed_behind=[4, 0, 0, 2], accepted_behind=[3, 0, 0, 0]),
         StepMetrics(num_sampling=1),
@@ -68,26 +68,26 @@ def share_of(gain: Gain, name: str) -> tuple[float, ...]:
     return astuple(gain.shares[name])
 
 
-def test_the_speed_up_is_of_times() -> None:
-    """Law: time of the same tokens without guesses by the time taken, all parts of a step counted
-    once, and not a mean of ratios."""
+def test_the_speed_up_is_a_ratio_of_times() -> None:
+    """Law: it is the time of the same tokens without speculation divided by the time taken, with
+    all phases of a step, and not a mean of ratios."""
     assert gain_of(*[step()] * 200).speedup == pytest.approx(2.5)
     slow, quick = step(seconds=3.0, plain=1.0), step(seconds=1.0, plain=3.0)
     assert gain_of(*[slow, quick] * 200).speedup == pytest.approx(1.0, abs=0.01)
 
 
 def test_steps_that_cannot_be_compared_are_left_out() -> None:
-    """Law: a step with prompts, or of a controller that knows no costs, says nothing about speed;
-    its tokens count all the same."""
+    """Law: a step with prefills, or without a cost estimate, does not count for the speed-up; its
+    tokens still count."""
     assert gain_of(step(plain=0.0)).speedup is None
     gain = gain_of(step(), step(plain=0.0, seconds=99.0))
     assert gain.speedup == pytest.approx(2.5)
     assert gain.tokens_per_round == pytest.approx(3.0)
 
 
-def test_a_step_without_guesses_is_taken_as_it_was() -> None:
-    """Bug: with speculation off a gain of 0.95 was told, the error of the costs. Law: what drafting
-    took in vain counts, since nobody would have drafted."""
+def test_a_step_without_a_proposal_is_its_own_comparison() -> None:
+    """Bug: with speculation off the speed-up was 0.95, the error of the cost model. Law: drafting
+    in vain counts, since there would have been none without speculation."""
     free = step(proposed=0, plain=0.95)
     assert gain_of(free).speedup == pytest.approx(1.0)
     in_vain = step(proposed=0, plain=0.5)
@@ -96,8 +96,8 @@ def test_a_step_without_guesses_is_taken_as_it_was() -> None:
 
 
 def test_each_proposer_has_its_part() -> None:
-    """Law: a round's token of the target's own and the accepted guesses of everyone add up to its
-    tokens; who has not guessed is not told."""
+    """Law: the target's own token and the accepted tokens of all proposers add up to a step's
+    tokens; proposers without proposals are not shown."""
     served = {"ngram": (4, 3)}, {"draft_model": (2, 0), "grammar": (1, 1)}
     steps = [
         step(tokens=4, guesses=served[0]),
@@ -111,7 +111,7 @@ def test_each_proposer_has_its_part() -> None:
     assert 1.0 + accepted == pytest.approx(gain.tokens_per_round)
 
 
-def test_a_crowd_s_round_is_each_request_s() -> None:
+def test_a_round_is_one_step_of_one_request() -> None:
     gain = gain_of(*[step(tokens=8, sampling=4, guesses={"ngram": (8, 4)})] * 3)
     assert gain.tokens_per_round == pytest.approx(2.0)
     assert share_of(gain, "ngram") == pytest.approx((2.0, 1.0, 0.5))
@@ -124,8 +124,8 @@ def test_a_crowd_s_round_is_each_request_s() -> None:
         (step(mode="fixed", k=4), step(mode="fixed", k=2, plain=1.0)),
     ],
 )
-def test_a_switch_begins_anew(before: StepMetrics, now: StepMetrics) -> None:
-    """Law: what is told of a mode was measured in it; another K in the mode auto is no switch."""
+def test_a_switch_of_the_mode_starts_over(before: StepMetrics, now: StepMetrics) -> None:
+    """Law: the figures of a mode were measured in it; another K in mode auto is no switch."""
     gain = gain_of(*[before] * 99, now)
     assert gain.speedup == pytest.approx(1.0)
     beat = StepMetrics(estimates=now.estimates)
@@ -133,7 +133,7 @@ def test_a_switch_begins_anew(before: StepMetrics, now: StepMetrics) -> None:
     assert gain_of(step(k=1), step(k=0, plain=1.0)).speedup == pytest.approx(1.75, abs=0.01)
 
 
-def test_idle_beats_change_nothing() -> None:
+def test_idle_heartbeats_change_nothing() -> None:
     gain = gain_of(step(guesses={"ngram": (2, 2)}))
     for _ in range(1000):
         gain.observe(StepMetrics(estimates=Estimates(k=4)))
@@ -141,30 +141,30 @@ def test_idle_beats_change_nothing() -> None:
     assert "ngram" in gain.shares
 
 
-def test_it_is_never_faster_than_its_guesses_allow() -> None:
-    """Bug: after the load of the machine had changed, 3.13 tokens a request and step were told as
-    3.21 times as fast: what a step without guesses takes was believed to be more than one with."""
+def test_the_speed_up_is_at_most_the_tokens_per_round() -> None:
+    """Bug: after the machine's load had changed, 3.13 tokens per request and step were shown as
+    3.21 times as fast: the estimate without speculation exceeded the time with it."""
     stale = gain_of(*[step(tokens=6, sampling=2, seconds=1.0, plain=4.0)] * 5)
     assert stale.speedup == pytest.approx(3.0)
     assert stale.tokens_per_round == pytest.approx(3.0)
 
 
-def test_no_step_is_worth_more_than_its_guesses_allow() -> None:
-    """Bug: after a step that was preempted for seconds, what steps take without guesses was
-    believed to be as much, and dashboards, which add seconds of steps, showed gains of 20."""
+def test_a_step_is_worth_at_most_its_tokens() -> None:
+    """Bug: after a step that the system delayed for seconds, steps without speculation were
+    estimated to be as long, and dashboards, which sum seconds, showed gains of 20."""
     assert compared(step(tokens=6, sampling=2, seconds=0.01, plain=0.5)) == pytest.approx(
         (0.01, 0.03)
     )
     assert compared(step(tokens=6, sampling=2, seconds=0.4, plain=0.5)) == (0.4, 0.5)
 
 
-def test_a_single_guess_is_told_for_a_while() -> None:
-    """Bug: one guess and one step later nothing had been guessed."""
+def test_a_single_proposal_is_shown_for_a_while() -> None:
+    """Bug: one step after a proposal, its proposer was no longer shown."""
     gain = gain_of(step(tokens=2, guesses={"draft_model": (1, 1)}), *[step(tokens=1)] * 20)
     assert list(gain.shares) == ["draft_model"]
 
 
-def test_what_is_long_ago_is_forgotten() -> None:
+def test_old_steps_are_forgotten() -> None:
     """Law: however long a server runs, the value is that of the last steps."""
     gain = Gain(2)
     gain.observe(step(guesses={"ngram": (8, 8)}))

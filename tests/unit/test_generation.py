@@ -1,4 +1,4 @@
-"""Generation and Choice without HTTP: fan-out, text, counts, logprobs, and one end per sequence."""
+"""Generation and Choice without HTTP: fan-out, text, counts, logprobs, one end per sequence."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def text_of(deltas: list[Delta], index: int = 0) -> str:
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 @pytest.mark.parametrize("n", [1, 4])
 def test_text_does_not_depend_on_tokens_per_step(step: int, n: int) -> None:
-    """However many tokens a step commits: same texts, same counts, one finish per choice."""
+    """Law: texts and counts are the same for any tokens per step, with one finish per choice."""
 
     def outcome(step: int) -> tuple[list[str], int]:
         call = generation(fake(tokens_per_step=step), n=n, params={"max_tokens": 10})
@@ -79,7 +79,7 @@ def test_text_does_not_depend_on_tokens_per_step(step: int, n: int) -> None:
 
 
 def test_seeds_of_choices() -> None:
-    """Choice 0 has the seed itself, the others fixed different ones, alike for every prompt."""
+    """Law: choice 0 has the seed itself, others derived seeds, which are equal for all prompts."""
     client = fake()
     call = generation(client, prompts=[[1], [2]], n=3, params={"seed": 7})
     run(lambda: collect(call))
@@ -93,21 +93,21 @@ def test_seeds_of_choices() -> None:
 
 
 def test_characters_are_never_split() -> None:
-    """One byte per step, yet every delta is whole characters."""
+    """Law: with one byte per step, every delta is still whole characters."""
     call = generation(fake("añ🙂e".encode()))
     deltas = run(lambda: collect(call))
     assert [delta.text for delta in deltas if delta.text] == ["a", "ñ", "🙂", "e"]
 
 
 def test_an_unfinished_character_at_the_end() -> None:
-    """max_tokens in the middle of a character: U+FFFD at the end, not lost and not an error."""
+    """Law: if max_tokens cuts a character, the text ends with U+FFFD, and nothing fails."""
     call = generation(fake("a🙂".encode()), params={"max_tokens": 3})
     assert text_of(run(lambda: collect(call))) == "a\ufffd"
 
 
 @pytest.mark.parametrize("step", [1, 5, 50])
 def test_a_stop_string_aborts_and_counts_to_the_match(step: int) -> None:
-    """Text is cut before the match, tokens are counted up to it, the engine is told at once."""
+    """Law: text ends before the match, tokens count up to it, the request is aborted at once."""
     client = fake(b"ab<END>more text", tokens_per_step=step)
     call = generation(client, stop=("<END>", "zzz"), params={"ignore_eos": True})
     deltas = run(lambda: collect(call))
@@ -119,13 +119,13 @@ def test_a_stop_string_aborts_and_counts_to_the_match(step: int) -> None:
 
 
 def test_a_stop_string_may_be_kept() -> None:
-    """include_stop keeps the match and nothing after it."""
+    """Law: include_stop keeps the match and nothing after it."""
     call = generation(fake(b"ab<END>more", tokens_per_step=4), stop=("<END>",), include_stop=True)
     assert text_of(run(lambda: collect(call))) == "ab<END>"
 
 
-def test_held_back_text_comes_out_when_it_was_no_stop() -> None:
-    """The beginning of a stop string at the very end belongs to the text."""
+def test_an_incomplete_stop_string_belongs_to_the_text() -> None:
+    """Law: an incomplete stop string at the very end belongs to the text."""
     call = generation(fake(b"ab<EN"), stop=("<END>",))
     deltas = run(lambda: collect(call))
     assert text_of(deltas) == "ab<EN"
@@ -133,13 +133,13 @@ def test_held_back_text_comes_out_when_it_was_no_stop() -> None:
 
 
 def test_no_stop_string_before_min_tokens() -> None:
-    """min_tokens holds for stop strings as for stop tokens."""
+    """Law: min_tokens applies to stop strings as to stop tokens."""
     call = generation(fake(b"xxoxxoxx"), stop=("o",), params={"min_tokens": 4})
     assert text_of(run(lambda: collect(call))) == "xxoxx"
 
 
 def test_a_stop_string_and_the_limit_in_one_step() -> None:
-    """The match wins over "length", and nothing is left to abort."""
+    """Law: the match wins over "length", and there is nothing to abort."""
     client = fake(b"abSTOP", tokens_per_step=6)
     call = generation(client, stop=("STOP",), params={"max_tokens": 6})
     deltas = run(lambda: collect(call))
@@ -148,7 +148,7 @@ def test_a_stop_string_and_the_limit_in_one_step() -> None:
 
 
 def test_the_stop_token_has_no_text_but_counts() -> None:
-    """A stop_token_ids token that is an ordinary letter is left out of the text."""
+    """Law: a token of stop_token_ids that is an ordinary letter is not in the text."""
     call = generation(fake(b"abc"), params={"stop_token_ids": (99,)})
     assert text_of(run(lambda: collect(call))) == "ab"
     assert call.usage.completion_tokens == 3
@@ -157,8 +157,8 @@ def test_the_stop_token_has_no_text_but_counts() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 9])
-def test_logprobs_belong_to_the_text_that_left(step: int) -> None:
-    """Entries of tokens that a stop string cut away never leave, streamed or not."""
+def test_logprobs_belong_to_the_text_that_was_sent(step: int) -> None:
+    """Law: entries of tokens that a stop string cut off are never sent, streamed or not."""
     client = fake(b"abcSTOPxyz", tokens_per_step=step)
     call = generation(client, stop=("STOP",), params={"logprobs": 1})
     deltas = run(lambda: collect(call))
@@ -169,7 +169,7 @@ def test_logprobs_belong_to_the_text_that_left(step: int) -> None:
 
 
 def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
-    """Held back with their text, released with it."""
+    """Law: logprobs are held back and released with their text."""
     call = generation(fake(b"abST"), stop=("STOP",), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
@@ -177,7 +177,7 @@ def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
 
 
 def test_logprobs_of_split_characters() -> None:
-    """A part of a character is named by its bytes and has the character's offset."""
+    """Law: a token that is part of a character is named by its bytes, at the character's offset."""
     call = generation(fake("añb".encode()), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
@@ -187,7 +187,7 @@ def test_logprobs_of_split_characters() -> None:
 
 
 def test_echo_comes_first_and_once() -> None:
-    """Each choice begins with its prompt; with prompt logprobs the first has none."""
+    """Law: each choice starts with its prompt; with prompt logprobs, the first token has none."""
     call = generation(
         fake(b"xyz", tokens_per_step=2),
         echoes=[Echo("hi", [104, 105], 1)],
@@ -203,7 +203,7 @@ def test_echo_comes_first_and_once() -> None:
 
 
 def test_special_tokens_in_the_text() -> None:
-    """Skipped or shown, as asked."""
+    """Law: they are skipped or shown, as requested."""
     ready = make_ready(vocab_size=260)
     script = listed_script([97, EOS, 98], then=END)
     for skip, expected in ((True, "ab"), (False, "a<|endoftext|>b")):
@@ -212,7 +212,7 @@ def test_special_tokens_in_the_text() -> None:
 
 
 def test_max_tokens_is_clipped_to_the_context() -> None:
-    """Per prompt: what the context leaves."""
+    """Law: each prompt's limit is what the context leaves."""
     client = fake()
     call = generation(
         client, prompts=[[1] * 10, [2] * 15], context=16, params={"max_tokens": 99, "min_tokens": 4}
@@ -223,7 +223,7 @@ def test_max_tokens_is_clipped_to_the_context() -> None:
 
 
 def test_usage_counts_a_prompt_once_and_choices_each() -> None:
-    """prompt_tokens of n=3 is that of n=1; speculation is summed over choices."""
+    """Law: prompt_tokens with n=3 are those with n=1; speculation is summed over choices."""
     call = generation(fake(tokens_per_step=3), prompts=[[1, 2], [3]], n=3, params={"max_tokens": 6})
     run(lambda: collect(call))
     usage = call.usage
@@ -233,9 +233,9 @@ def test_usage_counts_a_prompt_once_and_choices_each() -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 9])
-def test_guesses_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
-    """Law: the counts end with the step in which the stop string was complete, however far the
-    engine got before it heard of it; of that step's guesses, those in the completion are kept."""
+def test_draft_tokens_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
+    """Law: the counts end with the step that completes the stop string, however far the engine ran
+    before the abort; of that step's accepted draft tokens, those within the completion count."""
     client = fake(listed_script(list(b"abcdefghijkl"), then=EOS), tokens_per_step=3)
     gate = client._gate = asyncio.Semaphore(0)
     call = generation(
@@ -262,8 +262,8 @@ def test_guesses_after_a_stop_string_are_not_counted(steps_ahead: int) -> None:
     assert (usage.predicted, usage.mispredicted) == (3, 1)
 
 
-def test_leaving_the_iterator_aborts_what_is_open() -> None:
-    """`aclose` in the middle: all choices aborted, none twice."""
+def test_leaving_the_iterator_aborts_open_choices() -> None:
+    """Law: `aclose` in the middle aborts all choices, none of them twice."""
     client = fake()
     metrics = Metrics()
     call = generation(client, metrics, n=3)
@@ -283,7 +283,7 @@ def test_leaving_the_iterator_aborts_what_is_open() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_cancellation_aborts(n: int) -> None:
-    """A cancelled task (the client left) aborts without awaiting anything."""
+    """Law: a cancelled task (the client disconnected) aborts without awaiting anything."""
     client = fake(gate=asyncio.Semaphore(0))
     call = generation(client, n=n)
 
@@ -303,7 +303,7 @@ def test_cancellation_aborts(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_engine_death_ends_the_call(n: int) -> None:
-    """EngineLost with the sentence, counted as an error, no stray task exceptions."""
+    """Law: EngineLost has the reason, it counts as an error, and no stray task raises."""
     client = fake(gate=asyncio.Semaphore(0))
     metrics = Metrics()
     call = generation(client, metrics, n=n)
@@ -324,7 +324,7 @@ def test_engine_death_ends_the_call(n: int) -> None:
 
 
 def test_one_refused_choice_ends_all() -> None:
-    """finish "error" raises with the engine's sentence."""
+    """Law: finish "error" raises GenerationFailed with the engine's sentence."""
     client = fake(refusal="not finite")
     call = generation(client, n=2)
     with pytest.raises(GenerationFailed, match="not finite"):
@@ -333,7 +333,7 @@ def test_one_refused_choice_ends_all() -> None:
 
 
 def test_submitting_is_all_or_nothing() -> None:
-    """If the engine is lost between two choices, the first is aborted."""
+    """Law: if the engine is lost between two choices, the first is aborted."""
 
     class Flaky(FakeClient):
         def submit(self, submit: Any) -> Any:
@@ -349,7 +349,7 @@ def test_submitting_is_all_or_nothing() -> None:
 
 
 def test_metrics_of_a_finished_call() -> None:
-    """One request, a time to first token, and a gap per later token."""
+    """Law: one request, one TTFT, and one ITL per later token are recorded."""
     metrics = Metrics()
     call = generation(fake(), metrics, n=2, params={"max_tokens": 5})
     run(lambda: collect(call))
@@ -361,8 +361,8 @@ def test_metrics_of_a_finished_call() -> None:
     assert "foredraft_prompt_tokens_total 2.0" in text
 
 
-def test_admission_counts_those_being_tokenised() -> None:
-    """Two requests may not both pass the check while their prompts are read."""
+def test_admission_counts_requests_being_tokenised() -> None:
+    """Bug: two requests could both pass the check while their prompts were tokenised."""
     admission = Admission(FakeClient(), 4)
     with admission.reserve(3):
         with pytest.raises(QueueFull, match="at most 4"), admission.reserve(2):

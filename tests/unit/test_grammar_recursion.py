@@ -1,4 +1,4 @@
-"""Right recursion is written as repetition: the same language, without its cost."""
+"""Right recursion is rewritten as repetition: the same language at less cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_rewritten(source: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("source", KEPT)
-def test_what_is_not_understood_or_no_right_recursion_stays(source: str) -> None:
+def test_other_grammars_are_not_changed(source: str) -> None:
     assert without_right_recursion(source) == source
 
 
@@ -59,7 +59,7 @@ def matcher_of(source: str) -> LLMatcher:
 
 
 def some_grammar(rng: random.Random) -> str:
-    """Two rules that lead to each other and, in most cases, back to themselves at the right."""
+    """Return two rules that refer to each other and, mostly, are right-recursive."""
     items = ['"a"', '"b,"', "/[0-9]+/", '("(" start ")")', "two", '"c"?', "CH", '("x" | two)']
     rules = []
     for name in ("start", "two"):
@@ -75,8 +75,8 @@ def some_grammar(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_language_is_the_same(seed: int) -> None:
-    """Law: after any text, both forms allow the same tokens and the same end, up to where the
-    original breaks at a limit."""
+    """Law: after any text, both forms allow the same tokens and the same end, until the original
+    form fails at a limit."""
     rng = random.Random(seed)
     source = some_grammar(rng)
     plain, rewritten = matcher_of(source), matcher_of(without_right_recursion(source))
@@ -106,8 +106,8 @@ def test_the_language_is_the_same(seed: int) -> None:
     ],
 )
 def test_a_text_of_any_length(source: str) -> None:
-    """Bug: a list of characters, written with the recursion at its right, was cut off after some
-    forty tokens, since its rows grow with the text."""
+    """Bug: a right-recursive list of characters was cut off after about forty tokens, since its
+    parser rows grow with the text."""
     matcher = compile_grammar(Grammar("lark", source), VOCABULARY)
     for token in VOCABULARY.tokenize_str("The name, of the book. " * 60)[:400]:
         matcher.compute_bitmask()

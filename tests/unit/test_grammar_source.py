@@ -1,4 +1,4 @@
-"""What users write as grammars: read whole, or refused by name."""
+"""Grammars from users: either enforced completely, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ REFUSED: list[tuple[GrammarKind, str, str]] = [
 
 @pytest.mark.parametrize(("kind", "source", "word"), REFUSED)
 def test_what_is_refused(kind: GrammarKind, source: str, word: str) -> None:
-    """Each of these was let through and then not, or not exactly, kept: an attribute behind a
-    bracket in a string, a text that ends where none may, numbers rounded to the next double."""
+    """Bug: these grammars were accepted and then not enforced exactly: an attribute after a bracket
+    in a string, an end of text where none may be, numbers rounded to the nearest double."""
     assert word in verdict(Grammar(kind, source), VOCABULARY)
 
 
@@ -61,9 +61,9 @@ HONOURED: list[tuple[GrammarKind, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "source"), HONOURED)
-def test_what_is_honoured(kind: GrammarKind, source: str) -> None:
-    """Words in strings, patterns, comments and schemas are no attributes; as many choices as the
-    API allows are compiled (more than a thousand were "too complex")."""
+def test_accepted_grammars(kind: GrammarKind, source: str) -> None:
+    """Law: words in strings, patterns, comments and schemas are no attributes; as many choices as
+    the API allows compile. Bug: more than a thousand were "too complex"."""
     assert verdict(Grammar(kind, source), VOCABULARY) == ""
 
 
@@ -73,7 +73,7 @@ CONSTANTS: list[object] = ["a\0b", "\t\x07", "\x7f", "\x1f", "a\nb", ["q\0r"], {
 @pytest.mark.parametrize("constant", CONSTANTS)
 @pytest.mark.parametrize("kind", ["json_schema", "lark"])
 def test_a_constant_is_written_whole(kind: GrammarKind, constant: object) -> None:
-    """Bug: control characters were left out, and the reply was another value than the schema's."""
+    """Bug: control characters were dropped, so the reply's value was not the schema's constant."""
     schema = json.dumps({"enum": [constant]})
     source = f"start: %json {schema}" if kind == "lark" else schema
     matcher = compile_grammar(Grammar(kind, source), VOCABULARY)
@@ -85,8 +85,8 @@ def test_a_constant_is_written_whole(kind: GrammarKind, constant: object) -> Non
     assert matcher.is_accepting()
 
 
-def test_other_schemas_have_one_spelling_a_character() -> None:
-    """Law: else `\\u000a` would be a second name for a property called by a line end."""
+def test_a_character_has_one_spelling_in_other_schemas() -> None:
+    """Law: else `\\u000a` would be a second name for a property whose name is a line end."""
     plain = {"additionalProperties": {"type": "string"}, "properties": {"\n": {"type": "integer"}}}
     matcher = compile_grammar(Grammar("json_schema", json.dumps(plain)), VOCABULARY)
     text = VOCABULARY.tokenize_str('{"\\u000a": "x"}')

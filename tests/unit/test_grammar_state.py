@@ -1,4 +1,4 @@
-"""The matcher of one sequence, asked without a model."""
+"""The grammar matcher of one sequence, without a model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ VOCABULARY = load_vocabulary(model_folder("demo", "target"))
 
 @pytest.mark.parametrize("width", [4096, 4097, 4127, 4128, 4129])
 def test_masks_of_vocabularies_of_any_width(width: int) -> None:
-    """llguidance adds a word to the mask of a multiple of 32: the built-in pair's 4096 ids ended
-    the engine."""
+    """Bug: llguidance adds a word to the mask if the width is a multiple of 32, so the built-in
+    pair's 4096 ids crashed the engine."""
     vocabulary = load_vocabulary(model_folder("demo", "target"), vocab_size=width)
     grammar = Grammar("choice", '["yes", "no"]')
     matcher = compile_grammar(grammar, vocabulary)
@@ -41,7 +41,7 @@ def test_masks_of_vocabularies_of_any_width(width: int) -> None:
 def state_of(
     grammar: Grammar, seconds: Iterator[float] | None = None
 ) -> tuple[GrammarState, Sequence, LLTokenizer]:
-    """A state whose clock reads `seconds`."""
+    """Return a state whose clock reads `seconds`."""
     vocabulary = VOCABULARY
     seq = Sequence("s", SamplingParams(seed=0, max_tokens=99, grammar=grammar), [1], 1)
     matcher = compile_grammar(grammar, vocabulary)
@@ -57,9 +57,9 @@ def extend(state: GrammarState, tokens: Iterable[int]) -> None:
 
 
 def test_masks_depend_on_the_tokens_alone() -> None:
-    """Law: whatever was asked before, wherever the matcher stands, the mask after some tokens is
-    the mask of a matcher that saw nothing else; committing changes nothing either. The clock
-    stands still: on a busy machine the walked one ran out of time for what is forced."""
+    """Law: the mask after some tokens is that of a fresh matcher, whatever was asked before and
+    wherever the matcher stands; committing tokens changes nothing either. The clock stands still,
+    since on a busy machine one matcher ran out of time for forced tokens."""
     grammar = Grammar(
         "json_schema", '{"type": "object", "additionalProperties": {"enum": [1, "a"]}}'
     )
@@ -93,7 +93,7 @@ def test_masks_depend_on_the_tokens_alone() -> None:
 
 
 class Clock:
-    """Each reading is `step` after the one before."""
+    """Each reading is `step` seconds after the one before."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -106,10 +106,10 @@ class Clock:
         return self.now
 
 
-def test_a_guess_that_breaks_the_matcher_is_forgotten() -> None:
-    """Bug: a guess on which the grammar explodes ended its sequence, which without speculation
-    would never have gone there. Nothing may follow such a guess, so nobody goes beyond it; where
-    the text itself goes there, it ends as it does without guesses."""
+def test_a_draft_token_that_breaks_the_matcher_is_forgotten() -> None:
+    """Bug: a draft token on which the grammar explodes ended its sequence, although without
+    speculation the text would not have gone there. Such a token has an empty mask, so nothing
+    follows it; if the text itself goes there, it ends as it does without speculation."""
     explodes = 'start: "x"+ | "z" e\ne: e e | "a" | "b" | /[a-z]/ | "(" e ")"'
     state, _, vocabulary = state_of(Grammar("lark", explodes))
     [x], [z] = vocabulary.tokenize_str("x"), vocabulary.tokenize_str("z")
@@ -129,9 +129,9 @@ def test_a_guess_that_breaks_the_matcher_is_forgotten() -> None:
     assert "Too many items" in state.error
 
 
-def test_guesses_end_before_they_are_dear() -> None:
-    """Law: time ends the guessing about a text, for a while, and never the text. What was allowed
-    is then said of the text alone: behind a guess there is nothing."""
+def test_a_slow_grammar_stops_speculation_for_a_while() -> None:
+    """Law: a time limit stops speculation for a while, but never the text. Meanwhile masks exist
+    for the text only: after a draft token they are empty."""
     clock = Clock(0.0)
     state, _, vocabulary = state_of(Grammar("regex", "[abx]*"), clock)
     [x], path = vocabulary.tokenize_str("x"), vocabulary.tokenize_str("bab")
@@ -155,7 +155,7 @@ def test_guesses_end_before_they_are_dear() -> None:
     assert beyond.any()
 
 
-def test_a_slow_mask_is_not_guessed_beyond() -> None:
+def test_one_slow_mask_stops_speculation() -> None:
     clock = Clock(1.0)
     state, _, vocabulary = state_of(Grammar("regex", "[abx]*"), clock)
     state.extend(vocabulary.tokenize_str("x")[0])
@@ -172,10 +172,10 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_where_a_text_breaks_does_not_depend_on_guesses(name: str) -> None:
-    """Law: a grammar that turns out too complex ends its text after the same token, with the same
-    words, whatever was guessed before and whoever used the compiled grammar. It used to depend on
-    CPU time, and on what a matcher remembered of guesses."""
+def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
+    """Law: a grammar that proves too complex ends its text after the same token with the same
+    message, whatever was proposed before and whoever used the compiled grammar. Bug: it depended on
+    CPU time and on what a matcher remembered of draft tokens."""
     grammar = Grammar("lark", AMBIGUOUS[name])
     plain, _, _ = state_of(grammar)
     guessing = GrammarState(plain._text, eos=plain._eos, may_end=True, clock=lambda: 0.0)
@@ -203,8 +203,8 @@ def test_where_a_text_breaks_does_not_depend_on_guesses(name: str) -> None:
     assert plain.error is not None
 
 
-def test_no_more_guesses_about_a_slow_grammar() -> None:
-    """Law: a sequence whose grammar makes guesses dear keeps its text and loses its guesses."""
+def test_a_slow_grammar_gets_no_draft_tokens() -> None:
+    """Law: a sequence whose grammar is slow keeps its text but gets no draft tokens."""
     clock = Clock(0.0)
     state, seq, vocabulary = state_of(Grammar("regex", "[abx]*"), clock)
     seq.constraint = state

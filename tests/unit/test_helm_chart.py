@@ -1,4 +1,4 @@
-"""The chart for Kubernetes: as helm renders it, the API takes it and the server understands it."""
+"""The Helm chart: helm renders it, Kubernetes accepts it, the server understands its arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
 
 CHART = Path(__file__).parents[2] / "docker/helm/foredraft"
 HELM, VALIDATE = shutil.which("helm"), shutil.which("kubernetes-validate")
-VERSIONS = ("1.27", "1.35")  # the oldest that Chart.yaml allows, and a new one
+VERSIONS = ("1.27", "1.35")  # the oldest that Chart.yaml allows, and a recent one
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not here")
 needs_schemas = pytest.mark.skipif(
     VALIDATE is None, reason="kubernetes-validate, a wheel with the API's schemas, is not installed"
@@ -75,7 +75,7 @@ def rendered(case: str) -> str:
 
 
 def objects(case: str) -> dict[str, list[dict[str, Any]]]:
-    """By kind."""
+    """Return the rendered objects by kind."""
     found: dict[str, list[dict[str, Any]]] = {}
     for one in yaml.safe_load_all(rendered(case)):
         found.setdefault(one["kind"], []).append(one)
@@ -83,14 +83,14 @@ def objects(case: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def workload(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The Deployment or StatefulSet, and its container."""
+    """Return the Deployment or StatefulSet, and its container."""
     [one] = found.get("Deployment", []) + found.get("StatefulSet", [])
     [container] = one["spec"]["template"]["spec"]["containers"]
     return one, container
 
 
 def started(found: dict[str, list[dict[str, Any]]], folder: Path) -> Config:
-    """What the server makes of its arguments, its environment and the ConfigMap."""
+    """Return the server's config from its arguments, environment and ConfigMap."""
     _, container = workload(found)
     [config] = found["ConfigMap"]
     path, *options = container["args"]
@@ -102,7 +102,7 @@ def started(found: dict[str, list[dict[str, Any]]], folder: Path) -> Config:
 
 
 def test_the_default_values_are_those_of_the_schema() -> None:
-    """Law: they are allowed, and each thing that is allowed has a default, which shows it."""
+    """Law: the defaults are valid, and every value in the schema has one, which documents it."""
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     jsonschema.Draft7Validator(schema).validate(values)
@@ -114,7 +114,7 @@ def test_the_default_values_are_those_of_the_schema() -> None:
 
 @needs_helm
 @pytest.mark.parametrize("case", CASES)
-def test_helm_finds_nothing_to_blame(case: str) -> None:
+def test_helm_lint_passes(case: str) -> None:
     done = helm("lint", "--strict", str(CHART), values=CASES[case])
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -123,9 +123,9 @@ def test_helm_finds_nothing_to_blame(case: str) -> None:
 @needs_schemas
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CASES)
-def test_the_api_takes_what_is_rendered(case: str, version: str, tmp_path: Path) -> None:
-    """Law: by the published schemas, without a field that they do not know. That of a
-    ServiceMonitor is the operator's."""
+def test_kubernetes_accepts_the_rendered_objects(case: str, version: str, tmp_path: Path) -> None:
+    """Law: it is valid by the published schemas, without unknown fields. A ServiceMonitor has no
+    published schema, since it belongs to the Prometheus operator."""
     assert VALIDATE is not None
     file = tmp_path / "rendered.yaml"
     file.write_text(rendered(case))
@@ -139,8 +139,8 @@ def test_the_api_takes_what_is_rendered(case: str, version: str, tmp_path: Path)
 @needs_helm
 @pytest.mark.parametrize("case", CASES)
 def test_the_server_understands_its_container(case: str, tmp_path: Path) -> None:
-    """Law: it listens where it is asked, whatever the configuration says; its drain fits into what
-    the kubelet leaves it, the pause before it included; probes ask what needs no key."""
+    """Law: it listens on the container's port, whatever the configuration says; the drain and the
+    pause before it fit in the kubelet's grace period; the probes' paths need no key."""
     found = objects(case)
     one, container = workload(found)
     config = started(found, tmp_path).server
@@ -158,7 +158,7 @@ def test_the_server_understands_its_container(case: str, tmp_path: Path) -> None
 @needs_helm
 @pytest.mark.parametrize("case", CASES)
 def test_objects_find_each_other(case: str) -> None:
-    """Law: selectors are labels of the pods or of the one Service, names and mounts exist."""
+    """Law: selectors match labels of the pods or of exactly one Service; names and mounts exist."""
     found = objects(case)
     one, container = workload(found)
     template = one["spec"]["template"]
@@ -191,8 +191,8 @@ def test_objects_find_each_other(case: str) -> None:
 @needs_helm
 @pytest.mark.parametrize("case", CASES)
 def test_keys_come_from_secrets_alone(case: str, tmp_path: Path) -> None:
-    """Law: every entry that is named reaches the server, from the Secret that has it, and a pod
-    whose Secret lacks one does not start; nothing else holds a key."""
+    """Law: every named entry reaches the server from the right Secret, and a pod whose Secret lacks
+    one does not start; no other object holds a key."""
     found = objects(case)
     _, container = workload(found)
     said = CASES[case].get("secret", {})
@@ -220,6 +220,6 @@ def test_keys_come_from_secrets_alone(case: str, tmp_path: Path) -> None:
         {"graceSeconds": 1.5},
     ],
 )
-def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
-    """Bug to avoid: a misspelt value that is passed over, such as one that was to set a key."""
+def test_unknown_values_are_refused(values: dict[str, Any]) -> None:
+    """Bug: a misspelt value, such as one that was to set a key, would be ignored."""
     assert helm("template", "demo", str(CHART), values=values).returncode != 0

@@ -1,4 +1,4 @@
-"""What AdaptiveK cuts and where it stops drafting, against brute force and in plain cases."""
+"""Where AdaptiveK cuts proposals and stops drafting, against brute force and in simple cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.controller_world import K_MAX, World, adaptive, play
 
 
 def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int = 150) -> AdaptiveK:
-    """In a world where confidence tells."""
+    """Return a controller from a world with informative confidences."""
     world = World(alpha=0.6, batch=batch, row=row, draft=draft, informed=1.5)
     controller = adaptive(world, stops=True)
     play(controller, world, rounds)
@@ -28,7 +28,7 @@ def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int =
 
 
 def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[int]) -> float:
-    """Expected tokens of these lengths, less the price of their rows."""
+    """Return the expected tokens of these lengths, less the cost of their rows in tokens."""
     alive = [controller._guesses.survival(sure) for sure in confidences]
     tokens = sum(sum(row[:n]) for row, n in zip(alive, lengths, strict=True))
     seconds, begin = controller._goodput.by_row, len(confidences)
@@ -38,8 +38,8 @@ def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[i
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_kept_lengths_are_the_best_of_all(batch: int) -> None:
-    """Law: for the price and the costs that it has, no other lengths are worth more."""
+def test_kept_lengths_are_the_best(batch: int) -> None:
+    """Law: at the controller's own goodput and costs, no other lengths are worth more."""
     controller, rng = trained(batch), random.Random(batch)
     distinct = set()
     for _ in range(12):
@@ -54,8 +54,8 @@ def test_kept_lengths_are_the_best_of_all(batch: int) -> None:
     assert len(distinct) > 2
 
 
-def test_a_sure_guess_is_kept_where_a_doubtful_one_is_not() -> None:
-    """Law: rows go to those guesses that are likely to be right."""
+def test_a_confident_token_is_kept_before_an_uncertain_one() -> None:
+    """Law: rows go to the tokens that are likely to be right."""
     controller = trained(4, row=1e-3)
     sure, doubtful = controller.keep([[6.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4])[:2]
     assert sure > doubtful
@@ -63,8 +63,8 @@ def test_a_sure_guess_is_kept_where_a_doubtful_one_is_not() -> None:
     assert longer > shorter == 1
 
 
-def test_nothing_is_kept_where_rows_are_too_dear() -> None:
-    """Law: a proposal may be left out altogether."""
+def test_nothing_is_kept_where_rows_are_too_expensive() -> None:
+    """Law: a whole proposal may be left out."""
     world = World(alpha=0.3, batch=4, row=2e-2, informed=0.0)
     controller = adaptive(world, stops=True)
     play(controller, world, 100)
@@ -84,8 +84,8 @@ def test_drafting_ends_at_the_bound_and_where_nothing_can_pay() -> None:
     assert not without.keeps_drafting([[9.0], [9.0]])
 
 
-def test_a_sure_draft_goes_deeper() -> None:
-    """Law: how long it drafts follows how sure it is, not acceptance alone."""
+def test_a_confident_draft_goes_deeper() -> None:
+    """Law: the draft depth follows the confidence, not acceptance alone."""
     controller = trained(1, draft=6e-4)
     depths = []
     for confidence in (0.0, 3.0, 7.0):
@@ -102,7 +102,7 @@ def test_a_sure_draft_goes_deeper() -> None:
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
 def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) -> None:
-    """Law: a confidence that says nothing is soon ignored, and nothing is lost by it."""
+    """Law: a confidence without information is soon ignored and costs nothing."""
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
     controller = adaptive(world, stops=stops)
     trace = play(controller, world, 800)
@@ -112,7 +112,7 @@ def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_good_confidence_is_worth_tokens(batch: int) -> None:
-    """Law: with the same chances on average, knowing which guesses are good makes it faster."""
+    """Law: at equal average acceptance, informative confidences raise the rate."""
     rates = []
     for informed in (0.0, 2.5):
         world = World(alpha=0.6, batch=batch, row=4e-4, draft=2e-4, informed=informed)
@@ -120,10 +120,10 @@ def test_good_confidence_is_worth_tokens(batch: int) -> None:
     assert rates[1] > rates[0]
 
 
-def test_probes_come_back_from_off() -> None:
-    """Law: while off, somebody is asked every 16 to 48 rounds, mostly a quarter of them, and less
-    often only while the last time is not paid off; what they would have guessed meanwhile brings
-    speculation back within 100 rounds."""
+def test_probes_at_k_0_bring_speculation_back() -> None:
+    """Law: at K = 0 there is a probe every 16 to 48 steps, mostly of a quarter of the sequences,
+    and less often only while the last one is not paid off; hindsight in between brings speculation
+    back within 100 steps."""
     world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
     controller = adaptive(world, stops=True)
     play(controller, world, 200)
@@ -137,7 +137,7 @@ def test_probes_come_back_from_off() -> None:
         controller.update(world.round(controller, k))
     gaps: list[int] = np.diff(at).tolist()
     assert set(asked) == {("probe", 2), ("trial", None)}
-    trials = asked.count(("trial", None)) / 3  # of three rounds each
+    trials = asked.count(("trial", None)) / 3  # a trial has three steps
     assert asked.count(("probe", 2)) > 2 * trials
     assert set(gaps) - {1}
     assert min(set(gaps) - {1}) >= 16
@@ -146,9 +146,9 @@ def test_probes_come_back_from_off() -> None:
     assert min(trace.depths[-3:]) > 1
 
 
-def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
-    """Law: what a step with K > 0 costs is found out by making one, though no guess in it is
-    believed to be worth its row."""
+def test_a_trial_is_drafted_and_verified_whole() -> None:
+    """Law: a step with K > 0 runs to measure its cost, although no draft token in it is expected to
+    be worth its row."""
     world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
     controller = adaptive(world, stops=True)
     for _ in range(200):
@@ -165,7 +165,7 @@ def test_a_trial_is_drafted_and_verified_as_it_was_meant() -> None:
 
 
 def feared(target: float, draft: float) -> list[int]:
-    """Depths at last where a profile says that 63 rows more and a draft step take so long."""
+    """Return the final depths if the profile has these seconds for 64 rows and for a draft step."""
     world = World(alpha=0.9, batch=1, informed=1.0)
     controller = AdaptiveK(K_MAX)
     controller.profile(Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4))
@@ -173,18 +173,18 @@ def feared(target: float, draft: float) -> list[int]:
     return play(controller, world, 40).depths
 
 
-def test_rows_that_are_wrongly_feared_are_found_out() -> None:
-    """Law: a profile that calls rows ruinous keeps K at 0 for a while only."""
+def test_an_overstated_cost_of_rows_is_found_out() -> None:
+    """Law: a profile that overstates the cost of rows keeps K at 0 only for a while."""
     assert min(feared(target=1.0, draft=4e-4)) > 0
 
 
-def test_drafting_that_is_wrongly_feared_is_found_out() -> None:
-    """Law: a profile that calls drafting ruinous keeps K at 0 for a while only."""
+def test_an_overstated_cost_of_drafting_is_found_out() -> None:
+    """Law: a profile that overstates the cost of drafting keeps K at 0 only for a while."""
     assert min(feared(target=1e-2, draft=2e-2)) > 0
 
 
 def test_survival_is_a_chance_at_every_depth() -> None:
-    """Bug: with guesses cut otherwise at each K, what was told fell below 0 and rose again."""
+    """Bug: as each K cuts proposals differently, reported survival fell below 0 and rose again."""
     for row in (4e-4, 1e-3, 2e-3, 4e-3):
         for batch in (1, 8):
             world = World(alpha=0.6, batch=batch, row=row, draft=1e-4, informed=1.5)
@@ -196,9 +196,9 @@ def test_survival_is_a_chance_at_every_depth() -> None:
                 assert found == sorted(found, reverse=True)
 
 
-def test_more_guesses_are_never_likelier_kept_than_fewer() -> None:
-    """Bug: what is offered at depths that were not asked of late was of another time, and
-    `GET /speculation` told that eight guesses in a row are kept more often than seven."""
+def test_survival_never_rises_with_depth() -> None:
+    """Bug: data for depths that were not used lately was outdated, so `GET /speculation` reported
+    eight tokens in a row as more likely to be accepted than seven."""
     guesses = ProposalModel(K_MAX)
     for _ in range(20):
         guesses.acceptance.update(2, [Outcome(0, 0, 0)] * 8)

@@ -1,4 +1,4 @@
-"""Keys and what each may ask for."""
+"""API keys and their limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found(keyring: Keyring, key: str) -> Tenant:
 
 
 def test_a_key_is_found_by_its_digest(tmp_path: Path) -> None:
-    """Law: the file's keys, and the two of the configuration under their names; nothing else."""
+    """Law: the keys of the file and the two of the configuration are found, and no others."""
     keyring = ring(tmp_path, row("a", "one") + row("b", "two"), api_key="sk", admin_key="root")
     names = [found(keyring, key).name for key in ("one", "two", "sk", "root")]
     assert names == ["a", "b", "default", "admin"]
@@ -53,8 +53,8 @@ def test_a_key_is_found_by_its_digest(tmp_path: Path) -> None:
         assert keyring.find(wrong) is None
 
 
-def test_a_new_key_opens_with_the_lines_that_come_with_it(tmp_path: Path) -> None:
-    """Law: what `foredraft key` prints is all that it takes; no two are the same."""
+def test_a_new_key_works_with_the_lines_printed_for_it(tmp_path: Path) -> None:
+    """Law: what `foredraft key` prints suffices for the key to work; no two keys are equal."""
     (first, lines), (second, more) = new_key("team-a"), new_key("team-b")
     keyring = ring(tmp_path, lines + more)
     assert [found(keyring, key).name for key in (first, second)] == ["team-a", "team-b"]
@@ -88,7 +88,7 @@ BAD = {
 
 @pytest.mark.parametrize("fault", BAD)
 def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: str) -> None:
-    """Law: it is refused whole, named, and not quoted."""
+    """Law: the whole file is refused; the error names the file and does not quote it."""
     with pytest.raises(ConfigError, match="keys.toml") as caught:
         ring(tmp_path, BAD[fault])
     assert "secret" not in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: st
     }.items(),
 )
 def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, said: str) -> None:
-    """Bug: a row without its digest was quoted whole, with the key that stood there."""
+    """Bug: an error about a row without a digest quoted the whole row, including a key in it."""
     with pytest.raises(ConfigError) as caught:
         ring(tmp_path, row("before", "b") + BAD[fault] if "number" in said else BAD[fault])
     assert said in str(caught.value)
@@ -124,23 +124,23 @@ def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, said: s
         (row("a", "k") + row("b", "k"), {}, "`a` of .*keys.toml and `b` of"),
     ],
 )
-def test_one_key_is_never_two(
+def test_one_key_with_two_names_is_refused(
     tmp_path: Path, text: str, server: Mapping[str, str], said: str
 ) -> None:
-    """Bug: a client's key that was the admin's, too, was one of the two by chance of order. Law:
-    refused at the start, and from a file that is read again."""
+    """Bug: a key that was both a client's and the admin key was taken for either, depending on the
+    order. Law: it is refused at the start and when the file is reloaded."""
     with pytest.raises(ConfigError, match=f"{said} .*are the same key"):
         ring(tmp_path, text, Clock(), **server)
 
 
-def test_keys_of_the_configuration_alone_are_two() -> None:
+def test_api_key_and_admin_key_differ() -> None:
     with pytest.raises(ConfigError, match="server.api_key and server.admin_key are the same key"):
         Keyring(ServerConfig(api_key="sk", admin_key="sk"))
 
 
 @pytest.mark.parametrize("text", [row("a", "sk"), row("a", "k") + row("b", "k"), ""])
-def test_what_is_refused_when_read_again_changes_nothing(tmp_path: Path, text: str) -> None:
-    """Bug: a file that was cut off when SIGHUP came locked everybody out."""
+def test_a_refused_reload_changes_nothing(tmp_path: Path, text: str) -> None:
+    """Bug: a SIGHUP while the file was truncated locked out all clients."""
     keyring = ring(tmp_path, row("first", "one"), admin_key="sk")
     (tmp_path / "keys.toml").write_text(text)
     with pytest.raises(ConfigError):
@@ -148,8 +148,8 @@ def test_what_is_refused_when_read_again_changes_nothing(tmp_path: Path, text: s
     assert [found(keyring, key).name for key in ("one", "sk")] == ["first", "admin"]
 
 
-def test_who_was_away_comes_back_with_what_was_used(tmp_path: Path) -> None:
-    """Bug: a name that one SIGHUP left out had all its limits anew with the next."""
+def test_a_tenant_that_returns_has_its_used_limits(tmp_path: Path) -> None:
+    """Bug: a tenant missing in one reload got fresh limits with the next."""
     keyring = ring(tmp_path, row("a", "one", "tokens_per_minute = 100\nconcurrency = 1"))
     path, tenant = tmp_path / "keys.toml", found(keyring, "one")
     before = path.read_text()
@@ -165,9 +165,9 @@ def test_who_was_away_comes_back_with_what_was_used(tmp_path: Path) -> None:
     assert "100 tokens a minute" in said
 
 
-def test_a_file_is_read_again_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Law: keys come and go, who stays keeps what runs and what was used; a wrong file changes
-    nothing."""
+def test_a_file_is_reloaded_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Law: keys come and go; a tenant that stays keeps its running requests and used limits; an
+    invalid file changes nothing."""
     keyring = ring(tmp_path, row("a", "one", "tokens_per_minute = 100") + row("b", "two"))
     tenant = found(keyring, "one")
     tenant.spend(100)
@@ -189,9 +189,9 @@ def tenant_of(clock: Clock, **limits: object) -> Tenant:
     return Tenant(row, may_prioritise=False, clock=clock)
 
 
-def test_requests_a_minute_come_back_evenly() -> None:
-    """Law: as many as the limit at once, then one each sixtieth of a minute by the limit; the
-    sentence and the headers say how long."""
+def test_requests_per_minute_are_refilled_evenly() -> None:
+    """Law: as many requests as the limit may start at once, then one every (60 / limit) seconds;
+    error and headers say how long to wait."""
     clock = Clock()
     tenant = tenant_of(clock, requests_per_minute=30)
     for _ in range(30):
@@ -210,9 +210,9 @@ def test_requests_a_minute_come_back_evenly() -> None:
     assert tenant.refusal() is None
 
 
-def test_tokens_that_were_spent_too_many_are_waited_for() -> None:
-    """Law: no prompt is too long for a limit, and on average the limit holds: 250 tokens at 100 a
-    minute are waited for until they are earned."""
+def test_excess_tokens_are_paid_by_waiting() -> None:
+    """Law: no prompt is too long for a limit, and the limit holds on average: after 250 tokens at
+    100 a minute, requests wait until they are earned."""
     clock = Clock()
     tenant = tenant_of(clock, tokens_per_minute=100)
     assert tenant.refusal() is None
@@ -234,7 +234,7 @@ def test_requests_at_a_time() -> None:
 
 
 def test_no_client_can_name_the_salt_of_another_key() -> None:
-    """Law: with a cache of its own, a salt is another one for each key; else as sent."""
+    """Law: with own_cache, equal salts differ between keys; otherwise a salt is used as sent."""
     shared = tenant_of(Clock())
     rows = [KeyRow(name="a", sha256=digest(key), own_cache=True) for key in "kl"]
     own = [Tenant(row, may_prioritise=False, clock=Clock()) for row in rows]
@@ -242,9 +242,9 @@ def test_no_client_can_name_the_salt_of_another_key() -> None:
     assert len({shared.salt("x"), own[0].salt("x"), own[1].salt("x"), own[0].salt("y")}) == 4
 
 
-def test_prompt_tokens_wait_until_the_first_token() -> None:
-    """Law: beyond the bound 429, one request whatever its length aside, and they count no longer
-    once a token came or the request ended."""
+def test_prompt_tokens_count_as_waiting_until_the_first_token() -> None:
+    """Law: above the bound requests get 429, except one alone, whatever its length; prompt tokens
+    no longer count after the first generated token or the end of the request."""
     admission = Admission(FakeClient(), 100, max_waiting_tokens=50)
     admission.check_tokens(1000)
     long, short = (
@@ -262,9 +262,9 @@ def test_prompt_tokens_wait_until_the_first_token() -> None:
     assert admission.waiting_tokens == 0
 
 
-def test_when_to_come_back_is_told_by_the_measured_pace() -> None:
+def test_retry_after_follows_the_measured_rate() -> None:
     """Law: Retry-After is the excess of tokens divided by the engine's recent rate; idle time does
-    not count, and an engine that became slower is noticed."""
+    not count, and a slower engine is noticed."""
     pace = [0.0, 0.0, 0.0]
     admission = Admission(
         FakeClient(), 100, max_waiting_tokens=50, pace=lambda: (pace[0], pace[1], pace[2])
