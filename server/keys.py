@@ -212,7 +212,7 @@ def read_keys(path: Path) -> list[KeyRow]:
     if data.keys() - {"key"} or not isinstance(tables, list):
         raise ConfigError(f"the keys {path} must be tables [[key]] and nothing else")
     if not tables:
-        raise ConfigError(f"the keys {path} have no table [[key]]; was it cut off while written?")
+        raise ConfigError(f"the keys {path} have no table [[key]]; was the file truncated?")
     rows = [_row(table, f"the keys {path}, number {i}") for i, table in enumerate(tables, 1)]
     names = [*RESERVED, *(row.name for row in rows)]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)

@@ -34,7 +34,7 @@ def _check(path: Path) -> None:
     if os.path.isdir(path):
         raise ConfigError(f"cannot write {path}: it is a folder")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"cannot write {path}: it is no regular file, and would be replaced")
+        raise ConfigError(f"cannot write {path}: it is not a regular file, and would be replaced")
     with _refusals(path), _part(path) as part:
         part.touch()
 

@@ -180,7 +180,7 @@ class DraftSwap:
         use_device(self._target.device)
         for file in Path(path).glob("*"):  # opening a pipe would block the whole process
             if not (file.is_file() or file.is_dir()):
-                raise ModelError(f"{file} is no regular file")
+                raise ModelError(f"{file} is not a regular file")
         try:
             refuse_weights(config, {"draft": wanted})
         except MemoryPlanError as error:

@@ -56,7 +56,7 @@ class IdLog:
         only the two ends of the file, however large it is. Raises OSError and TraceError."""
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode):
-            raise TraceError(f"ids cannot be recorded in {self._path!r}: it is no regular file")
+            raise TraceError(f"ids cannot be recorded in {self._path!r}: it is not a regular file")
         whole = 0
         if status.st_size:
             with mmap(self._file, 0, access=ACCESS_READ) as data:

@@ -131,7 +131,7 @@ async def _swap(services: Services, path: str, *, alone: bool) -> None:
     if not alone:
         raise invalid("draft", "is only allowed without `mode` and `k`")
     if client.loading:
-        said = f"the draft model {client.loading!r} is being loaded; try again when it is"
+        said = f"the draft model {client.loading!r} is being loaded; try again once it is loaded"
         raise ApiError(409, said, param="draft", code="swap_under_way")
     logger.info("POST /speculation: the draft model %r is to be loaded", path)
     found = await client.swap_draft(path)
@@ -140,8 +140,8 @@ async def _swap(services: Services, path: str, *, alone: bool) -> None:
 
 
 REASONS: dict[Reason, str] = {
-    "pays": "K = {k} promises the most tokens per second.",
-    "off": "K = 0 promises the most tokens per second.",
+    "pays": "K = {k} has the highest expected tokens per second.",
+    "off": "K = 0 has the highest expected tokens per second.",
     "probe": "K is 0; some sequences draft {k} tokens to test whether speculation pays now.",
     "trial": "K is 0; all sequences draft {k} tokens to measure what speculation costs and saves.",
     "baseline": "K is above 0; this step uses K = 0 as a baseline.",
@@ -155,7 +155,7 @@ SWITCHED: dict[Mode, str] = {
 
 def choice_sentence(estimates: Estimates) -> str:
     """Return the sentence that says why the last K was chosen."""
-    reason = REASONS[estimates.reason] if estimates.num_sequences else "No step has been made yet."
+    reason = REASONS[estimates.reason] if estimates.num_sequences else "No step has run yet."
     return SWITCHED.get(estimates.mode, reason).format(k=estimates.k)
 
 
@@ -228,7 +228,7 @@ def _in_words(asked: SetSpeculation) -> str:
         case "fixed":
             return f"fixed at {asked.k}"
         case "off":
-            return "0 for everybody"
+            return "0 for all requests"
         case _:
             return "chosen by the configured controller"
 

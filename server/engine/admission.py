@@ -50,7 +50,7 @@ class Admission:
         most, waiting = self.max_waiting_tokens, self.waiting_tokens
         if most is not None and waiting and waiting + count > most:
             raise QueueFull(
-                f"{waiting} prompt tokens wait and this request has {count}; at most {most} may"
+                f"{waiting} prompt tokens are waiting and this request has {count}; at most {most}"
                 " (`server.max_waiting_tokens`); try again in a moment",
                 retry_seconds=self._seconds_for(waiting + count - most, of=0),
             )

@@ -238,7 +238,7 @@ class _Link:
         except Exception as error:  # a bug here or in a callback must not leave requests hanging
             logger.exception("the engine's events are no longer read")
             self._stop_reading()
-            self._on_event(Fatal(f"an event of the engine could not be handled: {error}"))
+            self._on_event(Fatal(f"an event from the engine could not be processed: {error}"))
 
     def _stop_reading(self) -> None:
         if not self._events.closed:

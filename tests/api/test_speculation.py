@@ -207,7 +207,7 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     """Law: figures that exist are told, others are null, and no odd number breaks the reply."""
     empty = http.get("/speculation").json()
     assert (empty["k"], empty["acceptance"], empty["survival"]) == (0, None, [])
-    assert empty["explanation"] == "No step has been made yet."
+    assert empty["explanation"] == "No step has run yet."
     served.client.estimates = Estimates(
         k=2, reason="pays", acceptance=0.8123456789, survival=[0.8, 0.7], num_sequences=1,
         rates=[100.0, 150.0, float("inf")], speedup=float("nan"),
@@ -217,7 +217,7 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     assert told["tokens_per_second"] == [100.0, 150.0, None]
     assert told["expected_speedup"] is None
     assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
-    assert told["explanation"] == "K = 2 promises the most tokens per second."
+    assert told["explanation"] == "K = 2 has the highest expected tokens per second."
     served.client.estimates = None
 
 
@@ -354,4 +354,4 @@ def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: S
     assert told["speedup"] is told["tokens_per_round"] is None
     assert told["by_proposer"] == {}
     assert told["survival"] == told["tokens_per_second"] == []
-    assert told["explanation"] == "No step has been made yet."
+    assert told["explanation"] == "No step has run yet."

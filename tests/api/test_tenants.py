@@ -192,7 +192,7 @@ def test_tokens_that_wait_are_bounded() -> None:
             refused = httpx.post(url, json=BODY)
             assert refused.status_code == 429
             assert error_of(refused)["code"] == "queue_full"
-            assert "101 prompt tokens wait" in error_of(refused)["message"]
+            assert "101 prompt tokens are waiting" in error_of(refused)["message"]
             assert waiting(served) == 101
             begun = {"max_tokens": 30, "resume": {"token_ids": [97] * 20, "seed": 1}}
             assert httpx.post(url, json={**BODY, **begun}).status_code == 429

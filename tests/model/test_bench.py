@@ -221,7 +221,7 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "random T=1 x2" in said
-    compared = re.search(r"texts equal among modes: (\d+) of (\d+)", said)
+    compared = re.search(r"texts equal across modes: (\d+) of (\d+)", said)
     assert compared is not None
     assert compared[1] == compared[2]
     assert int(compared[1]) >= 8  # a reply that not all modes began is not compared

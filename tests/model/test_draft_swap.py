@@ -284,7 +284,7 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
     "no tensor": (without(NORM), NORM),
     "narrow tensor": (narrow, "q_proj"),
     "code": (pickled, "could not be loaded: it is not tensors alone"),
-    "pipe": (piped, "is no regular file"),
+    "pipe": (piped, "is not a regular file"),
     "vocabulary": (of_another_vocabulary, "have 128 and 4096 tokens"),
     "positions": (
         lambda folder: copied(folder, config=lambda said: said.update(max_position_embeddings=64)),

@@ -203,7 +203,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ([*ON_FOUR, "--kv", "int2"], "invalid choice: 'int2'"),
         ([*ON_FOUR, "--json", "/nowhere/plan.json"], "No such file or directory"),
         ([*ON_FOUR, "--json", "/"], "cannot write /: it is a folder"),
-        ([*ON_FOUR, "--json", "/dev/null"], "cannot write /dev/null: it is no regular file"),
+        ([*ON_FOUR, "--json", "/dev/null"], "cannot write /dev/null: it is not a regular file"),
         ([*ON_FOUR, "--json", "x" * 5000], ": File name too long"),
         (["--list", *PAIR], "--list takes no other options"),
         (["--list", "--json", "x.json"], "--list takes no other options"),

@@ -208,7 +208,7 @@ def test_ids_go_to_a_regular_file(what: str, tmp_path: Path) -> None:
     path = tmp_path / what
     if what == "pipe":
         os.mkfifo(path)
-    with pytest.raises(TraceError, match="no regular file"):
+    with pytest.raises(TraceError, match="not a regular file"):
         IdLog(str(path), 100, max_bytes=1000)
 
 

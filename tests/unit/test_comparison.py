@@ -178,7 +178,7 @@ def test_the_card_has_rates_and_ratios() -> None:
     assert "1.350 [1.35, 1.35]" in said
     assert "0.964 [0.96, 0.96]" in said
     assert " 100.0 " in said  # first-token time at K = 0
-    assert said.splitlines()[-1] == "texts equal among modes: 108 of 108"
+    assert said.splitlines()[-1] == "texts equal across modes: 108 of 108"
 
 
 def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
@@ -243,7 +243,7 @@ def test_intervals_hold_the_median() -> None:
         (["--json", "x" * 300], ": File name too long"),
         (["--json", "/nowhere/at/all.json"], "cannot write /nowhere/at/all.json"),
         (["--modes", ""], "unknown mode ''"),
-        (["--json", "/dev/null"], "it is no regular file"),
+        (["--json", "/dev/null"], "it is not a regular file"),
         (["--prompts", "/nowhere.txt"], "cannot read the prompts in /nowhere.txt"),
         (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
     ],
@@ -292,7 +292,7 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     plain.write_text("one\nand more\n\ntwo\n")  # bug: bench took each line for a prompt
     assert read_texts(str(plain)) == ["one\nand more", "two"]
     for text, word in (
-        ("", "holds no prompt"),
+        ("", "contains no prompts"),
         ('{"prompt": "one"}\none', "line 2 is not JSON"),
         ('{"prompt": "one"}\n"two"', "line 2 must be a JSON object"),
         ('{"text": "a"}', "line 1 must be an object with `prompt`"),
@@ -316,7 +316,7 @@ def test_plain_texts_are_messages_for_a_chat_model(tmp_path: Path) -> None:
 
 def test_a_prompts_file_is_no_pipe_and_not_overwritten(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_texts(str(tmp_path / "pipe"))
     path = tmp_path / "p.jsonl"
     path.write_text("one\n")

@@ -375,7 +375,7 @@ def test_a_message_that_does_not_decode_is_fatal(tmp_path: Path) -> None:
 
     event = asyncio.run(scenario())
     assert isinstance(event, Fatal)
-    assert "could not be handled" in event.message
+    assert "could not be processed" in event.message
 
 
 def test_an_endpoint_that_cannot_be_bound_is_an_os_error(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_best_k_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixtu
     client = PricedClient(lambda load, k: memory_bound(1, k) if load == 1 else full(load, k))
     assert run(client, prompts(tmp_path), *options) == 0
     said = capsys.readouterr().out
-    assert "texts equal among modes: " in said
+    assert "texts equal across modes: " in said
     found = json.loads(out.read_text())["found"][0]
     cells = {(c["kind"], c["concurrency"]): c["modes"] for c in found["cells"]}
     assert cells.keys() == {(t, load) for t in ("T=0", "T=0.5") for load in (1, 2)}
@@ -170,7 +170,7 @@ def test_a_changed_text_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """Law: the exit code is 1."""
     assert run(PricedClient(memory_bound, wrong=4), prompts(tmp_path)) == 1
     [equal, compared] = re.findall(
-        r"texts equal among modes: (\d+) of (\d+)", capsys.readouterr().out
+        r"texts equal across modes: (\d+) of (\d+)", capsys.readouterr().out
     )[0]
     assert int(equal) < int(compared)
 
@@ -237,7 +237,7 @@ def test_a_reply_may_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     client = PricedClient(memory_bound)
     client._script = lambda submit, position: 257
     assert run(client, prompts(tmp_path), "--temperature", "0") == 0
-    assert "texts equal among modes: " in capsys.readouterr().out
+    assert "texts equal across modes: " in capsys.readouterr().out
 
 
 def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,8 +68,8 @@ def test_plain_text(tmp_path: Path, text: str, prompts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("lines", "parts"),
     [
-        ((), ["holds no prompt"]),
-        (("   ", ""), ["holds no prompt"]),
+        ((), ["contains no prompts"]),
+        (("   ", ""), ["contains no prompts"]),
         (({"prompt": "a"}, "b"), ["line 2", "is not JSON"]),
         (({"prompt": "a"}, "[1]"), ["line 2", "must be a JSON object"]),
         (({"prompt": "a"}, '{"prompt": '), ["line 2", "is not JSON"]),
@@ -105,7 +105,7 @@ def test_files_that_are_not_text(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"one\ntwo \xff\n")
     for path, part in (
         (tmp_path / "missing", "No such file"),
-        (tmp_path, "no regular file"),
+        (tmp_path, "not a regular file"),
         (tmp_path / "b", "line 2: this is not UTF-8"),
     ):
         with pytest.raises(ConfigError, match=part):

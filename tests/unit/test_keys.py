@@ -101,7 +101,7 @@ def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: st
         "a key for its digest": "number 2: sha256 is missing",
         "a key for a limit": "number 2: weight = (hidden) is not allowed: it must be a",
         "an unknown limit": "number 2: unknown key rpm; the top level knows name, sha256,",
-        "no keys": "keys.toml have no table [[key]]; was it cut off while written?",
+        "no keys": "keys.toml have no table [[key]]; was the file truncated?",
     }.items(),
 )
 def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, said: str) -> None:
@@ -252,7 +252,9 @@ def test_prompt_tokens_count_as_waiting_until_the_first_token() -> None:
         Charge(admission, tenant_of(Clock()), 5),
     )
     admission.check_tokens(5)
-    with pytest.raises(QueueFull, match="45 prompt tokens wait and this request has 6; at most 50"):
+    with pytest.raises(
+        QueueFull, match="45 prompt tokens are waiting and this request has 6; at most 50"
+    ):
         admission.check_tokens(6)
     long.tokens(1)
     long.tokens(1)

@@ -58,10 +58,10 @@ def read_text(path: str | Path, what: str = "text") -> str:
 
 def _lines(path: str | Path) -> list[tuple[str, str]]:
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"cannot read the prompts in {path}: it is no regular file")
+        raise ConfigError(f"cannot read the prompts in {path}: it is not a regular file")
     text = read_text(path, "prompts")
     if not text.strip():
-        raise ConfigError(f"{path} holds no prompt")
+        raise ConfigError(f"{path} contains no prompts")
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
     for where, line in lines:
         if "\0" in line:

@@ -105,7 +105,7 @@ def _texts(comparison: Comparison) -> Iterator[str]:
     if comparison.texts_compared:
         word = "" if comparison.exact else " (not guaranteed in this precision, or not known)"
         yield (
-            f"texts equal among modes: {comparison.texts_equal} of"
+            f"texts equal across modes: {comparison.texts_equal} of"
             f" {comparison.texts_compared}{word}"
         )
 

@@ -13,11 +13,11 @@ def test_every_reason_has_a_sentence() -> None:
     reasons = get_args(Reason)
     told = {choice_sentence(Estimates(k=2, reason=r, num_sequences=3)) for r in reasons}
     assert len(told) == len(reasons)
-    assert "K = 2 promises the most tokens per second." in told
+    assert "K = 2 has the highest expected tokens per second." in told
 
 
 def test_before_the_first_step() -> None:
-    assert choice_sentence(Estimates()) == "No step has been made yet."
+    assert choice_sentence(Estimates()) == "No step has run yet."
 
 
 def test_the_operators_mode_is_the_reason() -> None:
