@@ -1,4 +1,4 @@
-"""What the files of a pair show is said before any weights are read."""
+"""Problems that the files of a pair show are reported before any weights are read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.model.fit import vocabulary_in, warn_of_slow
 from engine.model.pair import load_pair
 from tests.support import tiny
 
-UNREADABLE = {"hidden_size": 7, "num_attention_heads": 3}  # for weights that are of other shapes
+UNREADABLE = {"hidden_size": 7, "num_attention_heads": 3}  # for weights of other shapes
 
 
 def broken(folder: str, to: Path, **changes: object) -> Path:
-    """A copy whose weights nobody can load: who reads them says so."""
+    """Copy a model with a config that makes its weights unloadable, so reading them raises."""
     to.mkdir()
     for file in Path(folder).iterdir():
         (to / file.name).write_bytes(file.read_bytes())
@@ -54,13 +54,13 @@ def test_a_draft_larger_than_its_target_is_taken_for_swapped(
     assert f"the draft model '{large}' has 0." in said
     assert f"more than the target model '{small}' with 0." in said
     assert said.endswith("are they swapped?")
-    assert "swapped" not in refusal(large, small)  # but that its weights cannot be loaded
+    assert "swapped" not in refusal(large, small)  # refused for its unloadable weights
 
 
 def test_of_quantised_weights_no_size_is_known(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Law: a number of a file may hold eight of a model, so nothing is said of such a target."""
+    """Law: one stored number may hold eight weights, so no size is claimed for such a target."""
     import numpy as np
 
     small, large = broken(tiny_draft, tmp_path / "t"), broken(tiny_target, tmp_path / "d")
@@ -94,7 +94,7 @@ def test_what_no_vocabulary_can_be_read_from_is_left_to_the_loader(
 
 
 def test_a_slow_dtype_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Law: of what this CPU has no instructions for, on a CPU; `auto` never takes such."""
+    """Law: a CPU without instructions for a dtype is reported; `auto` never takes that dtype."""
     said = {"target": ModelConfig(dtype="float16"), "draft": DraftModelConfig()}
     with caplog.at_level(logging.WARNING):
         warn_of_slow(said, "cuda", lambda name: False)  # type: ignore[arg-type]
