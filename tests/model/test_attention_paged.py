@@ -175,7 +175,7 @@ def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     assert not found[:, :3].isfinite().any()
 
 
-def test_the_choice_is_said_in_one_sentence() -> None:
+def test_the_choice_or_its_refusal_is_one_sentence() -> None:
     """Law: `auto` on a CPU is SDPA; FlashInfer is refused in one sentence that gives the reason."""
 
     def choose(name: Any) -> str:

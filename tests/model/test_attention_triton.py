@@ -219,13 +219,13 @@ def check_steps() -> None:
         assert found.isfinite().all()
 
 
-def test_steps_count_on_from_the_first(interpreted: Run) -> None:
+def test_one_fill_serves_all_steps(interpreted: Run) -> None:
     """Law: filled once, it serves all steps of a chain, each one position further, across pages and
     with a window; padding stays in the scrap block."""
     interpreted(check_steps)
 
 
-def test_a_graph_has_room_for_so_many_pages() -> None:
+def test_a_graph_bounds_the_pages() -> None:
     """Law: more pages than the graph has room for are refused; a prompt as such is not."""
     rows, made = 128, plane(Setting())
     staged = backend().stage(made, rows, PackedCopy(CPU))
@@ -305,7 +305,7 @@ def test_masks_say_what_is_visible() -> None:
             assert seen[row] + [False] * (span.end - len(seen[row])) == expected
 
 
-def test_the_choice_says_why_not() -> None:
+def test_the_choice_gives_the_reason() -> None:
     """Law: an unsupported device or head size is refused in one sentence."""
 
     def choose(device: str, dim: int) -> str:

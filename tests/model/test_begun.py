@@ -106,9 +106,7 @@ def text_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, P
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_grammars_go_on_where_they_were(
-    seed: int, text_pair: tuple[EngineConfig, Pair, str]
-) -> None:
+def test_grammars_continue(seed: int, text_pair: tuple[EngineConfig, Pair, str]) -> None:
     """Law: the same holds for replies under a grammar."""
     config, pair, target = text_pair
     tokenizer = tiny_text.tokenizer().to_str()

@@ -55,7 +55,7 @@ def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
 
 def test_help_lists_every_subcommand_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: `foredraft bench --help` names every subcommand and option of bench. Bug: options of a
-    server, of `record` and of `front` were not listed anywhere."""
+    server, of `record` and of `front` were missing from it."""
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out

@@ -41,9 +41,7 @@ def way(call: object) -> str:
     return str(getattr(call, "__qualname__", type(call).__name__))
 
 
-def test_a_head_that_is_not_the_whole_story_is_noticed(
-    tiny_target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scaled_logits_are_noticed(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the way is chosen by comparing logits, not by the family's name; here the logits are
     scaled after the head, as in Granite and Cohere."""
     model: Any = read_llama(Path(tiny_target))

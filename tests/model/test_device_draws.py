@@ -57,7 +57,7 @@ def slow_draws(
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
-def test_it_says_what_the_long_way_says(
+def test_it_draws_what_the_exact_path_draws(
     fields: dict[str, Any], temperature: float, processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
     """Law: tokens and confidences match under every combination of filters. Rows as peaked as those
@@ -84,7 +84,7 @@ ADJUSTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", [*ADJUSTED, *FILTERS[::5]], ids=str)
-def test_rows_that_anything_may_be_asked_of(
+def test_flat_rows_are_never_declined(
     fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
     """Law: never declined, however flat the row, also beside a sequence without fields."""
@@ -130,7 +130,7 @@ def test_behind_guesses_as_behind_committed_tokens(
             seq.tokens += paths[i][: step + 1]
 
 
-def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
+def test_slots_are_reassigned(processor: LogitsProcessor) -> None:
     """Law: with more sequences than slots, each is still penalised by its own text. The slots that
     one call may need are allocated at the first use, and take what the memory plan says."""
     draws = DeviceDraws(processor, VOCAB, torch.device("cpu"), 14)
@@ -172,7 +172,7 @@ def test_log_probabilities_come_in_the_same_copy(
 
 
 @pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
-def test_ties_and_numbers_that_are_none(
+def test_ties_and_non_finite_numbers(
     fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
     """Law: ties at every edge of a filter, NaN of both signs, infinities, and rows of only -inf are
@@ -195,7 +195,7 @@ def test_ties_and_numbers_that_are_none(
     assert told >= 12
 
 
-def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: DeviceDraws) -> None:
+def test_uninspected_survivors_are_declined(processor: LogitsProcessor, draws: DeviceDraws) -> None:
     """Law: a draw is declined if tokens beyond the inspected ones may survive; min_p may rule that
     out."""
     flat = torch.zeros(1, VOCAB)

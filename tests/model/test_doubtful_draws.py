@@ -102,7 +102,7 @@ def guesses(logits: ModelOutput) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("doubted", [(), ("a",), ("c",), ("b", "d"), IDS], ids=str)
-def test_only_rows_in_doubt_are_drawn_the_long_way(
+def test_only_undecided_rows_take_the_exact_path(
     doubted: tuple[str, ...], logits: ModelOutput, guesses: dict[str, list[int]]
 ) -> None:
     """Bug: one undecided row sent the adjusted rows of the whole batch to the exact path. Law: the

@@ -141,7 +141,7 @@ class AtOnce(threading.Thread):
         self.run()
 
 
-def test_the_steps_go_on_while_it_is_read(pair: Pair, same: str) -> None:
+def test_steps_continue_while_it_loads(pair: Pair, same: str) -> None:
     """Law: no step waits for reading a file, a proof or compilation."""
     engine, allowed = Engine(FIXED, pair=pair), threading.Event()
     read = engine._swap._read
@@ -157,7 +157,7 @@ def test_the_steps_go_on_while_it_is_read(pair: Pair, same: str) -> None:
     assert told(engine).outcome == "trial"
 
 
-def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
+def test_a_useless_draft_is_rolled_back(pair: Pair, random: str) -> None:
     """Law: the previous draft guesses again, as well as before."""
     engine = Engine(configured(speculation={"companions": []}), pair=pair)
     submit(engine, 4)
@@ -178,7 +178,7 @@ def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
     assert accepted > 0.3 * proposed > 0
 
 
-def test_a_verdict_while_the_next_one_is_loading_is_told_of_the_right_one(
+def test_a_verdict_during_the_next_load_names_its_own_draft(
     pair: Pair, same: str, random: str
 ) -> None:
     """Law: a verdict names its own draft; the third draft replaces the one then running."""
@@ -197,7 +197,7 @@ def test_a_verdict_while_the_next_one_is_loading_is_told_of_the_right_one(
 
 
 @pytest.mark.parametrize("config", [FIXED, configured()], ids=["fixed", "adaptive"])
-def test_an_equal_one_is_kept(pair: Pair, same: str, config: EngineConfig) -> None:
+def test_an_equal_draft_is_kept(pair: Pair, same: str, config: EngineConfig) -> None:
     """Law: a draft that is not significantly worse stays, and the old one is released. Bug: the
     noise of two timings made a copy of the running draft be rolled back."""
     engine = Engine(config, pair=pair)
@@ -209,7 +209,7 @@ def test_an_equal_one_is_kept(pair: Pair, same: str, config: EngineConfig) -> No
     assert engine._swap._before is None
 
 
-def test_nobody_catches_up_with_more_than_a_step_holds(pair: Pair, same: str) -> None:
+def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
     """Law: after a swap, long texts catch up in turns; each gets guesses in the end."""
     most = 64
     config = EngineConfig.model_validate(
@@ -294,7 +294,7 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, name: str) -> None:
+def test_an_unfit_draft_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, name: str) -> None:
     """Law: the sentence names what is wrong, and the running draft keeps guessing."""
     make, words = BAD[name]
     path = make(tmp_path / "draft")
@@ -350,7 +350,7 @@ def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> Non
         assert f"{foreign!r} has a tokenizer of its own" in end.message
 
 
-def test_one_of_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
+def test_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
     """Law: its KV must fit beside that of the running draft, else a refusal gives the numbers."""
     config = configured(
         target={"path": tiny_target},

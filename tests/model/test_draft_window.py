@@ -106,7 +106,7 @@ def test_it_attends_to_the_window(way: str, draft: LoadedModel, expected: Tensor
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_tree_does_too(way: str, draft: LoadedModel) -> None:
+def test_a_tree_attends_to_the_window(way: str, draft: LoadedModel) -> None:
     """Law: a path of a tree has the logits of the same tokens as a chain."""
     runner = _runner(draft, way)
     _read(runner, TOKENS[:30])
@@ -117,7 +117,7 @@ def test_a_tree_does_too(way: str, draft: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("way", ["compiled decoder", "graphs"])
-def test_a_chain_does_too(way: str, draft: LoadedModel) -> None:
+def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
     """Law: guesses of one call equal those of single steps that use the window of the first."""
     runner, steps = _runner(draft, way), 4
     _read(runner, TOKENS[:33])

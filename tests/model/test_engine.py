@@ -84,7 +84,7 @@ def test_a_bad_request_ends_with_a_sentence(
     assert says in (ends["bad"].error or "")
 
 
-def test_what_one_engine_measured_is_not_measured_again(config: EngineConfig, pair: Pair) -> None:
+def test_given_step_costs_are_not_measured_again(config: EngineConfig, pair: Pair) -> None:
     """Law: an engine that is given measured step costs uses them unchanged, and its replies are the
     same; costs it does not understand, such as another version's, are measured again."""
     speculation = config.speculation.model_copy(update={"controller": AdaptiveConfig(k_max=3)})
@@ -124,7 +124,7 @@ def test_abort_is_acknowledged_once_and_frees_blocks(config: EngineConfig, pair:
     assert engine.gauges().blocks_used == 0
 
 
-def test_a_step_without_work_is_no_batch_of_another_size(config: EngineConfig, pair: Pair) -> None:
+def test_a_step_without_work_is_not_observed(config: EngineConfig, pair: Pair) -> None:
     """Bug: a step that only acknowledged aborts asked the controller about an empty batch, which it
     took for batch size 1: it half forgot its estimates for four, and explored again."""
 
@@ -235,7 +235,7 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     assert engine.gauges().blocks_used == 0
 
 
-def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, pair: Pair) -> None:
+def test_observed_rows_are_the_computed_ones(config: EngineConfig, pair: Pair) -> None:
     """Bug: when sequences start over after a preemption, rows of tokens they had generated were not
     counted: a step of 16 such sequences in which none sampled was observed as having no rows."""
 

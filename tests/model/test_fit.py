@@ -57,7 +57,7 @@ def test_a_draft_larger_than_its_target_is_taken_for_swapped(
     assert "swapped" not in refusal(large, small)  # refused for its unloadable weights
 
 
-def test_of_quantised_weights_no_size_is_known(
+def test_quantised_weights_have_no_known_size(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     """Law: one stored number may hold eight weights, so no size is claimed for such a target."""
@@ -69,7 +69,7 @@ def test_of_quantised_weights_no_size_is_known(
     assert "swapped" not in refusal(small, large)
 
 
-def test_other_words_are_told_before_weights_are_read(
+def test_another_vocabulary_is_refused_before_weights_are_read(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     target, draft = broken(tiny_target, tmp_path / "t"), broken(tiny_draft, tmp_path / "d")
@@ -93,7 +93,7 @@ def test_what_no_vocabulary_can_be_read_from_is_left_to_the_loader(
     assert vocabulary_in(ModelConfig(path=str(folder)), "target") is None
 
 
-def test_a_slow_dtype_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_dtype_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Law: a CPU without instructions for a dtype is reported; `auto` never takes that dtype."""
     said = {"target": ModelConfig(dtype="float16"), "draft": DraftModelConfig()}
     with caplog.at_level(logging.WARNING):

@@ -222,7 +222,7 @@ def test_guesses_that_are_kept_are_not_run_again() -> None:
     assert (reading.valid, reading.ids, reading.guessed) == (4, [1, 2, 3, 4, 8], [])
 
 
-def test_who_finds_no_block_is_not_guessed_for(paths: tuple[str, str], pair: Pair) -> None:
+def test_without_a_block_there_are_no_guesses(paths: tuple[str, str], pair: Pair) -> None:
     """Law: when the draft's positions run out first, the text continues without guesses."""
     engine = Engine(config(paths, 3), pair=pair)
     proposer = engine._proposer._main

@@ -118,7 +118,7 @@ def test_the_plan_counts_one_byte(pair: Pair, tiny_target: str, tiny_draft: str)
     assert not engine.ready.exact
 
 
-def test_who_cannot_read_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: an unfit backend is refused in one sentence; `auto` picks one that fits."""
 
     def choose(name: Any, device: str = "cpu") -> str:

@@ -332,12 +332,12 @@ def check_other_cache() -> None:
     torch.testing.assert_close(*found, rtol=0, atol=3e-2)  # keys are rounded in another place
 
 
-def test_a_cache_of_another_precision_is_written_by_attention(interpreted: Run) -> None:
+def test_a_cache_of_another_dtype_is_written_by_attention(interpreted: Run) -> None:
     """Law: the fused rotary kernel never writes to a cache of another dtype than the model's."""
     interpreted(check_other_cache)
 
 
-def test_what_is_not_known_is_not_fused() -> None:
+def test_unsupported_layers_are_not_fused() -> None:
     """Law: another family, or biases on only some parts of a joined product, is not fused."""
     model = tiny.FAMILIES["gpt_neox"]()
     register()

@@ -204,7 +204,7 @@ def test_all_chains_are_kept(draft: LoadedModel) -> None:
     assert pool._most == len(sizes) * MAX_K * 3 == 528
 
 
-def test_what_no_graph_holds_is_run_at_start(
+def test_uncaptured_attention_is_warmed_up(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: the first long prompt compiled its attention within the request, under a 30 s watchdog.
@@ -233,7 +233,7 @@ def test_what_no_graph_holds_is_run_at_start(
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_a_proposal_is_told_once(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
+def test_a_proposal_is_one_copy(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
     """Law: one copy brings a proposal to the host, whatever K is."""
     ours = captured(draft, FakeRecorder())
     output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
@@ -348,7 +348,7 @@ def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_forward_that_has_the_host_wait_is_not_captured(
+def test_a_synchronizing_forward_is_not_captured(
     waits: bool,
     target: LoadedModel,
     caplog: pytest.LogCaptureFixture,
@@ -364,7 +364,7 @@ def test_a_forward_that_has_the_host_wait_is_not_captured(
     assert graphs is None or graphs.most_rows == 77
 
 
-def test_who_has_the_host_wait_is_named(
+def test_a_synchronizing_function_is_named(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: torch's sync debug mode, set for one forward, finds it; other errors propagate."""
@@ -406,7 +406,7 @@ class Event:
         Event.reached = max(Event.reached, self.at)
 
 
-def test_nobody_waits_to_know_how_long_it_took() -> None:
+def test_reading_device_time_does_not_block() -> None:
     """Law: `read` returns finished device time once and never blocks; only `wait` blocks."""
     timer = DeviceTimer(Event)
     for _ in range(2):
@@ -420,7 +420,7 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
     assert timer.read() == pytest.approx(0.010)
 
 
-def test_what_the_device_did_meanwhile_is_verification() -> None:
+def test_late_device_time_is_verification() -> None:
     """Law: device time seen late moves to verify or propose; the sum is kept; no-op on CPU."""
     seconds = StepSeconds(verify=1.0, accept=5.0, verify_forward=4.0)
     move_late_seconds(seconds)

@@ -141,7 +141,7 @@ def test_they_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_who_does_not_ask_pays_nothing(
+def test_no_request_costs_nothing(
     path: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: no hook is set, not even during a call, nothing is allocated or written."""

@@ -110,7 +110,7 @@ def test_agreements_are_what_it_draws_afresh(
     assert 0 < sum(hits) < len(hits)
 
 
-def test_nothing_is_told_of_a_prompt_or_of_what_was_verified() -> None:
+def test_prompts_and_verified_positions_are_not_judged() -> None:
     """Law: prompt tokens are not judged, and no position is reported twice."""
     proposer, blocks, seq = proposer_on(fake()), Blocks(1), sequence("s", [4, 5, 6, 7])
     propose(proposer, blocks, 3, seq)
@@ -122,7 +122,7 @@ def test_nothing_is_told_of_a_prompt_or_of_what_was_verified() -> None:
 
 
 @pytest.mark.parametrize("fields", UNUSUAL, ids=lambda fields: next(iter(fields)))
-def test_who_has_penalties_or_filters_is_not_judged(fields: dict[str, Any]) -> None:
+def test_sequences_with_penalties_or_filters_are_not_judged(fields: dict[str, Any]) -> None:
     """Law: judging them would need processed logits; the rest of the batch is judged as usual."""
     rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(2)
     unusual, usual = sequence("a", [4, 5, 6], **fields), sequence("b", [4, 5, 6])
@@ -161,7 +161,7 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
         hold(found, seq, fake)
 
 
-def test_nothing_is_judged_that_nobody_wants() -> None:
+def test_judging_can_be_switched_off() -> None:
     """Law: guesses are the same without the rows that only serve to judge earlier positions."""
     said = list[list[int]]()
     for judges in (True, False):

@@ -115,7 +115,7 @@ def test_its_start_imports_no_transformers() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}},
     ],
 )
-def test_what_is_not_plain_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_other_llamas_are_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Law: no configuration field is ignored, and the weights are exactly those it describes. Bugs:
     a number given as a string was accepted, which transformers refuses, and one too large for torch
     gave a traceback."""

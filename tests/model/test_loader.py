@@ -74,7 +74,7 @@ def test_facts_of_a_loaded_model(tiny_target: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_their_own_are_not_promised_in_vain(dtype: str, tiny_target: str) -> None:
+def test_batch_invariance_is_kept_or_refused(dtype: str, tiny_target: str) -> None:
     """Bug: batch_invariant was ignored on a CPU where compiled code does not run all rows."""
     sentence = refusal(tiny_target, dtype=dtype, batch_invariant=True)
     assert "cannot be served with target.batch_invariant: on a CPU" in sentence
@@ -87,7 +87,7 @@ def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eos", [{}, {"a": 1}, [[1]], "1", [True]])
-def test_an_eos_id_that_is_none(eos: Any, tiny_target: str, tmp_path: Path) -> None:
+def test_an_invalid_eos_id_is_refused(eos: Any, tiny_target: str, tmp_path: Path) -> None:
     """Bug: an invalid EOS id gave a TypeError."""
     folder = copy_of(tiny_target, tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
@@ -339,7 +339,7 @@ def test_a_model_that_drops_our_argument_is_refused(tmp_path: Path) -> None:
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64))
 
 
-def test_a_window_that_never_arrives_is_refused() -> None:
+def test_an_ignored_window_is_refused() -> None:
     """Bug: the proof's dozen tokens would not notice that a window of thousands is ignored."""
     from engine.model.proof import _check_windows
 
@@ -365,7 +365,7 @@ def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         interface.register()
 
 
-def test_a_proof_does_not_pass_over_what_is_not_a_number(tiny_target: str) -> None:
+def test_a_proof_does_not_ignore_nan(tiny_target: str) -> None:
     """Bug: Python's max() of a small difference and NaN returns the small one, so the second pass
     of a proof could compute anything."""
     loaded = load(tiny_target)

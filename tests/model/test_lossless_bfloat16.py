@@ -106,7 +106,7 @@ def noted(
     chunks: list[Chunk],
     made: list[Proposal],
 ) -> list[Proposal]:
-    """Return the drafter's guesses, keyed by text and position."""
+    """Record guesses by request and text length; return the proposals that `keep` keeps."""
     for (seq, *_), proposal in zip(chunks, made, strict=True):
         told[seq.id, len(seq.tokens)] = proposal.tokens
     return keep(chunks, made)

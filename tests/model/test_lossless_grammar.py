@@ -185,7 +185,7 @@ def test_lossless_under_a_grammar(
     assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
 
 
-def test_the_rows_say_something(expected: Expected) -> None:
+def test_the_replies_are_not_empty(expected: Expected) -> None:
     """Law: the matrix does not pass on empty replies: these are texts of the grammars; some end by
     themselves, some by EOS, some are cut."""
     ended = {name: tokens[-1] in tiny_text.EOS for name, (tokens, _) in expected.items()}
@@ -241,7 +241,7 @@ def test_choices_of_one_request_share_a_compilation(
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) > 1
 
 
-def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
+def test_forced_text_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
     """Law: forced text needs no model to guess it and is always accepted; without a draft model, a
     reply that is mostly forced takes few rounds."""
     grammar = Grammar("json_schema", '{"const": {"name": "abname", "true": [true, true, 12]}}')

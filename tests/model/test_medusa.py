@@ -93,7 +93,7 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
         assert max(proposed) == (8 if most == 1 else 12)  # eight tokens per head are considered
 
 
-def test_while_nobody_guesses_nothing_is_kept_for_it(tiny_target: str, heads: str) -> None:
+def test_without_guesses_no_state_is_kept(tiny_target: str, heads: str) -> None:
     """Bug: at K = 0 each step copied a hidden state that nothing read, a tenth of a small step.
     After K rises, guesses begin one step later, from the state at the end of this text."""
     engine = Engine(config_for(tiny_target, heads, 4))

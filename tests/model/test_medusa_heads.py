@@ -164,7 +164,7 @@ def test_a_configuration_of_something_else_is_refused(
     assert said in refusal(tmp_path)
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_heads_are_refused(tmp_path: Path) -> None:
     save(random_heads(WORDS), tmp_path)
     assert "are 3; speculation.proposer.heads is 4" in refusal(tmp_path, most=4)
     (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"no tensors")

@@ -234,7 +234,7 @@ MIXED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_requests_that_need_the_host_are_left_to_the_ordinary_way(make: MakeEngine) -> None:
+def test_requests_that_need_the_host_take_the_ordinary_path(make: MakeEngine) -> None:
     """Law: the whole step takes the ordinary path then, with the same texts and counts."""
     asked = [params(i, **{"max_tokens": 4 + 3 * i, **fields}) for i, fields in enumerate(MIXED)]
     ours, theirs = make(3), make(3, usual=False)
@@ -297,7 +297,7 @@ def test_the_host_waits_once(make: MakeEngine, k: int, name: str | None) -> None
 
 
 @pytest.mark.parametrize("fields", [{}, {"frequency_penalty": -0.2, "logprobs": 1}], ids=str)
-def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
+def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
     """Law: guesses by look-up are verified in the same forward as those of the draft, and no output
     shows which path the step took."""
     prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
@@ -319,7 +319,7 @@ def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, A
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_what_became_of_guesses_is_told_once_a_step(make: MakeEngine, usual: bool) -> None:
+def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> None:
     """Law: on either path, learning proposers are told of every sequence that sampled in the step:
     the target's token at the root and after each right node, up to the end of the text."""
     engine, listener = make(3, usual=usual, twin=True), Listener()

@@ -28,7 +28,7 @@ def test_all_parts_are_sent_at_once_and_stay_where_they_are() -> None:
     assert [part.there.data_ptr() for part in (ids, scales, keys)] == places
 
 
-def test_of_the_last_part_what_is_used_is_sent() -> None:
+def test_only_the_used_end_of_the_last_part_is_sent() -> None:
     """Law: a part of variable size costs only what is used of it; the values behind stay as they
     were. Int64 parts need no conversion."""
     sent = PackedCopy(torch.device("cpu"))
@@ -42,7 +42,7 @@ def test_of_the_last_part_what_is_used_is_sent() -> None:
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_numbers_of_others_go_along(room: bool) -> None:
+def test_other_arrays_share_the_copy(room: bool) -> None:
     """Law: other arrays travel in the same copy, after the used end of the last part, or in a copy
     of their own if there is no room; no part is overwritten."""
     sent = PackedCopy(torch.device("cpu"))

@@ -53,7 +53,7 @@ def test_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, card.splitlines())) <= 130
 
 
-def test_experts_are_told_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_experts_are_shown_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Law: for a mixture, the card shows per precision how many experts of a layer the rows read, E
     (1 - (1 - k/E)^n), and the best K at that many sequences, as in the table; for a dense model it
     shows neither."""
@@ -69,7 +69,7 @@ def test_experts_are_told_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "read by rows" not in printed(capsys, *ON_FOUR)
 
 
-def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_do_not_fit_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: weights beyond the memory give the number of devices needed instead of figures; contexts
     beyond the model's positions are marked."""
     card = printed(capsys, *PAIR, "--device", "h100-sxm", "--precision", "bf16")

@@ -255,7 +255,7 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     assert set(usual.batches) == {1, 2, 4, 8, 16, 32, 64}
 
 
-def test_crowds_that_cannot_be_measured_with_guesses_are_without() -> None:
+def test_large_batches_without_room_for_guesses_are_measured() -> None:
     """Bug: sixteen sequences with one row each were measured, but not reported as such."""
     found = _profile(max_sequences=16, max_step_tokens=16).batches
     assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
@@ -286,7 +286,7 @@ def test_batches_are_measured_up_to_the_longest_proposals() -> None:
     assert max(rows for rows, _ in short.batches[16]) == 16 * 3
 
 
-def test_what_contexts_take_is_measured() -> None:
+def test_the_cost_of_context_is_measured() -> None:
     """Law: for target and drafter, if sequences may become that long."""
     found = _profile(max_sequences=8).token_seconds
     assert set(found) == {1, 4}
@@ -294,7 +294,7 @@ def test_what_contexts_take_is_measured() -> None:
     assert not _profile(longest=200, max_sequences=8).token_seconds
 
 
-def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
+def test_a_windowed_draft_pays_for_its_window_only() -> None:
     """Law: with a longer context it reads more of its window only, not of the context; if the
     window is no longer than the short context, nothing more."""
 
@@ -312,7 +312,7 @@ def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
     assert _profile(max_sequences=1).draft_window == math.inf
 
 
-def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
+def test_context_may_cost_more_in_large_batches() -> None:
     """Bug: the cost per token of sixteen sequences was also assumed for one and four, which pay
     half or a third of it."""
     found = _profile(timed=_Crowded(), max_sequences=16).token_seconds
@@ -321,7 +321,7 @@ def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
     )
 
 
-def test_guesses_are_measured_behind_a_draft() -> None:
+def test_guesses_are_measured_after_drafting() -> None:
     """Bug: forwards were timed back to back, with warm CPU caches. In a step, drafting runs before:
     forwards with guesses then took a tenth to a half longer than the profile said, those without
     took as long as it said."""
@@ -351,7 +351,7 @@ def test_a_slow_machine_takes_fewer_turns(seconds: float, turns: int) -> None:
     assert target.counts[max(ALONE)] == turns
 
 
-def test_what_fills_the_caches_by_itself_is_timed_without_what_runs_before() -> None:
+def test_slow_targets_are_timed_without_the_drafter() -> None:
     """Bug: a target with forwards of 0.4 s was profiled with all of its drafter's forwards before
     each: 43 s at start instead of 27."""
     target, drafter = _Slow(SWEEPS_SECONDS), _Sweeper()
@@ -394,7 +394,7 @@ def test_an_engine_for_the_shortest_sequences_starts(
     assert found[-1].finish == "length"
 
 
-def test_tables_of_angles_hold_what_is_measured() -> None:
+def test_rotary_tables_cover_the_profile() -> None:
     """Law: the tables cover the profile, since compiled code checks no bounds."""
     assert LENGTH <= SHORTEST_TABLE
     assert CONTEXT + max(alone(1000)) <= SHORTEST_TABLE

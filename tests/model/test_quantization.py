@@ -150,9 +150,9 @@ def test_devices_and_precisions_that_cannot(monkeypatch: pytest.MonkeyPatch) -> 
         assert "the model is to run in torch.float16; use int8" in reason(kind, (9, 0), torch.half)
 
 
-def test_rows_of_eight_bit_floats_are_near_the_weights() -> None:
-    """Law: this checks fp8 on a GPU by torchao's own format: each row has a scale, and a weight is
-    kept to one part in 16, or if small to one part in 512 of the row's largest."""
+def test_fp8_weights_are_near_the_originals() -> None:
+    """Law: in fp8, by torchao's own format as on a GPU, each row has a scale, and a weight is off
+    by at most one part in 15 of itself plus one part in 2**15 of the row's largest."""
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight *= 10.0 ** torch.linspace(-4, 2, 64)[:, None]
     kept = Float8Tensor.from_hp(weight, torch.float8_e4m3fn, PerRow())
@@ -187,7 +187,7 @@ def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:
     assert sorted(path.name for path in Path(tiny_target).iterdir()) == before
 
 
-def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> None:
+def test_unneeded_torchao_prints_nothing(tmp_path: Path) -> None:
     """Bug: where torchao is installed, every start printed its import warnings on stderr."""
     folder = tiny.save(tiny.qwen3(), tmp_path)  # a plain Llama does not even import it
     program = (
@@ -201,7 +201,7 @@ def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench"]
 )
-def test_a_mistake_is_the_one_thing_that_is_said(module: str) -> None:
+def test_only_the_mistake_is_reported(module: str) -> None:
     """Bug: four lines of import warnings stood before the error."""
     command = [sys.executable, "-m", module, "--unheard-of"]
     child = subprocess.run(command, capture_output=True, text=True)

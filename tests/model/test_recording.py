@@ -89,7 +89,7 @@ def test_a_trace_does_not_change_what_the_controller_is_told(
 @pytest.mark.parametrize(
     "controller", [{"kind": "fixed", "k": 3}, {"kind": "adaptive", "k_max": 5}]
 )
-def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
+def test_recorded_choices_give_the_recorded_lengths(
     controller: dict[str, Any], temperature: float, tiny_target: str, tiny_draft: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip

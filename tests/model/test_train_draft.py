@@ -299,7 +299,7 @@ def test_a_mistake_is_one_sentence(
     assert not list(tmp_path.glob("mine*"))
 
 
-def test_another_run_is_not_gone_on_with(
+def test_another_run_is_not_resumed(
     pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -369,7 +369,7 @@ def test_a_damaged_checkpoint_is_named(
         assert f"{file} is damaged: delete the folder {file.parent}" in line
 
 
-def test_the_other_program_does_not_go_on_with_a_run(
+def test_the_other_program_does_not_resume_a_run(
     stopped: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = [word for word in stopped if word != "--draft"]
@@ -378,7 +378,7 @@ def test_the_other_program_does_not_go_on_with_a_run(
     assert "belongs to another training program" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_checkpoint_is_begun_in(
+def test_a_run_starts_in_a_folder_without_a_checkpoint(
     pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: a run started there neither with --resume nor without. Foreign files are left alone."""

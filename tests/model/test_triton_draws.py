@@ -122,7 +122,7 @@ def test_ties_go_to_the_lowest_id(interpreted: Interpreted) -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none(interpreted: Interpreted, number: float) -> None:
+def test_non_finite_numbers(interpreted: Interpreted, number: float) -> None:
     """Law: a row whose largest score is not finite has no token, and a lead only over what an
     infinity leaves. Cases: one, the last, two of two blocks, two of one, all, all but one."""
     logits = normal(1100)
@@ -145,7 +145,7 @@ def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
     assert np.array_equal(found, interpreted(drawn, logits, scales, low, high, LOUD))
 
 
-def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
+def test_draws_on_the_device_use_these_kernels(interpreted: Interpreted) -> None:
     """Law: where the kernels can run, they make all draws without filters."""
     logits = normal(1100)
     found, expected = interpreted(guessed, logits, True), guessed(logits, False)

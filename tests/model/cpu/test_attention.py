@@ -177,7 +177,7 @@ def test_the_exponential_is_right_far_out(scaling: float) -> None:
     [{"window": 5}, {"softcap": 2.0}, {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])}],
     ids=["window", "softcap", "sinks"],
 )
-def test_what_is_not_plain_goes_through_sdpa(asked: dict[str, Any]) -> None:
+def test_unsupported_batches_take_sdpa(asked: dict[str, Any]) -> None:
     given = case(torch.float32)
     expected = given.attend(SdpaBackend(CPU), **asked)
     assert torch.equal(given.attend(CompiledBackend(), **asked), expected)
@@ -190,7 +190,7 @@ def test_a_tree_too_large_for_a_mask_goes_through_sdpa() -> None:
     assert torch.equal(given.attend(CompiledBackend(), wide), given.attend(SdpaBackend(CPU), wide))
 
 
-def test_single_precision_is_answered_in_it() -> None:
+def test_float32_rows_stay_float32() -> None:
     """Law: float32 rows over a bfloat16 plane are rounded once, and the output is float32."""
     given = case(torch.bfloat16)
     rounded = [given.attend(backend) for backend in (SdpaBackend(CPU), CompiledBackend())]
@@ -224,9 +224,7 @@ def test_it_is_chosen_by_device_threads_and_layers() -> None:
 @pytest.mark.parametrize(
     ("dtype", "heads"), [(torch.float16, 32), (torch.float32, 24), (torch.bfloat16, 16)]
 )
-def test_what_it_does_not_know_is_refused_where_it_is_asked_for(
-    dtype: torch.dtype, heads: int
-) -> None:
+def test_unsupported_settings_are_refused_by_name(dtype: torch.dtype, heads: int) -> None:
     """Bug: `attention = "compiled"` with an unsupported dtype or head size silently ran SDPA and
     was reported as compiled."""
     layers = [LayerShape(0, 2, heads, heads)]

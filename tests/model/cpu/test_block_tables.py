@@ -9,7 +9,7 @@ import numpy as np
 from engine.cpu.decoder import BlockTables
 
 
-def test_a_table_holds_the_blocks_of_now() -> None:
+def test_a_table_holds_the_current_blocks() -> None:
     """Law: when sequences arrive, grow, end, change places or get other blocks in the same list,
     row i begins with the current blocks of sequence i; the table is contiguous."""
     rng = random.Random(5)

@@ -218,7 +218,7 @@ def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
         assert torch.equal(decoder(segments, plane)[0], whole[i])
 
 
-def test_crowds_go_the_other_way(tmp_path: Path) -> None:
+def test_large_batches_are_not_compiled(tmp_path: Path) -> None:
     """Law: in float32, compiled code runs at most `MOST_ROWS` rows, tree nodes included."""
     decoder = compiled_of(load(tmp_path))
     blocks = list(range(40))
@@ -239,7 +239,7 @@ def test_crowds_go_the_other_way(tmp_path: Path) -> None:
     ],
     ids=["bias", "gelu", "too long", "heads of no whole vectors", "inputs of no pairs"],
 )
-def test_what_is_not_plain_is_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_unsupported_models_are_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: no unsupported feature is silently dropped; such drafts run uncompiled."""
     assert load(tmp_path, **shape).compiled is None
 

@@ -184,7 +184,7 @@ def test_weights_in_float32_stay_so(tmp_path: Path) -> None:
     assert loaded.dtype == torch.float32
 
 
-def test_a_large_model_is_run_by_it_on_few_threads(
+def test_a_large_model_is_compiled_on_few_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: a target is compiled as a whole or not at all; a draft also in part."""
@@ -201,7 +201,7 @@ def test_a_large_model_is_run_by_it_on_few_threads(
     assert not decoder_of(draft).takes_all_rows
 
 
-def test_what_the_files_hold_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_dtype_is_that_of_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Bug: transformers records the dtype that a model was created in, so a checkpoint of bfloat16
     weights ran in float32. Where it cannot run in bfloat16, the log says why."""
     caplog.set_level("INFO")
@@ -216,16 +216,14 @@ def test_what_the_files_hold_counts(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "is stored in bfloat16 and runs in float32: compiled code runs Llamas" in caplog.text
 
 
-def test_what_fails_the_proof_is_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_proof_means_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: if the compiled decoder fails its proof, all of the model runs in float32."""
     monkeypatch.setattr(loader, "is_proven", lambda *given: False)
     loaded = load(tmp_path, **WIDE)
     assert (loaded.dtype, loaded.compiled, loaded.exact) == (torch.float32, None, True)
 
 
-def test_attention_that_compiled_code_replaces_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_replaced_attention_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Bug: another attention backend was accepted and reported, but not used."""
     loaded = load(tmp_path, **WIDE)
     config = EngineConfig.model_validate({"attention": "sdpa"})

@@ -30,7 +30,7 @@ def logits_of(model: LoadedModel) -> Tensor:
 
 @pytest.mark.parametrize("has_pairs", [True, False])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_is_near_to_exact_and_half_as_large(
+def test_it_is_nearly_exact_and_half_as_large(
     shape: dict[str, Any], has_pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: this holds with and without bfloat16 instructions. The memory plan and the benchmark's
@@ -56,7 +56,7 @@ def test_it_is_near_to_exact_and_half_as_large(
     assert torch.equal(logits_of(draft), found)
 
 
-def test_what_compiled_code_does_not_run_is_torchao_s(
+def test_unsupported_models_are_quantised_by_torchao(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: other shapes, biases, another precision, too many threads and models that fail the proof

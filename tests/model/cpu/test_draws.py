@@ -66,7 +66,7 @@ def slow_draws(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("width", [0.3, 3.0, 9.0])
-def test_it_says_what_the_long_way_says(
+def test_it_draws_what_the_exact_path_draws(
     fields: dict[str, Any], width: float, processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
     """Law: at most one in a hundred rows without ties is too close to call (about one in a thousand
@@ -89,7 +89,7 @@ def test_it_says_what_the_long_way_says(
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_ties_and_numbers_that_are_none(
+def test_ties_and_non_finite_numbers(
     fields: dict[str, Any], processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
     """Law: ties, NaN of both signs, infinities and rows of -inf are drawn right or declined."""
@@ -107,12 +107,12 @@ def test_ties_and_numbers_that_are_none(
                 assert found == slow_draws(processor, rows[i : i + 1], seq)
 
 
-def test_greedy_rows_are_always_told(draws: QuickDraws) -> None:
+def test_greedy_rows_are_never_declined(draws: QuickDraws) -> None:
     logits = torch.tensor([[1.0] * VOCAB, [-0.0] + [0.0] * (VOCAB - 1), [-torch.inf] * VOCAB])
     assert draws.draw(logits.numpy(), [Rows(sequence(temperature=0.0), 0, 3, 5)]) == [[0, 0, -1]]
 
 
-def test_a_gap_within_rounding_is_not_told(draws: QuickDraws) -> None:
+def test_a_gap_within_rounding_is_declined(draws: QuickDraws) -> None:
     """Law: two tokens closer than the rounding error of the noise are not told apart."""
     seq = sequence()
     logits = torch.full((1, VOCAB), -80.0)
@@ -143,7 +143,7 @@ SPECIAL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.0}, {"top_p": 0.8, "temperature": 2.0}])
 @pytest.mark.parametrize("fields", SPECIAL, ids=str)
-def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
+def test_adjusted_rows_are_drawn_as_on_the_exact_path(
     fields: dict[str, Any], more: dict[str, Any], processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
     """Law: the same holds beside a sequence without fields, and with ids that a grammar forbids."""
@@ -168,12 +168,12 @@ def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
 
 
 @pytest.mark.parametrize("fields", [*SPECIAL, {"top_k": MOST_RANKED + 1, "top_p": 0.9}], ids=str)
-def test_special_wishes_go_the_long_way(fields: dict[str, Any], draws: QuickDraws) -> None:
+def test_special_fields_take_the_exact_path(fields: dict[str, Any], draws: QuickDraws) -> None:
     rows = Rows(sequence(**fields), 0, 1, 5)
     assert draws.draw(torch.zeros(1, VOCAB).numpy(), [rows]) == [None]
 
 
-def test_what_is_not_ranked_is_not_told(processor: LogitsProcessor, draws: QuickDraws) -> None:
+def test_unranked_rows_are_declined(processor: LogitsProcessor, draws: QuickDraws) -> None:
     """Bug: with top_p and a top_k too large to be ranked, every token but the likeliest was treated
     as removed."""
     seq = sequence(top_k=MOST_RANKED + 1, top_p=0.9)
@@ -193,7 +193,7 @@ def test_after_min_tokens_a_sequence_is_like_any_other(draws: QuickDraws) -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_noise_is_that_of_the_long_way(seed: int) -> None:
+def test_noise_is_that_of_the_exact_path(seed: int) -> None:
     """Law: up to the last bits of its logarithms; the bound for close calls relies on this."""
     words, key = words_of(VOCAB), row_key(seed, 11)
     low, high = np.uint32(key % 2**32), np.uint32(key >> 32)

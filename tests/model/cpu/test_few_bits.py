@@ -32,7 +32,7 @@ def draft_of(folder: Path, quantization: DraftQuantizationName, **shape: Any) ->
     return load_model(path, role="draft", device="cpu", dtype="bfloat16", quantization=quantization)
 
 
-def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
+def test_a_draft_has_few_bits_by_default(tmp_path: Path) -> None:
     """Law: `auto`, the default of drafts, halves the packed copy; `none` keeps all bits. The logits
     of the two are close but not equal."""
     assert DraftModelConfig().quantization == "auto"
@@ -47,9 +47,7 @@ def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [{"hidden_size": 52}, {"intermediate_size": 48}])
-def test_widths_that_are_no_whole_tiles_keep_all_bits(
-    shape: dict[str, Any], tmp_path: Path
-) -> None:
+def test_partial_tiles_keep_all_bits(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: a draft whose shapes do not fit whole tiles keeps all bits and still runs."""
     coded, whole = draft_of(tmp_path, "auto", **shape), draft_of(tmp_path, "none", **shape)
     assert coded.compiled.packed_bytes == whole.compiled.packed_bytes
@@ -72,7 +70,7 @@ def logits_of(model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("spread", "fits"), [(0.0, True), (60.0, False)])
-def test_a_large_target_has_them_where_they_fit(
+def test_a_large_target_has_twelve_bits_where_they_fit(
     spread: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: logits are bit-identical with either format. Where twelve bits cannot hold the weights,

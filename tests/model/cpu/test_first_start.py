@@ -24,7 +24,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_one_line_before_the_first(lines: pytest.LogCaptureFixture) -> None:
+def test_compilation_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
     """Bug: a first start was silent for 88 seconds. Nested compilation logs nothing more."""
     with logged_compilation():
         with compiling(), compiling():
@@ -34,7 +34,7 @@ def test_one_line_before_the_first(lines: pytest.LogCaptureFixture) -> None:
     assert len(lines.messages) == 1
 
 
-def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
+def test_cached_code_logs_nothing(lines: pytest.LogCaptureFixture) -> None:
     with logged_compilation():
         pass
     with compiling():  # no handler is listening any more
@@ -42,7 +42,7 @@ def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
     assert lines.messages == []
 
 
-def test_it_says_where_nothing_can_be_kept(lines: pytest.LogCaptureFixture) -> None:
+def test_it_logs_that_no_cache_is_writable(lines: pytest.LogCaptureFixture) -> None:
     with logged_compilation(), compiling(None):
         pass
     assert "at every start, since no cache folder is writable" in lines.messages[0]

@@ -93,7 +93,7 @@ def test_weights_are_not_held_twice(tmp_path: Path) -> None:
     [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}],
     ids=["attention bias", "mlp bias", "gelu"],
 )
-def test_what_is_not_plain_is_not_fused(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_unsupported_models_are_not_fused(shape: dict[str, Any], tmp_path: Path) -> None:
     """Law: a bias or another activation is never silently dropped; such models run layer by
     layer."""
     loaded = loaded_llama(tmp_path, **shape)
@@ -209,7 +209,7 @@ def test_odd_widths_have_no_pairs(tmp_path: Path) -> None:
         (48, 3, "bfloat16", False),
     ],
 )
-def test_it_runs_what_is_large_and_not_one_compiled_call(
+def test_it_runs_large_models_that_are_not_compiled(
     width: int, threads: int, dtype: Any, is_packed: bool, tmp_path: Path
 ) -> None:
     """Law: the fused decoder runs bfloat16 Llamas whose head size compiled attention lacks and, on

@@ -30,7 +30,7 @@ def of(module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield f"{module.__name__}.{name}", value
 
 
-def test_compiled_code_has_no_freedom() -> None:
+def test_compiled_code_does_not_reorder_arithmetic() -> None:
     """Law: each operation is rounded as written, and sums are taken in the written order. With
     reassociation, a seed gave one text at the first start, which compiled the code, and another at
     later starts, which loaded it: 120 tokens through 26 layers differed."""
@@ -40,7 +40,7 @@ def test_compiled_code_has_no_freedom() -> None:
     assert not {name: freedom for name, freedom in free.items() if freedom}
 
 
-def test_what_is_compiled_ahead_is_what_the_engine_asks_for() -> None:
+def test_ahead_of_time_types_are_the_engines() -> None:
     """Law: ahead-of-time compilation uses the types that the engine calls with; otherwise a first
     start would compile the draws twice. Once the code is cached, no process is started for it."""
     compile_draws()

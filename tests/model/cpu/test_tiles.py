@@ -94,7 +94,7 @@ def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
 
 
 @pytest.mark.parametrize("inputs", [32, 64, 352])
-def test_twelve_bits_are_the_sixteen(inputs: int) -> None:
+def test_twelve_bits_equal_sixteen(inputs: int) -> None:
     """Law: twelve-bit products are bit-identical to sixteen-bit ones, with zero weights, with as
     many exceptional exponents as fit, and with outputs that do not fill a panel."""
     weight = with_exceptions(random(70, inputs), inputs // 8)
@@ -143,14 +143,14 @@ def test_a_weight_of_eight_bits_is_kept_to_one_part_in_32_unless_it_is_small() -
     assert float(wrong[other].pow(2).sum() / weight.pow(2).sum()) < 0.02**2
 
 
-def test_what_is_zero_in_eight_bits_does_not_add_up() -> None:
+def test_zeros_in_eight_bits_cancel_out() -> None:
     """Law: the format lacks zero: zeros become its smallest value, with alternating signs."""
     weight = torch.zeros(32, 64)
     weight[:, 0] = 1.0
     assert float(decoded(pack_eight(weight), 32, 64)[:, 2:].sum(1).abs().max()) == 0.0
 
 
-def test_room_begins_at_a_border_of_cache_lines() -> None:
+def test_allocations_start_at_cache_lines() -> None:
     """Law: each allocation starts at a cache line, is its own, and holds all that was asked for."""
     shapes = [(1, 1), (3, 7), (17, 32), (64, 192), (256, 1152)]
     rooms = [kernels_tiles.room(*shape) for shape in shapes]
