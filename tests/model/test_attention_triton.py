@@ -283,7 +283,7 @@ def check_bits() -> None:
         assert torch.equal(run([Span(0, 1, start + i, blocks)], [i]), verified[:, i : i + 1])
 
 
-def test_a_row_has_the_same_bits_in_any_company(interpreted: Run) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(interpreted: Run) -> None:
     """Law: a row of a verification is bit-identical to the decode at its position, alone or among
     other spans."""
     interpreted(check_bits)

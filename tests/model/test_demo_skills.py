@@ -48,7 +48,7 @@ def tokenizer() -> Any:
         (partial(skills.fits, "\n    return x\n", "x"), "x = 1", "x = 1" + skills.CUT),
     ],
 )
-def test_what_is_right(rule: Any, right: str, wrong: str) -> None:
+def test_which_replies_are_right(rule: Any, right: str, wrong: str) -> None:
     assert rule(right)
     assert not rule(wrong)
 
@@ -80,7 +80,7 @@ def test_replies_are_held_to_their_grammars_row_by_row(tokenizer: Any) -> None:
     assert skills.replies(load(DEMO / "target"), tokenizer, short, vocabulary)[0][-1] == skills.CUT
 
 
-def test_what_the_assistant_says_weighs_most(tokenizer: Any) -> None:
+def test_the_assistants_tokens_weigh_most(tokenizer: Any) -> None:
     """Law: a question's tokens weigh little; those of a reply and its end weigh as much as code."""
     turns = [
         {"role": "system", "content": "Be brief."},

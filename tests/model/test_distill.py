@@ -25,7 +25,7 @@ def model(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def test_the_distance_is_what_would_be_refused_and_some_divergence() -> None:
+def test_the_loss_is_rejections_plus_divergence() -> None:
     """Law: the loss is the rejection rate of the best rule (card.py) plus a divergence."""
     target, draft = torch.randn(2, 120, 50, generator=torch.Generator().manual_seed(0))
     target, draft = 2 * target, target + draft

@@ -112,7 +112,7 @@ def add(texts: dict[str, list[int]], items: list[Output]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("config", [FIXED, configured()], ids=["fixed", "adaptive"])
-def test_running_and_later_texts_stay(
+def test_running_and_later_texts_stay_the_same(
     config: EngineConfig, pair: Pair, same: str, random: str, temperature: float
 ) -> None:
     """Law: whichever draft guesses, and whenever it is swapped, a seed's text stays the same."""

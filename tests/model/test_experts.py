@@ -89,7 +89,7 @@ def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:
     assert alike < 0.75 * most
 
 
-def test_what_is_predicted_is_what_is_measured(mixture: Runners) -> None:
+def test_predictions_match_measurements(mixture: Runners) -> None:
     """Law: for 1 to 4 sequences with up to 8 guesses, most of them not profiled, half of the
     predictions are within 10 % and nine of ten within 25 %."""
     target, draft, cache = mixture

@@ -84,7 +84,7 @@ def test_another_vocabulary_is_refused_before_weights_are_read(
 
 
 @pytest.mark.parametrize("wrong", [{"vocab_size": "many"}, {"eos_token_id": [None]}])
-def test_what_no_vocabulary_can_be_read_from_is_left_to_the_loader(
+def test_unreadable_vocabularies_are_left_to_the_loader(
     wrong: dict[str, object], tiny_target: str, tmp_path: Path
 ) -> None:
     folder = broken(tiny_target, tmp_path / "t", **wrong)

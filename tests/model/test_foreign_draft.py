@@ -89,9 +89,7 @@ def test_lossless(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_it_agrees_as_the_same_draft_in_the_targets_tokens(
-    temperature: float, tmp_path: Path
-) -> None:
+def test_permuted_ids_agree_as_often(temperature: float, tmp_path: Path) -> None:
     """Law: on texts of shared tokens only, a draft with permuted ids has the same guesses accepted,
     since noise is keyed by target ids. At temperature 1, noise keyed by the draft's ids would make
     hardly any guess right."""

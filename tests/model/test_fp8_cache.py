@@ -48,7 +48,7 @@ def kept(dtype: torch.dtype) -> Plane:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", [Variation(), Variation(window=5, softcap=2.0)])
-def test_what_is_read_is_what_was_rounded(how: Variation, dtype: torch.dtype) -> None:
+def test_reads_return_the_rounded_numbers(how: Variation, dtype: torch.dtype) -> None:
     """Law: attention over fp8 is bit-identical to attention over the rounded numbers; one beyond
     the range becomes the largest, not NaN."""
     generator = torch.Generator().manual_seed(1)

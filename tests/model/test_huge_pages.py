@@ -21,14 +21,14 @@ def test_it_is_as_large_as_asked_for_and_empty(size: int) -> None:
     assert found.sum(dtype=np.int64) == 7 * size
 
 
-def test_it_begins_where_a_huge_page_does() -> None:
+def test_it_starts_at_a_huge_page() -> None:
     """Bug: arrays began in the middle of huge pages, so 5.5 of 13.5 MB of weights lay in small
     pages."""
     for size in (HUGE_PAGE // 2, HUGE_PAGE, 5 * HUGE_PAGE):
         assert space(size).ctypes.data % HUGE_PAGE == 0
 
 
-def test_what_is_small_begins_where_a_line_of_a_cache_does() -> None:
+def test_small_arrays_start_at_cache_lines() -> None:
     """Bug: weights smaller than half a huge page, those of small models, were aligned to 16 bytes
     only, so every vector read crossed two cache lines."""
     held = [space(size) for size in (1, 100, 4097, 65536, HUGE_PAGE // 2 - 1) for _ in range(8)]

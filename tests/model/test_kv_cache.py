@@ -20,7 +20,7 @@ def test_bytes_of_a_token_count_keys_and_values_of_every_layer() -> None:
     assert bytes_per_token(LAYERS, torch.bfloat16) == 2 * 2 * (8 + 4) * 2
 
 
-def test_memory_that_is_refused_is_said_in_a_sentence() -> None:
+def test_refused_memory_is_one_sentence() -> None:
     """Bug: under a process limit that the memory plan does not know, start ended in a traceback and
     "OSError: [Errno 12] Cannot allocate memory"."""
     with pytest.raises(MemoryPlanError, match=r"refuses .* GiB .*cache\.cpu_memory_gib"):
@@ -78,7 +78,7 @@ def test_move_reads_all_before_it_writes(
                 assert (tensor.float() == meant[None, None, :, None]).all()
 
 
-def test_what_is_kept_of_a_tree_stands_as_a_chain() -> None:
+def test_accepted_nodes_become_a_chain() -> None:
     """Law: node i of a tree after n tokens was written at position n + i, in whichever block; kept
     nodes move behind the tokens in order, and nothing else moves."""
     cache = filled()

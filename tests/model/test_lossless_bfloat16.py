@@ -80,7 +80,7 @@ def each_alone(pair: Pair) -> Replies:
     + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)]
     + [("medusa", 8), ("medusa", "adaptive"), ("branches", 3), ("branches", "adaptive")],
 )
-def test_same_bits_in_any_company(
+def test_same_bits_in_any_batch(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
 ) -> None:
     """Law: tokens, ends and log-probabilities are bit-identical, whatever the drafts, batches,

@@ -94,7 +94,7 @@ def test_mixed_wishes_change_no_text(
         (Speculation(proposers=("ngram", "ngram")), "each once"),
     ],
 )
-def test_the_engine_refuses_what_it_has_not(
+def test_the_engine_refuses_unavailable_speculation(
     said: Speculation, reason: str, pair: Pair, tiny_target: str, tiny_draft: str
 ) -> None:
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, {}), pair=pair)

@@ -162,7 +162,7 @@ class Counted:
 
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
-def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool) -> None:
+def test_every_step_is_the_same(make: MakeEngine, k: int, twin: bool) -> None:
     """Law: texts, endings and counts do not show which path a step took. Covers prompts of several
     lengths, temperatures, and drafts that are right, wrong or end early."""
     asked = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]

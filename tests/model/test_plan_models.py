@@ -140,7 +140,7 @@ def test_a_multimodal_config_gives_its_text_model(tmp_path: Path) -> None:
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "`layer_types`"),
     ],
 )
-def test_what_cannot_be_read_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unreadable_configs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     """Law: the refusal is one sentence with the key."""
     with pytest.raises(ModelError) as refused:
         read(tmp_path, SMALL | change)
@@ -188,7 +188,7 @@ def test_any_config_is_a_shape_or_a_sentence(
     assert 0 < shape.attended(100) <= 100 * shape.layers
 
 
-def test_what_is_no_file_is_not_read() -> None:
+def test_device_files_are_not_read() -> None:
     with pytest.raises(ModelError, match="/dev/zero is neither a preset nor a config.json"):
         find_model("/dev/zero", "target")
 

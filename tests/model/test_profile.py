@@ -213,7 +213,7 @@ def test_one_sequence_is_measured_with_guesses_too() -> None:
     assert found.padded == _Timed.padded
 
 
-def test_a_slow_spell_makes_no_size_dear() -> None:
+def test_a_slow_spell_inflates_no_size() -> None:
     """Bug: sizes were measured one after another, so a slow moment of the machine made a few look
     expensive, and K that needs them was not played until others were learnt."""
     found = _profile(timed=_Restless(), max_sequences=1)

@@ -122,7 +122,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> tor
         ("fp8", {"granularity": [PerRow(), PerRow()], "weight_dtype": torch.float8_e4m3fn}),
     ],
 )
-def test_what_torchao_is_asked_for(
+def test_settings_for_torchao(
     kind: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: transformers accepts it, weights are packed where they will lie, and torch's compiler
@@ -170,7 +170,7 @@ def stored(folder: Path, target: str, method: str) -> str:
     return str(folder)
 
 
-def test_what_is_stored_quantised_is_named(tiny_target: str, tmp_path: Path) -> None:
+def test_stored_quantised_models_are_named(tiny_target: str, tmp_path: Path) -> None:
     """Law: a stored quantised model is not quantised again; if transformers cannot load it here,
     the refusal gives its method and what transformers says."""
     path = stored(tmp_path / "gptq", tiny_target, "gptq")

@@ -67,7 +67,7 @@ def record(
     return read_trace(path), said
 
 
-def test_a_trace_does_not_change_what_the_controller_is_told(
+def test_a_trace_gives_the_controller_no_extra_records(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     """Law: while another mode overrides the controller, tracing gives it no extra records, and the
@@ -108,7 +108,7 @@ def test_recorded_choices_give_the_recorded_lengths(
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_what_was_recorded_under_load_is_repeated(
+def test_a_recording_under_load_is_repeated(
     explore: bool, tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     """Law: with prompts chunked between guesses, arrivals as others leave, and K not chosen by the

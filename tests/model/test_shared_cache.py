@@ -84,7 +84,7 @@ def same(before: list[Tensor], after: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_engines_that_share_a_cache_say_what_they_say_alone(
+def test_engines_that_share_a_cache_write_the_same_texts(
     plain: EngineConfig, adaptive: EngineConfig, pair: Pair, parts: list[KVCache]
 ) -> None:
     """Law: whatever another engine does with its blocks, also at start, changes no text and no

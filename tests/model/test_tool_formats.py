@@ -289,9 +289,7 @@ def accepted(grammar: Grammar, vocabulary: LLTokenizer, tokenizer: Tokenizer, te
 
 
 @pytest.mark.parametrize("family", ["mistral", "r1", "v3.1"])
-def test_a_conversation_with_calls_is_told_as_the_template_wants_it(
-    family: str, tmp_path: Path
-) -> None:
+def test_a_conversation_with_calls_fits_the_template(family: str, tmp_path: Path) -> None:
     """Bug: these templates failed on arguments given as an object and on ids of another length, so
     no result of a call could ever be sent."""
     tokenizer = made(tmp_path, FAMILIES[family][0])
@@ -363,7 +361,7 @@ def test_models_that_do_not_think(template: str, tmp_path: Path) -> None:
         ({"properties": 7}, "properties"),
     ],
 )
-def test_what_tags_cannot_be_held_to_is_refused(schema: dict[str, Any], word: str) -> None:
+def test_unenforceable_schemas_are_refused(schema: dict[str, Any], word: str) -> None:
     """Law: calls in tags, too, enforce a schema as a whole or refuse it."""
     with pytest.raises(GrammarRefused, match=word):
         tag_rules("x", schema)

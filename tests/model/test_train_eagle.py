@@ -86,7 +86,7 @@ def test_a_head_guesses_more_and_is_served(
         assert replies == run(plain, prompts, temperature=temperature, max_tokens=20)
 
 
-def test_what_it_learns_from_is_what_serving_makes(
+def test_training_logits_equal_serving_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: training-time test: at each depth and position, logits equal those of the published head
@@ -156,7 +156,7 @@ def test_it_begins_at_the_least_squares_of_all_batches() -> None:
     )
 
 
-def test_its_own_vocabulary_is_what_comes_next_most_often() -> None:
+def test_its_vocabulary_has_the_likeliest_next_tokens() -> None:
     """Law: counted where the next token is learnt; ids are in order."""
     ids = torch.tensor([[7, 7, 7, 5, 5, 2, 9, 0]])
     counted = torch.tensor([[False, False, True, True, True, True, False, False]])
@@ -212,7 +212,7 @@ def test_mistakes_are_a_sentence(
         more = ["--target", tiny_text.save(opt(), tmp_path / "opt")]
     try:
         code = program.main(words(target, text, tmp_path / "head", *more))
-    except SystemExit as error:  # of the command line
+    except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
     assert said in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_mistakes_are_a_sentence(
 ) -> None:  # fmt: skip
     try:
         code = program.main(words(target, text, tmp_path / "heads", *more))
-    except SystemExit as error:  # of the command line
+    except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
     assert said in capsys.readouterr().err

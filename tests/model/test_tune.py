@@ -81,7 +81,7 @@ def test_a_command_without_time_writes_no_configuration(
     assert output.read_text() == "mine"
 
 
-def test_a_draft_that_does_not_fit_is_told_before_anything_is_loaded(
+def test_an_unfit_draft_is_reported_before_loading(
     folders: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: a second draft with another vocabulary was reported only after the target had been

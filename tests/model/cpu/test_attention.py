@@ -125,7 +125,7 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: Asked) -> None:
+def test_a_row_is_batch_invariant(dtype: torch.dtype, asked: Asked) -> None:
     """Law: a row does not change with the other sequences, with the other rows of its own sequence,
     or with how a prompt is cut into chunks."""
     given, backend = case(dtype, asked=asked), CompiledBackend()

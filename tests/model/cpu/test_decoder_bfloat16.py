@@ -103,7 +103,7 @@ KINDS: tuple[QuantizationName, ...] = ("none", "int8")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_row_is_the_same_to_the_bit_in_any_company(
+def test_a_row_is_batch_invariant(
     shape: dict[str, Any], kind: QuantizationName, tmp_path: Path
 ) -> None:
     """Law: logits, keys and values of a position are the same whether its sequence runs at once

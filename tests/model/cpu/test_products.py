@@ -53,7 +53,7 @@ def test_it_is_the_product(way: Any, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
-def test_a_row_is_the_same_to_the_bit_in_any_company(way: Any) -> None:
+def test_a_row_is_batch_invariant(way: Any) -> None:
     """Law: a row's sums run over the inputs in order, however many rows are in the call."""
     words, rows = pack(rows_of(96, 576)), rows_of(41, 576)
     expected = by(way, rows, words)

@@ -73,9 +73,7 @@ def with_exceptions(weight: Tensor, count: int) -> Tensor:
 
 @pytest.mark.parametrize("form", [pack, pack_twelve, pack_eight, INT8])
 @pytest.mark.parametrize("inputs", [32, 96, 256])  # one tile step, and several
-def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
-    form: Any, inputs: int
-) -> None:
+def test_a_product_is_right_and_batch_invariant(form: Any, inputs: int) -> None:
     """Law: this holds for every row count around whole tiles and pairs of tiles, wherever the rows
     lie; nothing outside the rows is written, and outputs that do not exist are 0."""
     weight, rows = random(70, inputs).bfloat16(), random(max(ROWS), inputs).bfloat16()
