@@ -41,8 +41,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def eager(loaded: LoadedModel) -> Eager:
-    """Logits `[tokens, vocab]` of a whole sequence, from transformers alone; a plain Llama's from
-    engine.model.llama, which are the same to the bit (test_llama)."""
+    """Return logits `[tokens, vocab]` of a whole sequence by transformers alone; for a plain Llama
+    by engine.model.llama, which is bit-identical to it (test_llama)."""
 
     def logits(tokens: list[int]) -> Tensor:
         loaded.model.set_attn_implementation("eager")
@@ -71,7 +71,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_chunks_of_a_prompt_equal_the_whole(
     runner: ModelRunner, eager: Eager, blocks: list[int], chunk: int
 ) -> None:
-    """Law: a row's logits do not depend on how the prompt was cut, nor on where its KV lies."""
+    """Law: a row's logits do not depend on how the prompt is cut, nor on where its KV lies."""
     parts = [
         runner.forward([Segment(TOKENS[i : i + chunk], i, blocks, min(chunk, 40 - i))]).logits
         for i in range(0, 40, chunk)
@@ -80,8 +80,8 @@ def test_chunks_of_a_prompt_equal_the_whole(
 
 
 def test_sequences_in_one_forward_do_not_see_each_other(loaded: LoadedModel, eager: Eager) -> None:
-    """Law: packing changes nothing. Prefill chunks, a decode, a verification of three, and rows
-    that need no logits ride together, from consecutive and from scattered blocks."""
+    """Law: batching changes nothing. Prefill chunks, a decode, a verification of three, and rows
+    that need no logits share a forward, over consecutive and scattered blocks."""
     runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=SdpaBackend(CPU))
     texts = [TOKENS[i:] + TOKENS[:i] for i in range(5)]
     computed, lengths, kept = [0, 9, 30, 12, 0], [23, 1, 4, 3, 2], [1, 1, 4, 0, 2]
@@ -108,8 +108,8 @@ def test_sequences_in_one_forward_do_not_see_each_other(loaded: LoadedModel, eag
 def test_each_path_of_a_tree_is_a_chain(
     runner: ModelRunner, eager: Eager, blocks: list[int], committed: int
 ) -> None:
-    """Law: a node's logits are those of its root-to-node path run as plain text; siblings and
-    cousins are invisible, and depth, not index, is its position."""
+    """Law: a node's logits are those of its root-to-node path run as plain text. It does not see
+    siblings and cousins, and its position follows from its depth, not its index."""
     context, guesses = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
     runner.forward([Segment(context[:-committed], 0, blocks, 0)])
     segment = Segment(
@@ -133,7 +133,7 @@ def test_an_accepted_branch_moved_into_order_is_a_chain(runner: ModelRunner, eag
     runner = ModelRunner(runner.model, cache, "target")
     context, guesses = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
     runner.forward([Segment(context + guesses, 0, blocks, 0, tail_parents=TREE)])
-    path = [0, 2, 6, 7]  # nodes 0, 2, 6, 7: each the next one's parent
+    path = [0, 2, 6, 7]  # each node is the parent of the next
 
     def slots(indices: list[int]) -> list[int]:
         return [blocks[i // BLOCK] * BLOCK + i % BLOCK for i in indices]
@@ -145,7 +145,7 @@ def test_an_accepted_branch_moved_into_order_is_a_chain(runner: ModelRunner, eag
 
 
 def test_trees_and_chains_share_a_forward(loaded: LoadedModel, eager: Eager) -> None:
-    """Law: as above with a tree, a chain given as parents, and a decode in one forward."""
+    """Law: the same holds with a tree, a chain given as parents, and a decode in one forward."""
     runner = ModelRunner(loaded, KVCache(60, BLOCK, "cpu"), "target", backend=SdpaBackend(CPU))
     context, other = TOKENS[:9], TOKENS[5:18]
     tables = [[3, 1, 8, 0], [20, 21, 22, 23, 24], [30, 32, 31, 33]]
@@ -169,8 +169,8 @@ def test_trees_and_chains_share_a_forward(loaded: LoadedModel, eager: Eager) -> 
 
 
 def test_no_sequence_reads_another_ones_slots(loaded: LoadedModel, eager: Eager) -> None:
-    """Bug: a masked key with weight zero still spreads a NaN (0 x NaN), so a gather that touched
-    foreign slots let one poisoned request ruin its neighbours."""
+    """Bug: a masked key with weight zero still spreads a NaN (0 x NaN), so gathering foreign slots
+    let one poisoned request ruin its neighbours."""
     cache = KVCache(40, BLOCK, "cpu")
     runner = ModelRunner(loaded, cache, "target", backend=SdpaBackend(CPU))
     for keys, values in cache.planes["target"].stacks:
@@ -183,7 +183,7 @@ def test_no_sequence_reads_another_ones_slots(loaded: LoadedModel, eager: Eager)
 
 
 def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
-    """Bug: with a mask function registered under our name every forward would build a 4-D mask
+    """Bug: if a mask function were registered under our name, every forward would build a 4-D mask
     over all packed rows, which is both wrong and slow."""
     seen: list[object] = []
 
@@ -210,7 +210,7 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
 
 
 def test_a_row_that_is_not_a_number_is_named(tiny_target: str) -> None:
-    """Law: a non-finite row is detectable without spoiling the others."""
+    """Law: a non-finite row is detected without spoiling the others."""
     cache = KVCache(8, BLOCK, "cpu")
     runner = ModelRunner(load_model(tiny_target, role="target", device="cpu"), cache, "target")
     runner.forward([Segment([5, 6], 0, [0], 0), Segment([5, 6], 0, [1], 0)])
@@ -220,8 +220,8 @@ def test_a_row_that_is_not_a_number_is_named(tiny_target: str) -> None:
 
 
 def test_window_counts_positions_not_indices() -> None:
-    """Law: in a tree the window measures depth: a node of depth 2 at index 9 under window 3 sees
-    its parent, itself and the root's token, whatever their indices."""
+    """Law: in a tree the window counts depth: with window 3, a node of depth 2 at index 9 sees its
+    parent, itself and the root's token, whatever their indices."""
     span = Span(0, 5, 5, [0, 1, 2], ancestors=[[], [0], [], [2]])  # root row 5, nodes 6..9
     rows = visible(span, 3)
     assert rows[4].nonzero()[0].tolist() == [5, 8, 9]
@@ -230,7 +230,7 @@ def test_window_counts_positions_not_indices() -> None:
 
 
 def test_no_logits_are_computed_when_none_are_asked(tiny_target: str) -> None:
-    """Law: a prefill chunk in the middle of a prompt meets no LM head."""
+    """Law: a prefill chunk in the middle of a prompt does not run the LM head."""
     loaded = load_model(tiny_target, role="target", device="cpu")
     runner = ModelRunner(loaded, KVCache(8, BLOCK, "cpu"), "target")
     assert runner.forward([Segment([5, 6, 7], 0, [0], 0)]).logits.shape == (0, tiny.VOCAB)

@@ -1,4 +1,4 @@
-"""The FlashInfer adapter, held to the reference backend, layer by layer."""
+"""The FlashInfer adapter against the reference backend, layer by layer."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def attend(prepared: Any, spans: list[Span], **asked: Any) -> Tensor:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_equals_the_reference(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
     """Law: variable query lengths, trees, shared and scattered pages, and every variation that a
-    family asks for give what SDPA gives, and the same keys lie in the same slots."""
+    family needs give the output of SDPA, and the same keys land in the same slots."""
     ours, theirs = plane(), plane()
     found = attend(BACKENDS[name]().prepare(ours, spans), spans, **asked)
     expected = attend(SdpaBackend(CPU).prepare(theirs, spans), spans, **asked)
@@ -103,8 +103,8 @@ def test_equals_the_reference(name: str, spans: list[Span], asked: dict[str, Any
 @pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> None:
-    """Law: what was staged once serves any later spans of as many rows, from the same tensors, and
-    rows that fill up a graph touch the scrap block alone."""
+    """Law: an attention staged once serves any later spans with the same number of rows, from the
+    same tensors; padding rows of a graph write to the scrap block only."""
     backend: Any = BACKENDS[name]()
     ours, theirs = plane(), plane()
     count = 12
@@ -128,7 +128,7 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
 
 
 def test_the_tables_of_graphs_are_planned() -> None:
-    """Bug: they grow with the pool, and were in no plan."""
+    """Bug: these tables grow with the pool, and the memory plan did not count them."""
 
     def held(sizes: list[int]) -> int:
         graphs = [FlashInferGraph(BACKENDS["flashinfer"](), plane(), size) for size in sizes]  # type: ignore[arg-type]
@@ -147,8 +147,8 @@ def _slots(block: int) -> range:
 
 
 def test_flashinfer_plans_once_per_forward() -> None:
-    """Law: layers that ask the same share a plan; the next forward plans again, on the wrapper
-    that there is."""
+    """Law: layers with the same settings share a plan; the next forward plans again on the same
+    wrapper."""
     backend = FlashInferBackend(CPU, PagedPrefill)
     forward, cache = backend.prepare(plane(), CHAINS), backend._wrappers
     for _ in range(3):
@@ -161,8 +161,8 @@ def test_flashinfer_plans_once_per_forward() -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
-    """Bug: 0 x NaN is NaN, so a page that is shared by a tile, or left behind by another sequence,
-    must not meet a visible row."""
+    """Bug: 0 x NaN is NaN, so a visible row must not read a page that shares a tile, or one left
+    over from another sequence."""
     ours = plane()
     for tensor in ours.stacks[0]:
         tensor.fill_(math.nan)
@@ -175,8 +175,8 @@ def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     assert not found[:, :3].isfinite().any()
 
 
-def test_the_choice_is_said_in_one_sentence() -> None:
-    """Law: `auto` on a CPU is SDPA; FlashInfer is refused with the reason."""
+def test_the_choice_or_its_refusal_is_one_sentence() -> None:
+    """Law: `auto` on a CPU is SDPA; FlashInfer is refused in one sentence that gives the reason."""
 
     def choose(name: Any) -> str:
         return choose_attention(name, CPU, dtype=torch.bfloat16, layers=LAYER)
@@ -190,7 +190,7 @@ def test_the_choice_is_said_in_one_sentence() -> None:
 def test_an_engine_on_flashinfer_writes_the_reference_text(
     k: int, tiny_target: str, tiny_draft: str, tiny_eos: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: the choice of the backend is no choice of the text."""
+    """Law: the attention backend does not change the text."""
     made = BACKENDS["flashinfer"]
     monkeypatch.setattr("engine.model.runner.attention_backend", lambda *_: made())
     config = {
@@ -219,7 +219,7 @@ def test_an_engine_on_flashinfer_writes_the_reference_text(
 
 
 def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: on CUDA, what its kernels cannot do is said before it is asked to."""
+    """Law: on CUDA, unsupported settings are refused before its kernels are called."""
     cuda, wide = torch.device("cuda"), [LayerShape(0, 2, 128, 128)]
     monkeypatch.setattr("engine.model.attention_choice.find_spec", lambda name: None)
     assert "not installed" in str(without_flashinfer(cuda, torch.bfloat16, wide))

@@ -1,5 +1,5 @@
-"""Our kernel in Triton, held to the reference backend through Triton's interpreter (float32 alone:
-its products in bfloat16 are wrong), and compiled for an H100 without one."""
+"""Our Triton kernel against the reference backend in Triton's interpreter (float32 only: its
+bfloat16 products are wrong), and compiled for an H100 without one."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Run]:
-    """Calls a function of this file in a process whose kernels are run by numpy: that is asked for
-    before they are imported."""
+    """Yield a function that runs a function of this file in a process with interpreted kernels: the
+    interpreter must be chosen before the kernels are imported."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
@@ -121,8 +121,8 @@ VARIATIONS = {
 
 @pytest.mark.parametrize("how", VARIATIONS.values(), ids=VARIATIONS)
 def test_equals_the_reference(how: Variation, interpreted: Run) -> None:
-    """Law: decodes, verifications, trees and shared pages give what SDPA gives, whatever a family
-    asks for, and the same keys lie in the same slots."""
+    """Law: decodes, verifications, trees and shared pages give the output of SDPA with every
+    variation that a family needs, and the same keys land in the same slots."""
     interpreted(compare, Setting(), SPANS, how)
 
 
@@ -140,7 +140,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_shapes(setting: Setting, interpreted: Run) -> None:
-    """Law: neither the page, nor the splits, nor the heads change what is computed."""
+    """Law: page size, number of splits and heads do not change the result."""
     heads = setting.heads[0]
     spans = [Span(0, 1, 24, [5, 4, 9, 2, 11]), Span(1, 5, 18, [6, 7, 8, 10])]
     interpreted(compare, setting, spans, Variation(window=21, sinks=torch.linspace(-1, 1, heads)))
@@ -148,8 +148,8 @@ def test_shapes(setting: Setting, interpreted: Run) -> None:
 
 @pytest.mark.parametrize("window", [2, 9])
 def test_a_tree_of_more_rows_than_a_tile(window: int, interpreted: Run) -> None:
-    """Law: all pieces of a tree see its first nodes, by bits of both halves of a mask; a node's
-    position is its depth."""
+    """Law: all pieces of a tree see its first nodes, through bits in both halves of a mask; a
+    node's position is its depth."""
     spans = [Span(0, 43, 20, [3, 1, 8, 9], BROAD)]
     assert len(Listed(spans, 16).pieces) == 1 + 40 // PIECE_ROWS
     interpreted(compare, Setting(), spans, Variation(window=window))
@@ -165,7 +165,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize("how", [Variation(), Variation(window=40)], ids=["plain", "window"])
 def test_a_prompt_is_many_pieces(how: Variation, interpreted: Run) -> None:
-    """Law: of any length, wherever it stands among short spans, and with a tree at its end."""
+    """Law: prompts of any length, anywhere among short spans, and with a tree at the end."""
     interpreted(compare, Setting(), PROMPTS, how)
 
 
@@ -190,8 +190,8 @@ def check_staged(count: int, cases: list[list[Span]]) -> None:
 
 
 def test_staged_attention_is_filled_anew(interpreted: Run) -> None:
-    """Law: what was staged once serves any later spans of as many rows, trees and prompts too, from
-    the same tensors; rows that fill up a graph touch the scrap block alone."""
+    """Law: an attention staged once serves any later spans with as many rows, trees and prompts
+    included, from the same tensors; padding rows write to the scrap block only."""
     few = [
         [Span(0, 1, 75, [5, 4, 9, 2, 11]), Span(1, 5, 45, [6, 7, 8, 10])],
         [Span(0, 6, 33, [12, 20, 13], TREE)],
@@ -219,14 +219,14 @@ def check_steps() -> None:
         assert found.isfinite().all()
 
 
-def test_steps_count_on_from_the_first(interpreted: Run) -> None:
-    """Law: one filling serves all steps of a chain, each a position further, across pages and under
-    a window; what fills it up stays in the scrap block."""
+def test_one_fill_serves_all_steps(interpreted: Run) -> None:
+    """Law: filled once, it serves all steps of a chain, each one position further, across pages and
+    with a window; padding stays in the scrap block."""
     interpreted(check_steps)
 
 
-def test_a_graph_has_room_for_so_many_pages() -> None:
-    """Law: spans of more are refused; that a span is a prompt is no reason."""
+def test_a_graph_bounds_the_pages() -> None:
+    """Law: more pages than the graph has room for are refused; a prompt as such is not."""
     rows, made = 128, plane(Setting())
     staged = backend().stage(made, rows, PackedCopy(CPU))
     assert staged.suits([Span(0, rows, 0, list(range(8)))])
@@ -254,12 +254,12 @@ def check_poison() -> None:
 
 
 def test_the_plan_knows_the_splits() -> None:
-    """Law: what is reserved for the sums of all splits is for as many as there are."""
+    """Law: the memory plan reserves room for the partial sums of the actual number of splits."""
     assert Splitting().splits == SPLITS
 
 
 def test_a_poisoned_neighbour_does_no_harm(interpreted: Run) -> None:
-    """Bug: 0 x NaN is NaN, so what a page holds behind a span must not meet a visible row."""
+    """Bug: 0 x NaN is NaN, so a visible row must not read what a page holds after the span."""
     interpreted(check_poison)
 
 
@@ -273,7 +273,7 @@ def check_bits() -> None:
             tensor[0, :, 160 : 160 + 5] = given[0, :, :5]
         prepared = backend(setting).prepare(made, spans)
         query, key, value = (tensor[:, :, chosen] for tensor in inputs)
-        # Of the rows but the first, one chunk less is seen.
+        # All rows but the first see one chunk less.
         return prepared.run(0, query, key, value, Variation(window=66))
 
     verified = run([Span(0, 5, start, blocks)], [0, 1, 2, 3, 4])
@@ -283,14 +283,14 @@ def check_bits() -> None:
         assert torch.equal(run([Span(0, 1, start + i, blocks)], [i]), verified[:, i : i + 1])
 
 
-def test_a_row_has_the_same_bits_in_any_company(interpreted: Run) -> None:
-    """Law: a row of a verification is, to the bit, that of the decode at its place, alone or among
+def test_a_row_has_the_same_bits_in_any_batch(interpreted: Run) -> None:
+    """Law: a row of a verification is bit-identical to the decode at its position, alone or among
     other spans."""
     interpreted(check_bits)
 
 
 def test_masks_say_what_is_visible() -> None:
-    """Law: keys before a piece's root and those of its bits are the visible ones."""
+    """Law: the visible keys are those before a piece's root and those of its mask bits."""
     spans = [*SPANS, Span(21, 43, 20, [3, 1, 8, 9], BROAD), Span(64, 20, 7, [3, 1])]
     listed = Listed(spans, 16)
     seen: dict[int, list[bool]] = {}
@@ -305,8 +305,8 @@ def test_masks_say_what_is_visible() -> None:
             assert seen[row] + [False] * (span.end - len(seen[row])) == expected
 
 
-def test_the_choice_says_why_not() -> None:
-    """Law: a device and heads that the kernel is not made for are refused in one sentence."""
+def test_the_choice_gives_the_reason() -> None:
+    """Law: an unsupported device or head size is refused in one sentence."""
 
     def choose(device: str, dim: int) -> str:
         layers = [LayerShape(0, 2, dim, dim)]
@@ -334,7 +334,7 @@ def test_the_choice_says_why_not() -> None:
 def test_compiles_for_an_h100(
     dtype: str, kept: str, dim: int, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: the kernels compile without a device, and nothing spills from registers to memory."""
+    """Law: the kernels compile without a device, and no register spills to memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     how = Variation(window=100, softcap=30.0)
     size = 4 if dtype == "fp32" else 2
@@ -348,7 +348,7 @@ def test_compiles_for_an_h100(
         [program, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True
     )
     assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
-    assert built.metadata.shared <= 99 << 10  # of one block on most GPUs
+    assert built.metadata.shared <= 99 << 10  # shared memory per block on most GPUs
     left = {"VALUE_DIM": dim, "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": 8, "SINKS": True}
     compiled(kernels.combine_splits, left, {"output": f"*{dtype}", "sinks": f"*{dtype}"})
 
@@ -368,7 +368,7 @@ def compiled(kernel: Any, fixed: dict[str, Any], pointers: dict[str, str], **opt
     }
     source = ASTSource(kernel, types, fixed, aligned)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler's own
+        warnings.simplefilter("ignore")  # the compiler's own warnings
         return triton.compile(
             source, GPUTarget("cuda", 90, 32), {"num_warps": kernels.WARPS, **options}
         )

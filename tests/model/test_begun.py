@@ -1,4 +1,4 @@
-"""Replies that are gone on with: engines that die and others that get what was generated so far."""
+"""Continued replies: an engine dies, and the next one gets the tokens generated so far."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tests.support import tiny, tiny_text
 from tests.support.reference import Reference
 from tests.support.reference_grammar import GrammarReference
 
-LIVES = 100  # of engines, at most
+LIVES = 100  # engines, at most
 Expected = dict[str, tuple[list[int], list[float]]]
 
 
 def outputs_of_many_lives(
     make: Callable[[], Engine], prompt: list[int], fields: dict[str, SamplingParams], seed: int
 ) -> list[Output]:
-    """What arrives of all engines: each dies after a few steps, the outputs of the last of which
-    may be lost; the next one is told what had arrived."""
+    """Return the outputs that arrive from all engines. Each engine dies after a few steps, the
+    outputs of its last step may be lost, and the next one gets what had arrived."""
     chance, arrived = random.Random(seed), list[Output]()
     left = {name: OpenRequest(Submit(name, prompt, params, 0.0)) for name, params in fields.items()}
     for life in range(LIVES):
@@ -83,7 +83,7 @@ def test_engines_that_die_change_no_text(
     tiny_eos: list[int],
     tmp_path: Path,
 ) -> None:
-    """Law: with any sampling field a reply that several engines made is the reply of one."""
+    """Law: with any sampling field, a reply by several engines equals the reply of one."""
     reference = Reference(tiny_target, tiny_eos)
     expected = {name: reference.generate(PROMPT, params) for name, params in FIELDS.items()}
     pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
@@ -106,10 +106,8 @@ def text_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, P
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_grammars_go_on_where_they_were(
-    seed: int, text_pair: tuple[EngineConfig, Pair, str]
-) -> None:
-    """Law: the same of replies under a grammar."""
+def test_grammars_continue(seed: int, text_pair: tuple[EngineConfig, Pair, str]) -> None:
+    """Law: the same holds for replies under a grammar."""
     config, pair, target = text_pair
     tokenizer = tiny_text.tokenizer().to_str()
     reference = GrammarReference(target, tiny_text.EOS, tokenizer=tokenizer, vocab_size=VOCAB)
@@ -122,8 +120,8 @@ def test_grammars_go_on_where_they_were(
 def test_a_reply_that_was_complete_just_ends(
     name: str, text_pair: tuple[EngineConfig, Pair, str]
 ) -> None:
-    """Law: with all of its tokens given, a reply has the end that it had, and no token more; with
-    more tokens than it had, a sentence."""
+    """Law: given all of its tokens, a complete reply ends as it had ended, without another token;
+    given more tokens than it had, it is refused in a sentence."""
     config, pair, _ = text_pair
     params, engine = GRAMMARS[name], Engine(config, pair=pair)
     engine.add(Submit("whole", TEXT_PROMPT, params, 0.0))

@@ -1,4 +1,4 @@
-"""`foredraft bench` on tiny models: what is asked and counted, never how fast it was."""
+"""`foredraft bench` on tiny models: which work runs and what is counted, never how fast it was."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def player(config: EngineConfig, pair: Pair) -> Offline:
 
 
 def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> None:
-    """Law: its texts are auto's; what it leaves out it leaves out: without exploration nothing is
-    ever played that is not believed to pay."""
+    """Law: its texts are those of auto. A variant without exploration never plays a K that is not
+    believed to pay."""
     arms = parse_arms("off,auto,no exploration", variants=["no exploration"])
     player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
     comparison = Race(arms, [Workload("code", 1.0, 2, 48)], POOLS, rounds=1).run(player)
@@ -66,8 +66,8 @@ def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> N
 
 
 def test_every_proposer_is_played_alone(config: EngineConfig, pair: Pair) -> None:
-    """Law: all say the same, over one target; nobody but the one named guesses."""
-    names = [name for name in PROPOSERS if name != "medusa"]  # there are no heads for this target
+    """Law: over one target all proposers give the same texts, and only the named one guesses."""
+    names = [name for name in PROPOSERS if name != "medusa"]  # no heads exist for this target
     arms = parse_arms(f"off,{','.join(names)}", variants=names)
     player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
     comparison = Race(arms, [Workload("code", 0.0, 2, 24)], POOLS, rounds=1).run(player)
@@ -80,7 +80,7 @@ def test_every_proposer_is_played_alone(config: EngineConfig, pair: Pair) -> Non
 
 
 def test_every_arm_does_the_same_work(player: Offline) -> None:
-    """Law: a race of real engines: all texts equal, K as the arm says, nothing left running."""
+    """Law: real engines give equal texts, K follows the arm, and nothing is left running."""
     chosen = [Workload("code", 0.0, 2, 9), Workload("code", 1.0, 2, 9), Workload("code", 1.0, 4, 9)]
     comparison = Race(ARMS, chosen, POOLS, rounds=2).run(player)
     assert comparison.exact
@@ -96,9 +96,9 @@ def test_every_arm_does_the_same_work(player: Offline) -> None:
         assert two.mean_k is not None
         assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
         assert 0 < two.acceptance[0] <= 1
-        first = ceil(9 / count)  # of the lane that ends first
+        first = ceil(9 / count)  # tokens of the lane that ends first
         most, step = count * (first + 2 * 9), count * 3
-        least = min(arm.tokens for arm in (off, two, auto))  # the same of all, to a step
+        least = min(arm.tokens for arm in (off, two, auto))  # equal for all arms, up to one step
         assert most / 2 < least <= most
         assert all(arm.tokens - least < step for arm in (off, two, auto))
         assert off.between is not None
@@ -109,7 +109,7 @@ def test_every_arm_does_the_same_work(player: Offline) -> None:
 
 
 def test_a_run_ends_with_its_first_lane(player: Offline) -> None:
-    """Law: lanes that are still busy are cut off, and what they said is a beginning."""
+    """Law: lanes that are still busy are cut off, and their text is a prefix of the reply."""
     plan = lanes(TWO, POOLS, 0)
     two, off = Arm("fixed", 2), Arm("off")
     whole = player.round([two], plan)[two]
@@ -125,7 +125,7 @@ def _by_lane(run: Run, lane: int) -> list[Reply]:
 
 
 def test_auto_learns_from_its_own_traffic_alone(player: Offline) -> None:
-    """Law: runs at a fixed K leave the engine of auto as it was."""
+    """Law: runs at a fixed K leave the engine of auto unchanged."""
     plan = lanes(TWO, POOLS, 0)
     player.round([AUTO], plan)
     engine, _ = player.engines[AUTO]
@@ -135,9 +135,9 @@ def test_auto_learns_from_its_own_traffic_alone(player: Offline) -> None:
 
 
 def test_arms_take_turns(player: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: in a round arms take turns of some tokens, and the clock of one stands still while
-    another has its turn, so that a slow second of the machine is a slow second of each."""
-    monkeypatch.setattr("engine.lab.bench.offline.TURN", 0.0)  # a turn is a step
+    """Law: within a round, arms take turns of a few tokens, and the clock of an arm stops during
+    the turns of others, so that a slow second of the machine affects all arms alike."""
+    monkeypatch.setattr("engine.lab.bench.offline.TURN", 0.0)  # a turn is one step
     turns: list[Arm] = []
     for arm, (_, clock) in player.engines.items():
         monkeypatch.setattr(clock, "start", _noting(arm, turns, clock.start))
@@ -148,7 +148,7 @@ def test_arms_take_turns(player: Offline, monkeypatch: pytest.MonkeyPatch) -> No
     for arm, run in runs.items():
         _, clock = player.engines[arm]
         at = clock()
-        assert clock() == at  # nobody's turn
+        assert clock() == at  # no arm has its turn
         last = max(reply.arrivals[-1][0] for reply in run.replies if reply.arrivals)
         assert 0 < last <= at - before[arm]
 
@@ -164,8 +164,8 @@ def _noting(arm: Arm, turns: list[Arm], start: Callable[[], None]) -> Callable[[
 def test_transformers_does_the_same_work(
     config: EngineConfig, pair: Pair, tiny_target: str, tiny_draft: str
 ) -> None:
-    """Law: exactly the tokens asked for, whatever ends a text; greedy texts are not held equal; a
-    prompt counts where no cache has it."""
+    """Law: exactly the requested number of tokens is generated, past any end of text; greedy texts
+    need not be equal; a prompt's tokens count where no prefix cache holds them."""
     arms = parse_arms(f"off,{','.join(NAMES)}", NAMES)
     others = other_arms(pair, arms, tiny_target, tiny_draft)
     player = Offline(config, pair, encode, arms, concurrency=1, prompts=2, others=others)
@@ -179,7 +179,7 @@ def test_transformers_does_the_same_work(
 
 
 def test_arms_share_one_memory_in_turns(player: Offline) -> None:
-    """Bug: planes of its own made an arm up to 15 % slower than another for a whole process."""
+    """Bug: an arm with KV planes of its own was up to 15 % slower for a whole process."""
     engines = [engine for engine, _ in player.engines.values()]
     caches = [engine._cache for engine in engines]
     assert all(cache.planes is caches[0].planes for cache in caches)
@@ -193,8 +193,8 @@ def test_arms_share_one_memory_in_turns(player: Offline) -> None:
 
 @pytest.mark.parametrize(("arms", "least", "run"), [(1, 7, 3), (3, 12, 4), (6, 13, 5)])
 def test_runs_of_blocks_go_round_the_arms(arms: int, least: int, run: int) -> None:
-    """Law: each arm has at least as many as asked, every block has one arm, and who has a run's
-    first block has the whole of it and does not have the next run."""
+    """Law: each arm has at least as many blocks as asked, every block has one arm, and the arm of a
+    run's first block has the whole run but not the next one."""
     shares = in_turns(arms, least, run)
     assert {len(own) for own in shares} == {-(-least // run) * run}
     whose = {block: arm for arm, own in enumerate(shares) for block in own}
@@ -203,7 +203,7 @@ def test_runs_of_blocks_go_round_the_arms(arms: int, least: int, run: int) -> No
 
 
 def test_a_prompt_without_tokens_is_a_sentence(config: EngineConfig, pair: Pair) -> None:
-    """Law: said before anything is measured, not an assertion of the engine's."""
+    """Law: the refusal comes before any measurement, and is not an assertion of the engine."""
     player = Offline(config, pair, lambda text: [], ARMS, concurrency=2, prompts=1)
     with pytest.raises(ConfigError, match="a prompt has no tokens"):
         player.warm(["x"])
@@ -224,12 +224,12 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     compared = re.search(r"texts equal across modes: (\d+) of (\d+)", said)
     assert compared is not None
     assert compared[1] == compared[2]
-    assert int(compared[1]) >= 8  # a reply that not all modes began is not compared
+    assert int(compared[1]) >= 8  # a reply that some mode did not begin is not compared
     assert json.loads(found.read_text())["texts_equal"] == int(compared[1])
 
 
 def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: a sentence on stderr, nothing on stdout."""
+    """Law: one sentence on stderr, nothing on stdout."""
     for words in (
         ["--target", "/nowhere", "--quick"],
         ["--modes", "17"],

@@ -1,5 +1,5 @@
-"""`foredraft bench machine` on a tiny pair: a card, figures for programs, and one sentence for
-mistakes."""
+"""`foredraft bench machine` on a tiny pair: its card, its figures as JSON, and one sentence per
+mistake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_card_and_its_figures(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every figure that is promised is there, positive, and consistent with its neighbours."""
+    """Law: every promised figure is there, positive, and consistent with its neighbours."""
     given = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
     assert main([*SMALL, *given, "--json", str(tmp_path / "found.json")]) == 0
     said = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_copy_on_cuda_is_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: by the host's clock, launching and waiting were counted: 15 to 20 % too slow."""
+    """Bug: the host's clock also counts launch and wait: copies looked 15 to 20 % too slow."""
     monkeypatch.setattr(
         "engine.lab.bench.costs.DeviceTimer", lambda: HostTimer(iter((1, 3)).__next__)
     )

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines share: the pair, on what, with how many threads."""
+"""Options that all benchmarks share: the pair, the device, the number of threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = {"--threads": "-1", "--device": "tpu", "--dtype": "int3"}
 def test_wrong_options_are_one_sentence(
     name: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: some benchmarks took what their libraries then refused with a traceback."""
+    """Bug: some benchmarks accepted options that their libraries then refused with a traceback."""
     required = ["--output", "x"] if name == RECORD else []
     with pytest.raises(SystemExit) as ended:
         main([*name.split(), *required, option, WRONG[option]])
@@ -34,7 +34,7 @@ def test_wrong_options_are_one_sentence(
 
 
 def test_the_pair_is_as_named() -> None:
-    """Law: the draft's numbers are the target's."""
+    """Law: the draft has the dtype of the target."""
     parser = argparse.ArgumentParser()
     add_pair(parser)
     given = ["--target", "a", "--draft", "b", "--dtype", "float32", "--device", "cpu"]
@@ -46,7 +46,7 @@ def test_the_pair_is_as_named() -> None:
 
 @pytest.mark.parametrize(("draft", "layers"), [("self", "auto"), ("self:3", 3)])
 def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
-    """Law: its first layers, as many as said."""
+    """Law: the draft is the target's first layers, as many as `--draft-layers` gives."""
     parser = argparse.ArgumentParser()
     add_pair(parser)
     config = pair_config(parser.parse_args(["--target", "a", "--draft", draft]))
@@ -54,8 +54,8 @@ def test_a_target_may_be_its_own_draft(draft: str, layers: Any) -> None:
 
 
 def test_help_lists_every_subcommand_and_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: `foredraft bench --help` names all that stands behind bench. Bug: options of a server,
-    of `record` and of `front` were found by those who knew that they were there."""
+    """Law: `foredraft bench --help` names every subcommand and option of bench. Bug: options of a
+    server, of `record` and of `front` were missing from it."""
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The shorter ways to call a model are taken only where they are the same."""
+"""Shortcuts for calling a model are taken only where they give the same result."""
 
 from __future__ import annotations
 
@@ -30,22 +30,20 @@ from tests.support.whole_sequence import whole_sequence
     ],
 )
 def test_which_way_is_taken(family: str, maker: Callable[..., object], tmp_path: Path) -> None:
-    """Law: what is not plainly a Llama is called as transformers calls it; this Mistral has a
+    """Law: anything but a plain Llama is called as transformers calls it; this Mistral has a
     sliding window."""
     loaded = load_model(tiny.save(tiny.FAMILIES[family](), tmp_path), role="target", device="cpu")
     assert way(loaded.logits).startswith(maker.__name__)
 
 
 def way(call: object) -> str:
-    """The name of the function that made a call, or of its class."""
+    """Return the name of the function that made `call`, or of its class."""
     return str(getattr(call, "__qualname__", type(call).__name__))
 
 
-def test_a_head_that_is_not_the_whole_story_is_noticed(
-    tiny_target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Law: chosen by comparison, not by the family's name; here the logits are scaled behind the
-    head, as Granite and Cohere do."""
+def test_scaled_logits_are_noticed(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: the way is chosen by comparing logits, not by the family's name; here the logits are
+    scaled after the head, as in Granite and Cohere."""
     model: Any = read_llama(Path(tiny_target))
 
     class Scaled(type(model)):  # type: ignore[misc]
@@ -61,7 +59,7 @@ def test_a_head_that_is_not_the_whole_story_is_noticed(
 
 
 def test_all_ways_keep_the_same_rows(tiny_target: str) -> None:
-    """Law: a count keeps trailing rows, a tensor keeps those rows, none is none."""
+    """Law: an int keeps that many trailing rows, a tensor the rows it names, an empty one none."""
     loaded = load_model(tiny_target, role="target", device="cpu")
     prepared = whole_sequence(loaded)
     ids = torch.tensor([sample_tokens(loaded.model)])

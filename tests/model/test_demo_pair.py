@@ -1,4 +1,4 @@
-"""The built-in pair as committed: what its card says, and what a plain loader makes of it."""
+"""The built-in pair as committed: the claims of its card, and that any loader reads it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def tokenizer() -> Any:
     ["def f(x):\n\treturn  x  \n\n\n", "naïve 日本語 🙂\u0000\r\n", " leading", "", "a" * 300],
 )
 def test_text_round_trips(tokenizer: Any, text: str) -> None:
-    """The server shows what the model wrote: no space may be cleaned up, no character lost."""
+    """Law: decoding an encoded text cleans up no space and loses no character."""
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_random_unicode_round_trips(tokenizer: Any) -> None:
-    """Byte-level BPE has no unknown token: every string survives."""
+    """Law: byte-level BPE has no unknown token, so every string survives."""
     rng = random.Random(0)
     for _ in range(100):
         points = (rng.randrange(0x110000) for _ in range(rng.randrange(40)))
@@ -45,13 +45,13 @@ def test_random_unicode_round_trips(tokenizer: Any) -> None:
 
 
 def test_every_byte_is_a_token(tokenizer: Any) -> None:
-    """256 of the tokens are the single bytes, so that any byte sequence can be written."""
+    """Law: 256 of the tokens are the single bytes, so any byte sequence can be written."""
     alphabet = {token for token in tokenizer.get_vocab() if len(token) == 1}
     assert len(alphabet) == 256
 
 
 def test_the_chat_template_accepts_every_role(tokenizer: Any) -> None:
-    """`developer` is the newer name of `system`; tool calls come with object or text arguments."""
+    """Law: `developer` is an alias of `system`; tool call arguments may be objects or text."""
     call = {"type": "function", "function": {"name": "get_time", "arguments": '{"city": "Rome"}'}}
     text = tokenizer.apply_chat_template(
         [
@@ -70,19 +70,19 @@ def test_the_chat_template_accepts_every_role(tokenizer: Any) -> None:
 
 
 def test_tool_tags_survive_decoding(tokenizer: Any) -> None:
-    """Marked as special they would vanish from the reply, and with them every tool call."""
+    """Law: tool tags are not special tokens: else they, and every tool call, would be stripped."""
     ids = tokenizer.encode("<tool_call>{}</tool_call><|im_end|>")
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>{}</tool_call>"
 
 
 def test_the_pair_shares_one_vocabulary() -> None:
-    """Speculation compares token ids: a draft with another vocabulary proposes nonsense."""
+    """Law: speculation compares token ids, so draft and target need one vocabulary."""
     target, draft = ((DEMO / name / "tokenizer.json").read_bytes() for name in ("target", "draft"))
     assert target == draft
 
 
 def test_sizes_are_those_of_the_card() -> None:
-    """The target has 8 to 20 million parameters, the draft is far smaller, 40 MB hold both."""
+    """Law: the target has 8 to 20 million parameters, the draft far fewer; both fit in 40 MB."""
     counts = []
     for name in ("target", "draft"):
         model = AutoModelForCausalLM.from_pretrained(DEMO / name)
@@ -96,13 +96,13 @@ def test_sizes_are_those_of_the_card() -> None:
 
 
 def test_a_grown_model_computes_the_same() -> None:
-    """Law: training goes on from where the shallower target was, from its loss on; and layers of
-    the same weights but other places keep their own keys in a cache."""
+    """Law: training continues at the loss of the shallower target, and layers with the same weights
+    at other indices keep KV entries of their own."""
     torch.manual_seed(0)
     model = llama(width=64, inner=96, layers=2)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))  # trained: no layer is the identity
+            weight.add_(0.1 * torch.randn_like(weight))  # no layer is the identity now
         ids = torch.randint(0, 4096, (2, 40))
         before = model(ids).logits
         grow(model, 8)
@@ -116,7 +116,7 @@ def test_a_grown_model_computes_the_same() -> None:
 
 
 def test_new_layers_of_a_grown_model_learn() -> None:
-    """A layer at zero on both sides of a product would stay at zero."""
+    """Law: new layers get gradients; a product with zeros on both sides would stay at zero."""
     torch.manual_seed(0)
     model = llama(width=64, inner=96, layers=1)
     grow(model, 2)
@@ -129,7 +129,7 @@ def test_new_layers_of_a_grown_model_learn() -> None:
 def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
     tmp_path: Path, tokenizer: Any
 ) -> None:
-    """In bfloat16, over an older one, by any loader; nothing is left beside it."""
+    """Law: saved in bfloat16 over an older model, it loads in any loader; no file is left over."""
     torch.manual_seed(0)
     model = llama(width=64, inner=96, layers=1)
     grow(model, 2)
@@ -143,12 +143,12 @@ def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
     again = load(tmp_path / "target").state_dict()
     for name, weight in model.state_dict().items():
         assert torch.equal(again[name], weight.bfloat16().float())
-    assert next(model.parameters()).dtype == torch.float32  # training goes on
+    assert next(model.parameters()).dtype == torch.float32  # training continues in float32
 
 
 @pytest.mark.parametrize("question", ROBUST)
 def test_documented_replies_are_given(question: str, tokenizer: Any) -> None:
-    """The card's replies come from these weights; new weights need a new card."""
+    """Law: these weights give the replies on the card; new weights need a new card."""
     [reply] = [
         line.split("** ", 1)[1]
         for line in (DEMO / "README.md").read_text("utf-8").splitlines()
@@ -163,7 +163,7 @@ def test_documented_replies_are_given(question: str, tokenizer: Any) -> None:
 
 
 def test_equal_models_agree_everywhere() -> None:
-    """The agreement measure itself: the same logits agree at any temperature, under any noise."""
+    """Law: equal logits agree fully at any temperature, under any noise."""
     logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
     for temperature in (0.0, 0.7, 1.0):
         found = agreement(logits, logits, temperature)
@@ -172,7 +172,7 @@ def test_equal_models_agree_everywhere() -> None:
 
 
 def test_the_matched_coupling_never_beats_the_best_rule() -> None:
-    """Keyed Gumbel noise is one exact rule; 1 - total variation is the bound on all of them."""
+    """Law: sharing Gumbel noise is one exact rule; 1 - total variation bounds all of them."""
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.randn(2, 4000, 50, generator=generator)
     found = agreement(target, draft, 1.0)
@@ -182,7 +182,7 @@ def test_the_matched_coupling_never_beats_the_best_rule() -> None:
 def test_text_for_training_is_none_that_is_held_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: about so many tokens, the same for a seed, and no line of a held-out file's code."""
+    """Law: about the requested number of tokens, fixed by the seed, no held-out line of code."""
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         assert text.main([str(file), "--tokens", "4096", "--seed", "3"]) == 0
@@ -217,7 +217,7 @@ def test_a_mistake_is_one_sentence(
     part: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Bug: bad numbers got argparse's words or a traceback, a folder without models a traceback."""
+    """Bug: bad numbers or a folder without models gave a usage message or a traceback."""
     try:
         code: object = main(words)
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""The measure of the pair's skills: what counts as right, and what a grammar makes of a reply."""
+"""How the pair's skills are measured: which replies count as right, and how grammars apply."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def tokenizer() -> Any:
         (partial(skills.fits, "\n    return x\n", "x"), "x = 1", "x = 1" + skills.CUT),
     ],
 )
-def test_what_is_right(rule: Any, right: str, wrong: str) -> None:
+def test_which_replies_are_right(rule: Any, right: str, wrong: str) -> None:
     assert rule(right)
     assert not rule(wrong)
 
 
 def test_every_task_is_asked_each_time_and_no_name_was_trained_on(tokenizer: Any) -> None:
-    """Law: two models answer the same tasks, and names are copied, not remembered."""
+    """Law: every model answers the same tasks; names must be copied, none was trained on."""
     first, again = (skills.tasks(tokenizer, 3) for _ in range(2))
     assert [task.prompt for task in first] == [task.prompt for task in again]
     trained = set(chat.facts()["first_names"] + chat.facts()["last_names"])
@@ -63,7 +63,7 @@ def test_every_task_is_asked_each_time_and_no_name_was_trained_on(tokenizer: Any
 
 
 def test_replies_are_held_to_their_grammars_row_by_row(tokenizer: Any) -> None:
-    """Law: of prompts in one batch each gets its own grammar or none, and a cut reply is marked."""
+    """Law: each prompt of a batch gets its own grammar or none, and a truncated reply is marked."""
     record = {"name": "Bo", "age": 3}
     prompt = skills.asked(tokenizer, "Hello!")
     some = [
@@ -80,8 +80,8 @@ def test_replies_are_held_to_their_grammars_row_by_row(tokenizer: Any) -> None:
     assert skills.replies(load(DEMO / "target"), tokenizer, short, vocabulary)[0][-1] == skills.CUT
 
 
-def test_what_the_assistant_says_weighs_most(tokenizer: Any) -> None:
-    """Law: a question's tokens weigh little, a reply's and its end's as much as code's."""
+def test_the_assistants_tokens_weigh_most(tokenizer: Any) -> None:
+    """Law: a question's tokens weigh little; those of a reply and its end weigh as much as code."""
     turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},

@@ -1,5 +1,5 @@
-"""Draws without a word to the host say what the long way says, or nothing. On the CPU, where the
-same torch code runs."""
+"""Draws on the device, without a wait of the host, give the tokens of the exact path or decline.
+They run on the CPU here, in the same torch code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.scheduling.sequence import Sequence
 from tests.support.slow_draws import finalize, guess
 from tests.support.waits import Waits
 
-VOCAB = 3000  # more than are looked at
+VOCAB = 3000  # more than the draws inspect
 ROWS = 6
 FILTERS: list[dict[str, Any]] = [
     {"top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -57,11 +57,11 @@ def slow_draws(
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0])
-def test_it_says_what_the_long_way_says(
+def test_it_draws_what_the_exact_path_draws(
     fields: dict[str, Any], temperature: float, processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
-    """Law: every token, and how sure it is, under every combination of filters. Rows as peaked as a
-    model's are always told."""
+    """Law: tokens and confidences match under every combination of filters. Rows as peaked as those
+    of a model are never declined."""
     generator = torch.Generator().manual_seed(7)
     for seed in (0, 5, 2**64 - 1):
         logits = torch.randn(ROWS, VOCAB, generator=generator) * 4
@@ -84,10 +84,10 @@ ADJUSTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", [*ADJUSTED, *FILTERS[::5]], ids=str)
-def test_rows_that_anything_may_be_asked_of(
+def test_flat_rows_are_never_declined(
     fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
-    """Law: always told, however flat the row, beside a sequence that asks for nothing."""
+    """Law: never declined, however flat the row, also beside a sequence without fields."""
     generator = torch.Generator().manual_seed(11)
     logits = torch.randn(8, VOCAB, generator=generator)
     seqs = [sequence(2, **fields), sequence(6)]
@@ -103,9 +103,9 @@ def test_rows_that_anything_may_be_asked_of(
 def test_behind_guesses_as_behind_committed_tokens(
     seen: tuple[bool, bool], fields: dict[str, Any], processor: LogitsProcessor
 ) -> None:
-    """Law: penalties, bias and min_tokens give each row what the long way gives it, step after step
-    as the text grows, whether the host knows the guesses or the device alone, beside rows that ask
-    for nothing."""
+    """Law: penalties, bias and min_tokens give each row what the exact path gives, step after step
+    as the text grows, whether the host or only the device knows the guesses, beside rows without
+    fields."""
     generator = torch.Generator().manual_seed(11)
     draws = DeviceDraws(processor, VOCAB, torch.device("cpu"))
     seqs = [sequence(2, **fields), sequence(6), sequence(9, **fields)]
@@ -130,16 +130,16 @@ def test_behind_guesses_as_behind_committed_tokens(
             seq.tokens += paths[i][: step + 1]
 
 
-def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
-    """Law: with more sequences than slots, in turns, each is penalised by its own text; so many
-    slots as one call may ask for are allotted when the first does, and take what the plan says."""
+def test_slots_are_reassigned(processor: LogitsProcessor) -> None:
+    """Law: with more sequences than slots, each is still penalised by its own text. The slots that
+    one call may need are allocated at the first use, and take what the memory plan says."""
     draws = DeviceDraws(processor, VOCAB, torch.device("cpu"), 14)
     assert sum(table.nbytes for table in draws.counts.tables) == 0
     seqs = [sequence(i, repetition_penalty=1.9, frequency_penalty=1.0) for i in range(24)]
     generator = torch.Generator().manual_seed(2)
     for some in (seqs[:5], seqs[:14], seqs[10:], seqs[:3], seqs[5:19], seqs[:14]):
         logits = torch.randn(len(some), VOCAB, generator=generator)
-        logits[:, :5] = 4.0  # the prompt
+        logits[:, :5] = 4.0  # tokens of the prompt
         asked = [Rows(seq, i, 1, seq.num_tokens) for i, seq in enumerate(some)]
         expected = draws.draw_adjusted(logits, [RowContext(seq, []) for seq in some])
         assert [found.tokens for found in draws.draw(logits, asked)] == [[t] for t in expected]
@@ -152,7 +152,7 @@ def test_slots_go_to_whoever_asks(processor: LogitsProcessor) -> None:
 def test_log_probabilities_come_in_the_same_copy(
     count: int, processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
-    """Law: those of the model itself, whatever the fields, for those who ask."""
+    """Law: requested log-probabilities are those of the unprocessed logits, whatever the fields."""
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     fields: list[dict[str, Any]] = [
         {"logprobs": count}, {}, {"logprobs": 1, "presence_penalty": 2.0, "top_k": 9},
@@ -160,7 +160,7 @@ def test_log_probabilities_come_in_the_same_copy(
     asked = [Rows(sequence(i, **more), 2 * i, 2, 5, [3]) for i, more in enumerate(fields)]
     with Waits() as waits:
         found = draws.draw(logits, asked)
-        assert waits.seen == ["cpu", "numpy"]  # of which the second is of the host
+        assert waits.seen == ["cpu", "numpy"]  # the second is a host array
     assert found[1].logprobs is None
     for i in (0, 2):
         tokens, said = found[i]
@@ -172,11 +172,11 @@ def test_log_probabilities_come_in_the_same_copy(
 
 
 @pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
-def test_ties_and_numbers_that_are_none(
+def test_ties_and_non_finite_numbers(
     fields: dict[str, Any], processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
-    """Coarse logits tie everywhere, at every edge of a filter; NaN of both signs, infinities, and
-    nothing but -inf."""
+    """Law: ties at every edge of a filter, NaN of both signs, infinities, and rows of only -inf are
+    drawn right or declined."""
     generator = np.random.default_rng(8)
     told = 0
     for step in (0.5, 2.0):
@@ -195,9 +195,9 @@ def test_ties_and_numbers_that_are_none(
     assert told >= 12
 
 
-def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: DeviceDraws) -> None:
-    """Law: where survivors may lie beyond those that are looked at, nothing is said; min_p may cut
-    before."""
+def test_uninspected_survivors_are_declined(processor: LogitsProcessor, draws: DeviceDraws) -> None:
+    """Law: a draw is declined if tokens beyond the inspected ones may survive; min_p may rule that
+    out."""
     flat = torch.zeros(1, VOCAB)
     assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [Drawn()]
     assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [Drawn()]
@@ -208,7 +208,7 @@ def test_what_is_not_looked_at_is_not_told(processor: LogitsProcessor, draws: De
 
 
 def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: DeviceDraws) -> None:
-    """Law: each as if it were alone, and the host waits once for all of them."""
+    """Law: each row is drawn as if alone, and the host waits once for all of them."""
     logits = torch.randn(11, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     fields: list[dict[str, Any]] = [
         {"top_p": 0.9}, {}, {"top_k": 9}, {"temperature": 0.0}, {"logit_bias": {3: 9.0}},
@@ -230,7 +230,7 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
 def test_only_survivors_are_given_noise(
     draws: DeviceDraws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: no number is drawn for what a filter removed, but for those looked at."""
+    """Law: noise is drawn for inspected tokens only, and not for filtered ones."""
     drawn: list[tuple[int, ...]] = []
 
     def counting(words: Tensor) -> Tensor:

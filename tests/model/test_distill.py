@@ -1,4 +1,4 @@
-"""What the built-in draft learns from: text that the target writes, and the distance from it."""
+"""What the built-in draft learns from: the target's text, and a distance to the target."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def model(folder: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def test_the_distance_is_what_would_be_refused_and_some_divergence() -> None:
-    """Law: what is minimized is what the best exact rule would refuse, as card.py has it."""
+def test_the_loss_is_rejections_plus_divergence() -> None:
+    """Law: the loss is the rejection rate of the best rule (card.py) plus a divergence."""
     target, draft = torch.randn(2, 120, 50, generator=torch.Generator().manual_seed(0))
     target, draft = 2 * target, target + draft
     refused = 1 - agreement(target, draft, 1.0).rejection
@@ -37,8 +37,8 @@ def test_the_distance_is_what_would_be_refused_and_some_divergence() -> None:
 
 
 def test_the_target_continues_prompts_to_one_length(tiny_target: str) -> None:
-    """Each row is its prompt and what the target says after it, past ends of documents, whatever
-    the model's folder says of where to end."""
+    """Law: each row is a prompt and the target's continuation, which runs past ends of documents,
+    whatever EOS the model's folder sets."""
     target, reference = model(tiny_target), Reference(tiny_target, [])
     prompts = torch.tensor([[1 + i, 2, 3] for i in range(5)])
     rows = continued(target, prompts, 24, temperature=0.0).tolist()
@@ -50,23 +50,23 @@ def test_the_target_continues_prompts_to_one_length(tiny_target: str) -> None:
 
 
 def test_a_temperature_draws_from_the_whole_distribution(tiny_target: str) -> None:
-    """Not from its likeliest 50, which is the default of `generate`."""
+    """Law: not from the 50 likeliest tokens, which is the default of `generate`."""
     target = model(tiny_target)
-    target.get_output_embeddings().weight.data.zero_()  # every token is as likely
+    target.get_output_embeddings().weight.data.zero_()  # makes every token equally likely
     rows = continued(target, torch.ones(40, 1, dtype=torch.long), 11, temperature=1.0)
     assert len(set(rows[:, 1:].flatten().tolist())) > 100
 
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    """Of small programs alone: the library's files need not be read."""
+    """Return rows of small programs only, so that the library's files need not be read."""
     return Rows(
         AutoTokenizer.from_pretrained(Path(demo.__file__).parent / "target"), 0, {"programs": 1.0}
     )
 
 
 def test_half_of_a_batch_is_written_text_and_all_of_it_comes_round(rows: Rows) -> None:
-    own = torch.arange(ROWS)[:, None].expand(ROWS, LENGTH + 1) + 5000  # no tokens of the corpus
+    own = torch.arange(ROWS)[:, None].expand(ROWS, LENGTH + 1) + 5000  # ids not in the corpus
     batches = list(itertools.islice(mixed(own, rows), 4))
     assert {batch.shape for batch in batches} == {(ROWS, LENGTH + 1)}
     for first, second in (batches[:2], batches[2:]):
@@ -78,7 +78,7 @@ def test_half_of_a_batch_is_written_text_and_all_of_it_comes_round(rows: Rows) -
 def test_some_text_is_written_however_little_time_there_is(
     monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
-    """A slow machine distils less, and does not stop for want of a batch."""
+    """Law: a slow machine distils less, but never stops because it has no batch."""
     asked = []
 
     def zeros(_: Any, prompts: torch.Tensor, length: int, __: float) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_some_text_is_written_however_little_time_there_is(
 def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
     tiny_target: str, tiny_draft: str
 ) -> None:
-    """Law: any two models of transformers with one vocabulary will do."""
+    """Law: this works for any two models of transformers that share a vocabulary."""
     torch.manual_seed(0)
     target, draft = model(tiny_target), model(tiny_draft)
     batch = torch.randint(0, target.config.vocab_size, (8, 33))

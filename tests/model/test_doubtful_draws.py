@@ -1,4 +1,4 @@
-"""Which rows are drawn the long way: those of the sequences in doubt, and the text is the same."""
+"""Which rows are redrawn on the exact path: only those of undecided sequences; texts stay equal."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ IDS = ("a", "b", "c", "d")
 PENALTY: dict[str, Any] = {
     "repetition_penalty": 1.3,
     "presence_penalty": 0.2,
-}  # so that the draws are adjusted
+}  # makes the draws adjusted ones
 
 
 class Doubting(QuickDraws):
-    """Is in doubt about the last row of some sequences, besides those that it cannot tell."""
+    """Is undecided about the last row of the given sequences, besides real doubts."""
 
     def __init__(self, processor: LogitsProcessor, doubted: Collection[str]) -> None:
         super().__init__(processor, VOCAB)
@@ -46,7 +46,7 @@ class Doubting(QuickDraws):
 
 
 class Exact(DeviceDraws):
-    """Counts the rows that come this way, by sequence."""
+    """Counts the rows that are drawn on the exact path, by sequence."""
 
     def __init__(self, processor: LogitsProcessor) -> None:
         super().__init__(processor, VOCAB, torch.device("cpu"))
@@ -76,7 +76,7 @@ def plan_of(guesses: dict[str, list[int]]) -> tuple[StepPlan, list[Proposal]]:
 def accepted(
     logits: ModelOutput, guesses: dict[str, list[int]], doubted: Collection[str] | None
 ) -> tuple[list[Sampled], dict[str, int]]:
-    """What is kept, and the rows that were drawn the long way; `doubted` None: all of them."""
+    """Return the accepted tokens and the rows drawn on the exact path; `doubted` None: all rows."""
     processor = LogitsProcessor([0])
     exact = Exact(processor)
     draws = exact if doubted is None else Doubting(processor, doubted)
@@ -93,7 +93,7 @@ def logits() -> ModelOutput:
 
 @pytest.fixture(scope="module")
 def guesses(logits: ModelOutput) -> dict[str, list[int]]:
-    """Of each sequence two that are right, and one that most likely is not."""
+    """Return two right guesses per sequence and one that is most likely wrong."""
     found = {id: [7] * GUESSES for id in IDS}
     for depth in range(2):
         for item in accepted(logits, found, None)[0]:
@@ -102,11 +102,11 @@ def guesses(logits: ModelOutput) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("doubted", [(), ("a",), ("c",), ("b", "d"), IDS], ids=str)
-def test_only_rows_in_doubt_are_drawn_the_long_way(
+def test_only_undecided_rows_take_the_exact_path(
     doubted: tuple[str, ...], logits: ModelOutput, guesses: dict[str, list[int]]
 ) -> None:
-    """Bug: one row in doubt sent the adjusted rows of the whole batch the long way. Law: what is
-    kept is the same whoever is in doubt."""
+    """Bug: one undecided row sent the adjusted rows of the whole batch to the exact path. Law: the
+    accepted tokens are the same, whichever rows are undecided."""
     every, all_rows = accepted(logits, guesses, None)
     assert all_rows == dict.fromkeys(IDS, 1 + GUESSES)
     some, rows = accepted(logits, guesses, doubted)

@@ -1,4 +1,4 @@
-"""The draft model: its own KV, never stale; its draws, the target's way."""
+"""The draft model: its own KV is never stale, and it samples the way the target does."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proposer_on(
 
 
 class Blocks:
-    """Hands out block ids in a shuffled order, as a pool after some use would."""
+    """Hands out block ids in a shuffled order, like a pool after some use."""
 
     def __init__(self, seed: int) -> None:
         self._free = list(range(4000))
@@ -81,7 +81,7 @@ def decode(seq: Sequence, k: int) -> Chunk:
 
 
 def recomputed(seq: Sequence, k: int, runner: Runner, *, vocab_size: int = VOCAB) -> list[int]:
-    """What a drafter proposes that has never seen the sequence before."""
+    """Return the proposal of a drafter that has never seen the sequence before."""
     copy = Sequence(seq.id, seq.params, list(seq.tokens), seq.num_prompt)
     Blocks(99).reserve(copy, copy.num_tokens + k)
     [proposal] = proposer_on(runner, vocab_size=vocab_size).propose([decode(copy, k)])
@@ -89,7 +89,7 @@ def recomputed(seq: Sequence, k: int, runner: Runner, *, vocab_size: int = VOCAB
 
 
 def settle(seq: Sequence) -> None:
-    """As the scheduler's commit does."""
+    """Settle a round as the scheduler's commit does."""
     seq.num_draft_computed = min(seq.num_draft_computed, seq.num_tokens - 1)
 
 
@@ -108,9 +108,9 @@ FIELDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("accept", ACCEPT)
 @pytest.mark.parametrize("max_step_tokens", [5, 512])
 def test_every_proposal_equals_one_made_from_nothing(accept: str, max_step_tokens: int) -> None:
-    """Law: through acceptance, rejection, spells at K=0, preemption and long prompts in pieces, a
-    proposal is what a drafter that recomputes everything would make. The fake model sees every
-    slot, so a single stale position changes it."""
+    """Law: through acceptance, rejection, rounds at K=0, preemption and chunked long prompts, a
+    proposal equals that of a drafter that recomputes everything. The fake model reads every slot,
+    so a single stale position changes it."""
     rng = random.Random(accept)
     runner = FakeRunner(VOCAB, block_size=BLOCK)
     proposer, blocks = proposer_on(runner, max_step_tokens=max_step_tokens), Blocks(0)
@@ -140,8 +140,8 @@ def test_every_proposal_equals_one_made_from_nothing(accept: str, max_step_token
 
 
 def test_forwards_are_batched_and_no_more_than_needed() -> None:
-    """The catch-up serves all sequences at once and yields the first guess; then one forward per
-    further depth, over those that still want one; nothing runs for K=0 or inside a prompt."""
+    """Law: one catch-up forward serves all sequences and yields the first guess; then one forward
+    per further depth, over those that want one; none for K=0 or inside a prompt."""
     runner = FakeRunner(VOCAB, block_size=BLOCK)
     proposer, blocks = proposer_on(runner), Blocks(1)
     sequences = [sequence(str(i), [5] * (4 + i)) for i in range(4)]
@@ -160,8 +160,8 @@ def test_forwards_are_batched_and_no_more_than_needed() -> None:
 
 
 def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
-    """The last guess is never run by the drafter: k-1 forwards after the first are enough. With it
-    accepted, two positions are missing; with less accepted, one."""
+    """Law: the drafter never runs its last guess: after the first, k-1 forwards are enough. If that
+    guess is accepted, two positions are missing; otherwise one."""
     for accepted, missing in ((0, 1), (1, 1), (2, 1), (3, 2)):
         runner = FakeRunner(VOCAB, block_size=BLOCK)
         proposer, seq = proposer_on(runner), sequence("s", [5, 6, 7, 8])
@@ -176,8 +176,8 @@ def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
 
 
 def test_drafting_ends_where_the_controller_says() -> None:
-    """Law: it is asked before each further forward, with the confidences of those who want one; the
-    guesses so far are those that it would have made anyway."""
+    """Law: the controller is asked before each further forward, with the confidences of the
+    sequences that want one; guesses so far are the same as without stopping."""
     asked: list[list[list[float]]] = []
 
     def keeps_drafting(confidences: Seq[Seq[float]]) -> bool:
@@ -203,7 +203,7 @@ def test_drafting_ends_where_the_controller_says() -> None:
 
 
 def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:
-    """What follows EOS or a stop token is never used; where EOS is ignored the chain goes on."""
+    """Law: tokens after EOS or a stop token are never used; with ignore_eos the chain continues."""
     lengths: dict[str, set[int]] = {}
     cases: dict[str, dict[str, Any]] = {
         "eos": {"ignore_eos": False},
@@ -231,8 +231,8 @@ def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft_vocab", [VOCAB - 15, VOCAB, VOCAB + 24])
 def test_only_ids_of_both_vocabularies_are_guessed(draft_vocab: int, temperature: float) -> None:
-    """A draft may be narrower than the target, or padded wider; over many
-    seeds and prompts the shared ids do occur."""
+    """Law: a draft vocabulary may be narrower than the target's, or padded wider; over many seeds
+    and prompts, shared ids do occur."""
     runner = FakeRunner(draft_vocab, block_size=BLOCK, sharpness=0.5)
     proposer, blocks, seen = proposer_on(runner), Blocks(4), set[int]()
     for seed in range(30):
@@ -246,8 +246,8 @@ def test_only_ids_of_both_vocabularies_are_guessed(draft_vocab: int, temperature
 
 
 def test_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
-    """Bug: ids of the target's padding, sent as a prompt of ids, were beyond the draft's embedding
-    and ended the engine."""
+    """Bug: padding ids of the target in a token-id prompt were out of range for the draft's
+    embedding and crashed the engine."""
     runner = FakeRunner(VOCAB - 15, block_size=BLOCK)
     seq = sequence("s", [1, VOCAB - 1, VOCAB - 15, 2])
     Blocks(8).reserve(seq, 16)
@@ -257,7 +257,7 @@ def test_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> None:
-    """Law: same logits, same processing along the same path, same noise: the guess at each depth is
+    """Law: with the same logits, processing along the path and noise, the guess at each depth is
     the token that the target draws there."""
     runner, blocks = FakeRunner(VOCAB, block_size=BLOCK), Blocks(5)
     seq = sequence("s", [4, 9, 4, 7], **fields)
@@ -290,7 +290,7 @@ def test_a_draft_that_computes_no_numbers_proposes_nothing() -> None:
 
 
 def test_the_real_runner_catches_up_too(tiny_draft: str) -> None:
-    """The same law on a real model's paged KV, greedy and sampled, float32."""
+    """Law: as with the fake model, on a real model's paged KV, greedy and sampled, float32."""
     model = load_model(tiny_draft, role="draft", device="cpu", dtype="float32")
 
     def runner() -> ModelRunner:

@@ -1,5 +1,5 @@
-"""Another draft takes the running one's place: texts stay, what is wrong with it is a sentence, and
-what is worse goes again. Without random outcomes: K is fixed where costs would decide."""
+"""A new draft replaces the running one: texts stay the same, an unfit draft is refused in a
+sentence, and a worse one is rolled back. Nothing is random: K is fixed where costs would decide."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def random(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the same shape, and knows nothing."""
+    """Save a draft of the same shape with random weights."""
 
     def drawn(weights: dict[str, torch.Tensor]) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -66,7 +66,7 @@ def copied(
     weights: Callable[[dict[str, torch.Tensor]], object] | None = None,
     config: Callable[[dict[str, Any]], object] | None = None,
 ) -> str:
-    """The built-in draft, with changes."""
+    """Save a copy of the built-in draft with changes."""
     shutil.copytree(model_folder("demo", "draft"), folder)
     if weights is not None:
         held = {name: weight.clone() for name, weight in load_file(folder / WEIGHTS).items()}
@@ -88,13 +88,13 @@ def submit(engine: Engine, count: int, temperature: float = 0.0, max_tokens: int
 
 
 def told(engine: Engine, outcomes: tuple[str, ...] = ("trial", "refused")) -> Swap:
-    """Step until a draft's fate is told, with something to do all the time."""
+    """Step, always with work to do, until the outcome of a swap is reported; return it."""
     texts = dict[str, list[int]]()
     return play(engine, texts, until=outcomes)
 
 
 def play(engine: Engine, texts: dict[str, list[int]], *, until: tuple[str, ...]) -> Swap:
-    """Like `told`; adds to the `texts`."""
+    """Like `told`, and collect the generated tokens in `texts`."""
     for _ in range(100_000):
         done = engine.step()
         add(texts, done.items)
@@ -112,10 +112,10 @@ def add(texts: dict[str, list[int]], items: list[Output]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("config", [FIXED, configured()], ids=["fixed", "adaptive"])
-def test_running_and_later_texts_stay(
+def test_running_and_later_texts_stay_the_same(
     config: EngineConfig, pair: Pair, same: str, random: str, temperature: float
 ) -> None:
-    """Law: whoever guesses, and whenever he changes, a seed's text is the same to the token."""
+    """Law: whichever draft guesses, and whenever it is swapped, a seed's text stays the same."""
 
     def texts(drafts: list[str]) -> dict[str, list[int]]:
         engine, found, left = Engine(config, pair=pair), dict[str, list[int]](), list(drafts)
@@ -135,14 +135,14 @@ def test_running_and_later_texts_stay(
 
 
 class AtOnce(threading.Thread):
-    """What a thread does, before anything else goes on: while texts are short, in tests."""
+    """A thread that runs to its end in `start`: used while texts are short."""
 
     def start(self) -> None:
         self.run()
 
 
-def test_the_steps_go_on_while_it_is_read(pair: Pair, same: str) -> None:
-    """Law: no step waits for a file, a proof or a compiler."""
+def test_steps_continue_while_it_loads(pair: Pair, same: str) -> None:
+    """Law: no step waits for reading a file, a proof or compilation."""
     engine, allowed = Engine(FIXED, pair=pair), threading.Event()
     read = engine._swap._read
     with patch.object(engine._swap, "_read", lambda path: allowed.wait(PATIENCE) and read(path)):
@@ -157,8 +157,8 @@ def test_the_steps_go_on_while_it_is_read(pair: Pair, same: str) -> None:
     assert told(engine).outcome == "trial"
 
 
-def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
-    """Law: and the one before guesses on, as well as before."""
+def test_a_useless_draft_is_rolled_back(pair: Pair, random: str) -> None:
+    """Law: the previous draft guesses again, as well as before."""
     engine = Engine(configured(speculation={"companions": []}), pair=pair)
     submit(engine, 4)
     engine.swap_draft(random)
@@ -178,10 +178,10 @@ def test_what_knows_nothing_is_taken_back(pair: Pair, random: str) -> None:
     assert accepted > 0.3 * proposed > 0
 
 
-def test_a_verdict_while_the_next_one_is_loading_is_told_of_the_right_one(
+def test_a_verdict_during_the_next_load_names_its_own_draft(
     pair: Pair, same: str, random: str
 ) -> None:
-    """Law: each is told by its own name; the third takes the place of the one that runs."""
+    """Law: a verdict names its own draft; the third draft replaces the one then running."""
     engine, allowed = Engine(FIXED, pair=pair), threading.Event()
     submit(engine, 4)
     engine.swap_draft(random)
@@ -197,9 +197,9 @@ def test_a_verdict_while_the_next_one_is_loading_is_told_of_the_right_one(
 
 
 @pytest.mark.parametrize("config", [FIXED, configured()], ids=["fixed", "adaptive"])
-def test_an_equal_one_is_kept(pair: Pair, same: str, config: EngineConfig) -> None:
-    """Law: what is not worse by more than chance stays, and the one before is let go. Bug: by the
-    noise of two timings a copy of the running one was taken back."""
+def test_an_equal_draft_is_kept(pair: Pair, same: str, config: EngineConfig) -> None:
+    """Law: a draft that is not significantly worse stays, and the old one is released. Bug: the
+    noise of two timings made a copy of the running draft be rolled back."""
     engine = Engine(config, pair=pair)
     submit(engine, 4)
     engine.swap_draft(same)
@@ -209,8 +209,8 @@ def test_an_equal_one_is_kept(pair: Pair, same: str, config: EngineConfig) -> No
     assert engine._swap._before is None
 
 
-def test_nobody_catches_up_with_more_than_a_step_holds(pair: Pair, same: str) -> None:
-    """Law: after a swap the long texts take turns; none is left without guesses."""
+def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
+    """Law: after a swap, long texts catch up in turns; each gets guesses in the end."""
     most = 64
     config = EngineConfig.model_validate(
         {**FIXED.model_dump(), "schedule": {"max_step_tokens": most}}
@@ -294,8 +294,8 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, name: str) -> None:
-    """Law: it names what is wrong, and the running one guesses on."""
+def test_an_unfit_draft_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, name: str) -> None:
+    """Law: the sentence names what is wrong, and the running draft keeps guessing."""
     make, words = BAD[name]
     path = make(tmp_path / "draft")
     engine = Engine(FIXED, pair=pair)
@@ -323,7 +323,7 @@ def test_what_is_wrong_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, na
 def test_where_no_draft_can_be_swapped(
     same: str, tmp_path: Path, speculation: dict[str, Any], words: str
 ) -> None:
-    """Law: it is refused by name at once."""
+    """Law: it is refused at once, naming the proposer or the key that prevents it."""
     if "trace" in speculation:
         speculation = {"trace": str(tmp_path / "trace")}
     engine = Engine(configured(speculation=speculation))
@@ -335,7 +335,7 @@ def test_where_no_draft_can_be_swapped(
 
 
 def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> None:
-    """Law: on either side."""
+    """Law: a swap is refused if either draft has a tokenizer of its own."""
     target, foreign = two_tokenizers.save(tmp_path)
     native = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "native")
     for running, new in ((native, foreign), (foreign, native)):
@@ -350,8 +350,8 @@ def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> Non
         assert f"{foreign!r} has a tokenizer of its own" in end.message
 
 
-def test_one_of_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
-    """Law: keys and values are beside those of the running one, or it is refused by the numbers."""
+def test_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
+    """Law: its KV must fit beside that of the running draft, else a refusal gives the numbers."""
     config = configured(
         target={"path": tiny_target},
         speculation={"proposer": {"path": tiny_draft}, "controller": {"kind": "fixed", "k": 2}},
@@ -372,8 +372,8 @@ def test_one_of_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_
 
 @pytest.mark.parametrize("family", [*tiny.FAMILIES])
 def test_no_step_depends_on_what_is_loaded(family: str, tmp_path: Path, tiny_draft: str) -> None:
-    """Law: while transformers builds a model in bfloat16, that is what torch takes by default, in
-    all threads; a text must not see it."""
+    """Law: while transformers builds a model in bfloat16, this is torch's default dtype in all
+    threads; no text may depend on that."""
     path = tiny.save(tiny.FAMILIES[family](), tmp_path / family)
     config = configured(
         target={"path": path}, speculation={"proposer": {"kind": "ngram"}, "companions": []}

@@ -1,4 +1,4 @@
-"""A draft that attends to its last tokens alone, on every way that a forward goes."""
+"""A draft that attends only to its last tokens, on every path that a forward can take."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GREEDY = SamplingParams(seed=1, max_tokens=9, temperature=0)
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """Exact in bfloat16, so that compiled code runs it."""
+    """Load a draft whose weights are exact in bfloat16, so that compiled code runs it."""
     shape = {**tiny.GROUPED, "head_dim": 32, "initializer_range": 0.3}
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**shape))
     with torch.no_grad():
@@ -48,14 +48,14 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def _seen(row: int) -> list[int]:
-    """Keys of a row that is run by itself, by the words of the configuration."""
-    first = (row - WINDOW) // BLOCK * BLOCK  # of the block with the window's first token
+    """Return the keys that a row sees when it runs alone, as the configuration defines them."""
+    first = (row - WINDOW) // BLOCK * BLOCK  # start of the block with the window's first token
     return [key for key in range(row + 1) if key < BLOCK or key >= first]
 
 
 @pytest.fixture(scope="module")
 def expected(draft: LoadedModel) -> Tensor:
-    """Logits `[LENGTH, vocab]` of transformers alone, with a mask written here."""
+    """Return logits `[LENGTH, vocab]` of transformers alone, with a mask built here."""
     mask = torch.full((1, 1, LENGTH, LENGTH), torch.finfo(torch.float32).min)
     for row in range(LENGTH):
         mask[0, 0, row, _seen(row)] = 0.0
@@ -95,8 +95,8 @@ def _read(runner: ModelRunner, tokens: Sequence[int]) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_attends_to_the_window(way: str, draft: LoadedModel, expected: Tensor) -> None:
-    """Law: a row's logits are those of transformers with a mask that hides all but the first block
-    and the blocks of the last tokens; positions are those of the text."""
+    """Law: a row's logits are those of transformers with a mask that shows only the first block and
+    the blocks of the last tokens; positions are those of the whole text."""
     runner = _runner(draft, way)
     assert (way == "compiled decoder") == (runner._compiled is not None)
     found = _read(runner, TOKENS)
@@ -106,19 +106,19 @@ def test_it_attends_to_the_window(way: str, draft: LoadedModel, expected: Tensor
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_tree_does_too(way: str, draft: LoadedModel) -> None:
-    """Law: a path of a tree has the logits of the chain that it is."""
+def test_a_tree_attends_to_the_window(way: str, draft: LoadedModel) -> None:
+    """Law: a path of a tree has the logits of the same tokens as a chain."""
     runner = _runner(draft, way)
     _read(runner, TOKENS[:30])
     chain = runner.forward([Segment([5, 6, 7], 30, BLOCKS, 3)]).logits.clone()
-    tree = Segment([5, 9, 6, 8, 7], 30, BLOCKS, 5, [-1, -1, 1, 1])  # behind 5: 9 or 6, then 8 or 7
+    tree = Segment([5, 9, 6, 8, 7], 30, BLOCKS, 5, [-1, -1, 1, 1])  # after 5: 9 or 6, then 8 or 7
     found = runner.forward([tree]).logits
     torch.testing.assert_close(found[[0, 2, 4]], chain, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("way", ["compiled decoder", "graphs"])
-def test_a_chain_does_too(way: str, draft: LoadedModel) -> None:
-    """Law: the guesses of one call are those of its steps behind the window of the first."""
+def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
+    """Law: guesses of one call equal those of single steps that use the window of the first."""
     runner, steps = _runner(draft, way), 4
     _read(runner, TOKENS[:33])
     output = runner.forward([Segment([TOKENS[33]], 33, BLOCKS, 1)])
@@ -147,7 +147,7 @@ def test_a_chain_does_too(way: str, draft: LoadedModel) -> None:
 def test_its_steps_do_not_grow_with_the_text(
     draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a step reads the same few keys however long the text has become."""
+    """Law: a step reads the same few keys, however long the text is."""
     runner, read = _runner(draft, "sdpa"), list[int]()
     prepare = runner.backend.prepare
 

@@ -1,5 +1,5 @@
-"""EAGLE-3's proposals: the guesses are those of its definition, step by step, however its entries
-came about."""
+"""EAGLE-3 proposals equal those of its definition, step by step, in whatever way its KV entries
+were computed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def config_for(target: str, folder: str, k: int, **more: Any) -> EngineConfig:
 
 
 def watched(engine: Engine) -> list[tuple[str, list[int], int, Proposal]]:
-    """Every proposal from now on, with the request, its text and k."""
+    """Collect every proposal from now on, with its request, text and k."""
     main, seen = engine._proposer._main, list[tuple[str, list[int], int, Proposal]]()
     propose = main.propose
 
@@ -89,8 +89,8 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
 def test_greedy_guesses_are_those_of_the_definition(
     depth: int, tiny_target: str, model: Any, head: str
 ) -> None:
-    """Law: each tree is the one that the slow reference grows from the text, node for node, for
-    several sequences at once and after accepted guesses."""
+    """Law: each tree equals, node for node, the one that the slow reference grows from the text,
+    for several sequences at once and after accepted guesses."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 5, depth=depth))
     seen = watched(engine)
@@ -115,8 +115,8 @@ def test_greedy_guesses_are_those_of_the_definition(
 def test_guesses_do_not_depend_on_how_entries_came_about(
     more: dict[str, Any], tiny_target: str, model: Any, head: str
 ) -> None:
-    """Law: a prompt in parts, entries made in bulk while nobody guesses (a text of more positions
-    than may wait), and a resumption after preemption leave the same guesses."""
+    """Law: chunked prompts, entries computed in bulk after rounds without guesses (with more
+    positions than may stay pending), and a resumption after preemption give the same guesses."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 3, depth=2, **more))
     prompts = {"a": PROMPT * 4, "b": [7, 3, 99, 12] * 9}
@@ -139,8 +139,8 @@ def test_guesses_do_not_depend_on_how_entries_came_about(
 
 
 def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: str) -> None:
-    """Law: behind a prompt that is found in the prefix cache, guesses are those behind the same
-    prompt computed."""
+    """Law: guesses after a prompt from the prefix cache equal those after the same prompt
+    computed."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 3, depth=2))
     prompt = PROMPT * 4
@@ -165,7 +165,7 @@ def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: 
 def test_each_field_of_the_format_counts(
     config: dict[str, Any], layers: tuple[int, ...], tiny_target: str, model: Any, tmp_path: Path
 ) -> None:
-    """Law: guesses are those of the definition with the fields that config.json has."""
+    """Law: guesses follow the definition with the fields of config.json."""
     words = model.get_output_embeddings().weight
     weights = eagle.random_head(words, layers=len(layers), own=config.get("draft_vocab_size", 96))
     if "norm_before_fc" in config:
@@ -188,8 +188,8 @@ def test_each_field_of_the_format_counts(
 def test_guesses_share_the_noise_of_their_positions(
     tiny_target: str, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: at temperature 1 the head guesses with the noise with which the target draws, by the
-    target's ids, so that its guesses are kept far more often than drawn apart."""
+    """Law: at temperature 1 the head samples guesses with the noise that the target uses, keyed by
+    target ids, so many more are accepted than with independent noise."""
 
     def kept(shift: int) -> float:
         noise = gumbel

@@ -1,4 +1,4 @@
-"""EAGLE-3's head: what published checkpoints may be, and how each refusal reads."""
+"""EAGLE-3 heads: which published checkpoints load, and how each refusal reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(path: Path | str, target: Target = TARGET) -> EagleHead:
 
 
 def refusal(path: Path | str, target: Target = TARGET) -> str:
-    """The sentence of the refusal; it must be one line."""
+    """Return the refusal, which must be one line."""
     with pytest.raises(ModelError) as caught:
         load(path, target)
     sentence = str(caught.value)
@@ -39,8 +39,8 @@ def equal(one: EagleHead, other: EagleHead) -> bool:
 
 
 def test_all_formats_are_one_head(tmp_path: Path) -> None:
-    """Law: a pickle without code, the wrapping of speculators (whose layer ids count what goes in)
-    and another name of the layer make the same head."""
+    """Law: a pickle without code, the wrapping of speculators (whose layer ids count layer inputs)
+    and another name of the layer give the same head."""
     weights = random_head(WORDS)
     plain = load(save(weights, tmp_path / "plain"))
     assert plain.layers == (0, 1)
@@ -67,15 +67,15 @@ def test_all_formats_are_one_head(tmp_path: Path) -> None:
 
 
 def test_layers_by_default_are_those_of_the_paper(tmp_path: Path) -> None:
-    """Law: what goes into layers 2, n/2 and n - 3, counted from 0."""
+    """Law: the inputs of layers 2, n/2 and n - 3, counted from 0."""
     weights = random_head(WORDS, layers=3)
     path = save(weights, tmp_path, eagle_aux_hidden_state_layer_ids=None)
     assert load(path, TARGET._replace(layers=32)).layers == (1, 15, 28)
-    assert "eagle_aux_hidden_state_layer_ids" in refusal(path)  # three layers are too few
+    assert "eagle_aux_hidden_state_layer_ids" in refusal(path)  # one layer too few
 
 
 class Runs:
-    """Pickled, it is a call."""
+    """Unpickling it calls a function."""
 
     def __reduce__(self) -> Any:
         return (print, ("code of a checkpoint ran",))
@@ -84,7 +84,7 @@ class Runs:
 def test_code_in_a_checkpoint_is_named_and_never_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: a pickle that would call something is refused by the name of what it would call."""
+    """Law: a pickle that would call a function is refused with that function's name."""
     save(random_head(WORDS), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     assert "neither model.safetensors nor pytorch_model.bin" in refusal(tmp_path)
@@ -154,7 +154,7 @@ def test_a_configuration_that_does_not_fit_is_refused_by_its_field(
 
 
 def test_a_wider_target_needs_embeddings_in_the_file(tmp_path: Path) -> None:
-    """Law: the target's are shared only where they are as wide as the head."""
+    """Law: the head shares the target's embeddings only if they have its width."""
     weights = random_head(WORDS)
     weights["fc.weight"] = torch.zeros(WIDTH, 2 * 64)
     wide = Target(torch.zeros(VOCAB, 64), VOCAB, 64, 3)

@@ -1,4 +1,4 @@
-"""The target's own first layers as a draft: what they compute, and that they hold nothing twice."""
+"""The target's own first layers as a draft: what they compute, and that no weight is held twice."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def logits(model: LoadedModel) -> Tensor:
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_it_computes_what_a_model_of_those_layers_computes(family: str, tmp_path: Path) -> None:
-    """Law: in every family the draft is the model that has the first layers, and no other; the
-    target stays what it was."""
+    """Law: in every family, the draft equals the model cut to its first layers, and the target is
+    unchanged."""
     model = tiny.FAMILIES[family]()
     target = load(tiny.save(model, tmp_path / "target"))
     before = logits(target)
@@ -53,7 +53,7 @@ def test_it_computes_what_a_model_of_those_layers_computes(family: str, tmp_path
 
 
 def test_no_weight_is_held_twice(tiny_target: str) -> None:
-    """Law: parameters are the target's own, and the memory plan counts none."""
+    """Law: all parameters are the target's own, and the memory plan counts no weights."""
     target = load(tiny_target)
     draft = early_exit(target, 1)
     own = {parameter.data_ptr() for parameter in target.model.parameters()}
@@ -75,8 +75,8 @@ def test_packed_weights_are_shared() -> None:
 
 
 def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Law: of exits that agree equally the cheapest, of a model whose later layers add nothing; and
-    not the first one, which agrees seldom."""
+    """Law: if the later layers of a model add nothing, the cheapest of the equally good exits is
+    taken, and not the first exit, which agrees rarely."""
     model = tiny.llama({**tiny.GROUPED, "num_hidden_layers": 16})
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -92,7 +92,7 @@ def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize(("layers", "said"), [(3, "it has 3, and"), (40, "layers is 40")])
 def test_more_layers_than_the_target_has(layers: int, said: str, tiny_target: str) -> None:
-    """Bad input: refused at start with the key."""
+    """Bad input: refused at start, naming the key."""
     proposer = {"kind": "self", "layers": layers}
     config = {"target": {"path": tiny_target}, "speculation": {"proposer": proposer}}
     with pytest.raises(ModelError, match=said) as refused:
@@ -101,7 +101,7 @@ def test_more_layers_than_the_target_has(layers: int, said: str, tiny_target: st
 
 
 def test_a_model_without_a_list_of_layers(tiny_target: str) -> None:
-    """Bad input: a family whose layers cannot be cut short is named."""
+    """Bad input: the error names a family whose layers cannot be cut."""
     target = load(tiny_target)
     target.model.model.layers = torch.nn.Sequential(*target.model.model.layers)
     with pytest.raises(ModelError, match="a Llama has no list of them"):

@@ -73,7 +73,7 @@ def params(**fields: object) -> SamplingParams:
 def test_a_bad_request_ends_with_a_sentence(
     prompt: list[int], fields: dict[str, object], says: str, config: EngineConfig, pair: Pair
 ) -> None:
-    """Law: the engine trusts nothing; a bad request ends itself, never the step."""
+    """Law: the engine validates every request; a bad one ends itself, never the step."""
     engine = Engine(config, pair=pair)
     engine.add(Submit("good", [1, 2, 3], params(), 0.0))
     engine.add(Submit("bad", prompt, params(**fields), 0.0))
@@ -84,9 +84,9 @@ def test_a_bad_request_ends_with_a_sentence(
     assert says in (ends["bad"].error or "")
 
 
-def test_what_one_engine_measured_is_not_measured_again(config: EngineConfig, pair: Pair) -> None:
-    """Law: an engine that is told what steps cost takes that as it is, and its replies are the
-    same; what it does not understand, such as another version's, it measures."""
+def test_given_step_costs_are_not_measured_again(config: EngineConfig, pair: Pair) -> None:
+    """Law: an engine that is given measured step costs uses them unchanged, and its replies are the
+    same; costs it does not understand, such as another version's, are measured again."""
     speculation = config.speculation.model_copy(update={"controller": AdaptiveConfig(k_max=3)})
     adaptive = config.model_copy(update={"speculation": speculation})
     told, replies = b"", []
@@ -101,7 +101,7 @@ def test_what_one_engine_measured_is_not_measured_again(config: EngineConfig, pa
 
 
 def test_a_duplicate_id_is_refused_and_the_first_goes_on(config: EngineConfig, pair: Pair) -> None:
-    """Bug elsewhere: a second request of the same id crashed the engine."""
+    """Bug elsewhere: a second request with the same id crashed the engine."""
     engine = Engine(config, pair=pair)
     engine.add(Submit("x", [1, 2, 3], params(), 0.0))
     engine.step()
@@ -111,8 +111,8 @@ def test_a_duplicate_id_is_refused_and_the_first_goes_on(config: EngineConfig, p
 
 
 def test_abort_is_acknowledged_once_and_frees_blocks(config: EngineConfig, pair: Pair) -> None:
-    """Law: an aborted sequence ends with `abort`, and its blocks are free; unknown ids are no
-    matter, since an abort may cross a finish on the wire."""
+    """Law: an aborted sequence ends with `abort`, and its blocks are freed; unknown ids are
+    ignored, since an abort may cross a finish on the wire."""
     engine = Engine(config, pair=pair)
     engine.add(Submit("a", [1, 2, 3], params(max_tokens=50), 0.0))
     engine.add(Submit("b", [1, 2, 3], params(), 0.0))
@@ -124,9 +124,9 @@ def test_abort_is_acknowledged_once_and_frees_blocks(config: EngineConfig, pair:
     assert engine.gauges().blocks_used == 0
 
 
-def test_a_step_without_work_is_no_batch_of_another_size(config: EngineConfig, pair: Pair) -> None:
-    """Bug: a step that only acknowledged aborts asked the controller about a batch of none, which
-    it took for one of one: what it knew of four was then half forgotten, and looked at anew."""
+def test_a_step_without_work_is_not_observed(config: EngineConfig, pair: Pair) -> None:
+    """Bug: a step that only acknowledged aborts asked the controller about an empty batch, which it
+    took for batch size 1: it half forgot its estimates for four, and explored again."""
 
     class Watched(FixedK):
         loads: ClassVar[list[int]] = []
@@ -150,7 +150,7 @@ def test_a_step_without_work_is_no_batch_of_another_size(config: EngineConfig, p
 
 
 def test_the_context_ends_a_sequence(config: EngineConfig, pair: Pair) -> None:
-    """Law: nothing runs for ever: at the model's length a sequence ends with `length`."""
+    """Law: every sequence ends; at the model's length it ends with `length`."""
     engine = Engine(config, pair=pair)
     engine.add(Submit("long", [1] * 250, params(max_tokens=1000), 0.0))
     items, _ = drain(engine)
@@ -159,8 +159,8 @@ def test_the_context_ends_a_sequence(config: EngineConfig, pair: Pair) -> None:
 
 
 def test_step_metrics_add_up(config: EngineConfig, pair: Pair) -> None:
-    """Law: sums over steps are the sums over outputs, by depth and in total, and prefix hits are
-    counted where they happen."""
+    """Law: sums over steps equal sums over outputs, by depth and in total, and prefix hits are
+    counted in the step where they occur."""
     engine = Engine(config, pair=pair)
     prompt = [7] * 40
     totals: dict[str, int] = dict.fromkeys(
@@ -188,8 +188,8 @@ def test_step_metrics_add_up(config: EngineConfig, pair: Pair) -> None:
 
 
 def test_an_output_tells_how_long_its_sequence_was_queued(config: EngineConfig, pair: Pair) -> None:
-    """Law: from arrival to the first step that it is in, on the first Output alone; a clock that
-    went back makes it 0, not less."""
+    """Law: the queue time runs from arrival to the first step with the sequence, and is in its
+    first Output only; if the clock goes backwards it is 0, never negative."""
     one = config.model_copy(update={"schedule": ScheduleConfig(max_sequences=1)})
     engine, now = Engine(one, pair=pair), time.time()
     for name, arrival in (("runs", now - 5), ("waits", now - 5), ("late", now + 900)):
@@ -211,7 +211,7 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     want = [t for o in drain(clean)[0] for t in o.tokens]
 
     class Poisoned:
-        """The engine's own runner, but the last request's rows come out as NaN."""
+        """The engine's own runner, except that the last request's rows are NaN."""
 
         def __init__(self) -> None:
             self.inner = engine._runner
@@ -235,9 +235,9 @@ def test_logits_that_are_no_numbers_end_one_request(config: EngineConfig, pair: 
     assert engine.gauges().blocks_used == 0
 
 
-def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, pair: Pair) -> None:
-    """Bug: of sequences that start over after a preemption, what they had generated counted as no
-    rows: a step of 16 of them in which nobody sampled was observed as one of none."""
+def test_observed_rows_are_the_computed_ones(config: EngineConfig, pair: Pair) -> None:
+    """Bug: when sequences start over after a preemption, rows of tokens they had generated were not
+    counted: a step of 16 such sequences in which none sampled was observed as having no rows."""
 
     class Observed(FixedK):
         """Records the number of rows of each step."""
@@ -248,7 +248,7 @@ def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, 
             self.rows.append(record.rows)
 
     class Counted:
-        """The engine's own runner, which counts rows."""
+        """The engine's own runner, counting rows."""
 
         rows = 0
 
@@ -278,7 +278,7 @@ def test_what_is_observed_has_the_rows_that_were_computed(config: EngineConfig, 
 
 
 def test_modes_switched_while_it_runs_change_no_text(config: EngineConfig, pair: Pair) -> None:
-    """Law: the token at a position knows nothing of K, whoever chose it, and whenever."""
+    """Law: a position's token does not depend on K, whoever chooses it and whenever."""
 
     def texts(switches: dict[int, tuple[Mode, int]]) -> tuple[dict[str, list[int]], list[int]]:
         engine = Engine(config, pair=pair)
@@ -303,6 +303,6 @@ def test_modes_switched_while_it_runs_change_no_text(config: EngineConfig, pair:
 
 
 def test_a_mode_beyond_the_configuration_is_refused(config: EngineConfig, pair: Pair) -> None:
-    """Law: the K of the configuration is the bound, for those who may switch, too."""
+    """Law: the configured K also bounds the modes that an operator sets."""
     with pytest.raises(ConfigError, match="from 1 to 3"):
         Engine(config, pair=pair).set_speculation("fixed", 4)

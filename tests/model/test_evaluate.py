@@ -14,8 +14,8 @@ from tests.support import tiny, tiny_text
 def test_the_whole_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: from a prompts file to a table and figures; with a grammar and with stop strings, too,
-    texts are those of K = 0."""
+    """Law: it goes from a prompts file to a table and figures; texts equal those of K = 0, also
+    with a grammar or stop strings."""
     target = tiny_text.target()
     folders = [tiny_text.save(target, tmp_path / "target"),
                tiny_text.save(tiny.draft_of(target), tmp_path / "draft")]  # fmt: skip
@@ -47,7 +47,7 @@ def test_the_whole_command(
 def test_a_model_that_cannot_be_loaded_is_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2; what the child says of it is the sentence; nothing is written."""
+    """Law: exit code 2; the sentence is the engine process's own error; no file is written."""
     folder = tiny_text.save(tiny_text.target(), tmp_path / "target")
     Path(folder, "model.safetensors").write_bytes(b"no weights")
     (tmp_path / "p.txt").write_text("one\n")

@@ -1,7 +1,6 @@
-"""Mixtures of experts: what the profile at start says of them, and the K of it.
+"""Mixtures of experts: their step costs in the profile at start, and the K that follows.
 
-Seconds are those of a clock that counts the experts that are read, so no machine changes them.
-"""
+The clock counts the experts that a forward reads, so results do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ from tests.support.controller_world import World, play
 
 COUNT, K_MAX, CROWD = 24, 8, 4
 MIXTURES = {"mixtral": tiny.mixtral, "qwen3_moe": tiny.qwen3_moe}
-Runners = tuple[ModelRunner, ModelRunner, KVCache]  # target, a draft that is all alike, its cache
+Runners = tuple[ModelRunner, ModelRunner, KVCache]  # target, dense draft, their KV cache
 
 
 class Reads:
-    """A clock that goes on by what a model reads: a millisecond for each expert of a layer that a
-    forward is routed to and one for all else, of a dense model as many as for a token."""
+    """A clock that advances by what a forward reads: 1 ms for each expert per layer and 1 ms for
+    the rest; in a dense model, as much as a mixture takes for a single token."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.now = 0.0
@@ -56,7 +55,7 @@ class Reads:
 
 
 def _runner(model: PreTrainedModel, role: Role, folder: Path, cache: KVCache) -> ModelRunner:
-    """With `Reads` for its clock."""
+    """Return a runner that takes its time from `Reads`."""
     loaded = load_model(tiny.save(model, folder / role), role=role, device="cpu")
     runner = ModelRunner(replace(loaded, compiled=None), cache, role, clock=Reads(loaded.model))
     runner._call = own_forward(loaded.model)
@@ -77,8 +76,8 @@ def _profile(target: ModelRunner, draft: ModelRunner | None, cache: KVCache) -> 
 
 
 def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:
-    """Law: the profile rises as experts are read, steeply at first. Bug: rows of one token read the
-    experts of one."""
+    """Law: the profiled cost rises with the experts read, steeply at first. Bug: with rows of one
+    repeated token, the profile read the experts of a single row."""
     target, _, cache = mixture
     sizes, timer = [(1, n) for n in (1, 2, 5, 17)], ForwardTimer(target, cache)
     one, two, five, most = (seconds for _, seconds in timer.points(sizes))
@@ -90,9 +89,9 @@ def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:
     assert alike < 0.75 * most
 
 
-def test_what_is_predicted_is_what_is_measured(mixture: Runners) -> None:
-    """Law: of 1 to 4 sequences with up to 8 guesses, most of which were not profiled, half within
-    10 % and nine of ten within 25 %."""
+def test_predictions_match_measurements(mixture: Runners) -> None:
+    """Law: for 1 to 4 sequences with up to 8 guesses, most of them not profiled, half of the
+    predictions are within 10 % and nine of ten within 25 %."""
     target, draft, cache = mixture
     costs, errors = CostModel(), list[float]()
     costs.set_profile(_profile(target, draft, cache))
@@ -108,7 +107,7 @@ def test_what_is_predicted_is_what_is_measured(mixture: Runners) -> None:
 
 @dataclass
 class Told(World):
-    """That takes what a profile says."""
+    """A world whose costs come from a profile."""
 
     points: Points = ()
 
@@ -118,8 +117,8 @@ class Told(World):
 
 @pytest.mark.parametrize("family", sorted(MIXTURES))
 def test_k_falls_against_a_dense_target(family: str, tmp_path: Path) -> None:
-    """Law: with the same draft and agreement K is smaller where reading experts is what takes
-    time, as the profile counts them."""
+    """Law: with the same draft and acceptance, K is smaller where the profile shows that reading
+    experts dominates the time."""
     chosen = []
     for name, model in (("mixture", MIXTURES[family](experts=COUNT)), ("dense", tiny.llama())):
         cache = KVCache(256, 16, "cpu")

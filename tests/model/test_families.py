@@ -20,11 +20,11 @@ LENGTH = 40
 
 @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
 def test_greedy_equals_generate(family: str, tmp_path: Path) -> None:
-    """Law: any served architecture yields the text that transformers yields, prompt chunked and
-    far beyond a sliding window of 7."""
+    """Law: every served architecture gives the text of transformers, with a chunked prompt and far
+    beyond a sliding window of 7."""
     model: Any = tiny.FAMILIES[family]()
     path = tiny.save(model, tmp_path)
-    model.set_attn_implementation("eager")  # some releases' own SDPA forgets Gemma 2's soft cap
+    model.set_attn_implementation("eager")  # some releases' SDPA forgets Gemma 2's soft cap
     expected = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),

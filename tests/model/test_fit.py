@@ -1,4 +1,4 @@
-"""What the files of a pair show is said before any weights are read."""
+"""Problems that the files of a pair show are reported before any weights are read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.model.fit import vocabulary_in, warn_of_slow
 from engine.model.pair import load_pair
 from tests.support import tiny
 
-UNREADABLE = {"hidden_size": 7, "num_attention_heads": 3}  # for weights that are of other shapes
+UNREADABLE = {"hidden_size": 7, "num_attention_heads": 3}  # for weights of other shapes
 
 
 def broken(folder: str, to: Path, **changes: object) -> Path:
-    """A copy whose weights nobody can load: who reads them says so."""
+    """Copy a model with a config that makes its weights unloadable, so reading them raises."""
     to.mkdir()
     for file in Path(folder).iterdir():
         (to / file.name).write_bytes(file.read_bytes())
@@ -54,13 +54,13 @@ def test_a_draft_larger_than_its_target_is_taken_for_swapped(
     assert f"the draft model '{large}' has 0." in said
     assert f"more than the target model '{small}' with 0." in said
     assert said.endswith("are they swapped?")
-    assert "swapped" not in refusal(large, small)  # but that its weights cannot be loaded
+    assert "swapped" not in refusal(large, small)  # refused for its unloadable weights
 
 
-def test_of_quantised_weights_no_size_is_known(
+def test_quantised_weights_have_no_known_size(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Law: a number of a file may hold eight of a model, so nothing is said of such a target."""
+    """Law: one stored number may hold eight weights, so no size is claimed for such a target."""
     import numpy as np
 
     small, large = broken(tiny_draft, tmp_path / "t"), broken(tiny_target, tmp_path / "d")
@@ -69,7 +69,7 @@ def test_of_quantised_weights_no_size_is_known(
     assert "swapped" not in refusal(small, large)
 
 
-def test_other_words_are_told_before_weights_are_read(
+def test_another_vocabulary_is_refused_before_weights_are_read(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     target, draft = broken(tiny_target, tmp_path / "t"), broken(tiny_draft, tmp_path / "d")
@@ -84,7 +84,7 @@ def test_other_words_are_told_before_weights_are_read(
 
 
 @pytest.mark.parametrize("wrong", [{"vocab_size": "many"}, {"eos_token_id": [None]}])
-def test_what_no_vocabulary_can_be_read_from_is_left_to_the_loader(
+def test_unreadable_vocabularies_are_left_to_the_loader(
     wrong: dict[str, object], tiny_target: str, tmp_path: Path
 ) -> None:
     folder = broken(tiny_target, tmp_path / "t", **wrong)
@@ -93,8 +93,8 @@ def test_what_no_vocabulary_can_be_read_from_is_left_to_the_loader(
     assert vocabulary_in(ModelConfig(path=str(folder)), "target") is None
 
 
-def test_a_slow_dtype_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Law: of what this CPU has no instructions for, on a CPU; `auto` never takes such."""
+def test_a_slow_dtype_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: a CPU without instructions for a dtype is reported; `auto` never takes that dtype."""
     said = {"target": ModelConfig(dtype="float16"), "draft": DraftModelConfig()}
     with caplog.at_level(logging.WARNING):
         warn_of_slow(said, "cuda", lambda name: False)  # type: ignore[arg-type]

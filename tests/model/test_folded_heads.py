@@ -1,4 +1,4 @@
-"""Heads that share keys are rows of one head, for SDPA on a CPU."""
+"""Query heads that share keys run as rows of one head, for SDPA on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.attention.sdpa import FOLDED_ROWS, attention
 def test_folded_heads_attend_as_grouped_ones(
     dtype: torch.dtype, rows: int, masked: bool, batch: int
 ) -> None:
-    """Heads that share keys become rows of one head; the mask goes along with them."""
+    """Law: heads that share keys become rows of one head, with the mask expanded to match."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*size: int) -> torch.Tensor:

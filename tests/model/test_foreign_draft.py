@@ -1,5 +1,5 @@
-"""A draft with a tokenizer of its own: what both vocabularies share, the map of positions, and the
-text that stays what it is."""
+"""A draft with a tokenizer of its own: the shared vocabulary, the map between positions, and texts
+that stay the target's."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_lossless(
     pair: Pair,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: the text is the target's, greedy and drawn, whatever the draft reads it as; and every
-    block of the draft's returns."""
+    """Law: the text is the target's, greedy and sampled, however the draft tokenizes it; all KV
+    blocks of the draft are freed."""
     engine = Engine(config(paths, k, **VARIANTS[variant]), pair=pair)
     proposer = engine._proposer._main
     assert isinstance(proposer, ForeignDraftProposer)
     free = len(proposer._free)
-    for _ in range(2):  # the second time prompts are in the prefix cache
+    for _ in range(2):  # the second time, prompts hit the prefix cache
         submit_all(engine, PROMPT, FIELDS)
         replies = Replies(run(engine))
         hold(replies, expected)
@@ -89,12 +89,10 @@ def test_lossless(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_it_agrees_as_the_same_draft_in_the_targets_tokens(
-    temperature: float, tmp_path: Path
-) -> None:
-    """Law: where the texts hold nothing but tokens of both, a draft of which only the ids are other
-    ones has the same guesses kept: the noise is by the target's ids. At temperature 1 by the
-    draft's own hardly any would be."""
+def test_permuted_ids_agree_as_often(temperature: float, tmp_path: Path) -> None:
+    """Law: on texts of shared tokens only, a draft with permuted ids has the same guesses accepted,
+    since noise is keyed by target ids. At temperature 1, noise keyed by the draft's ids would make
+    hardly any guess right."""
     target, draft = two_tokenizers.save(tmp_path, tiny_text.MERGES)
     own = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "own")
     outside = [*range(1, len(tiny_text.SPECIALS)), *range(276, 289)]
@@ -123,8 +121,8 @@ def rate(ends: list[Output]) -> float:
 
 
 def test_tokens_outside_the_intersection_are_written_in_pieces(pair: Pair) -> None:
-    """Law: what both have is one token, what only the target has is its text in the draft's own
-    tokens, ends of text are each other's, and padding is nothing."""
+    """Law: a shared token maps to one token, a token of the target alone to its text in draft
+    tokens, EOS tokens map to each other, and padding maps to nothing."""
     translation = pair.translation
     assert translation is not None
     ours, theirs = tiny_text.tokenizer(), two_tokenizers.tokenizer()
@@ -142,7 +140,7 @@ def test_tokens_outside_the_intersection_are_written_in_pieces(pair: Pair) -> No
 
 
 def sentencepiece(folder: Path) -> str:
-    """As Llama 2 writes it: U+2581 for a space, bytes by name."""
+    """Save a tokenizer like Llama 2's: U+2581 for a space, byte tokens by name."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "▁a", "é"]
     vocabulary = {word: i for i, word in enumerate(words)}
     found = Tokenizer(models.BPE(vocabulary, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
@@ -156,8 +154,8 @@ def sentencepiece(folder: Path) -> str:
 def test_spaces_and_bytes_are_the_same_however_they_are_written(
     paths: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Law: U+0120 and U+2581 are both a space, `<0xC3>` is that byte, and a letter of its own goes
-    before its bytes."""
+    """Law: U+0120 and U+2581 both mean a space, `<0xC3>` means that byte, and a token of a letter
+    is preferred to tokens of its bytes."""
     theirs, ours = load_vocabulary(sentencepiece(tmp_path)), load_vocabulary(paths[0])
     translation = Translation(
         ours, theirs, vocab_size=ours.vocab_size, draft_size=theirs.vocab_size
@@ -174,7 +172,7 @@ def test_spaces_and_bytes_are_the_same_however_they_are_written(
 
 
 class Memory:
-    """The draft's plane: which token's key lies in each position."""
+    """The draft's KV plane: the token whose key each position holds."""
 
     def __init__(self) -> None:
         self.keys: list[int] = []
@@ -186,8 +184,8 @@ class Memory:
 
 @given(st.data())
 def test_the_map_of_positions(data: st.DataObject) -> None:
-    """Law: whatever is guessed, kept, refused and skipped, `ids` is the text in the draft's tokens,
-    `ends` where each target token ends there, and `valid` positions hold the keys of just those."""
+    """Law: after any guesses, acceptances, rejections and skips, `ids` is the text in draft tokens,
+    `ends` where each target token ends in it, and the first `valid` positions hold its keys."""
     pieces = {0: [9], 1: [5, 6], 2: [], 3: [9, 9, 9], 4: [7], 5: [6]}
     reading, memory, text = DraftTokens(), Memory(), list[int]()
     runs = st.booleans()
@@ -214,7 +212,7 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
 
 
 def test_guesses_that_are_kept_are_not_run_again() -> None:
-    """Law: a guess that is committed stays computed, and the first other one ends that."""
+    """Law: an accepted guess stays computed, up to the first one that differs."""
     reading = DraftTokens()
     reading.follow([1, 2], lambda token: [token])
     reading.valid, reading.guessed = 2, [3, 4, 5]
@@ -222,8 +220,8 @@ def test_guesses_that_are_kept_are_not_run_again() -> None:
     assert (reading.valid, reading.ids, reading.guessed) == (4, [1, 2, 3, 4, 8], [])
 
 
-def test_who_finds_no_block_is_not_guessed_for(paths: tuple[str, str], pair: Pair) -> None:
-    """Law: the draft's positions may run out before the target's: the text goes on without it."""
+def test_without_a_block_there_are_no_guesses(paths: tuple[str, str], pair: Pair) -> None:
+    """Law: when the draft's positions run out first, the text continues without guesses."""
     engine = Engine(config(paths, 3), pair=pair)
     proposer = engine._proposer._main
     assert isinstance(proposer, ForeignDraftProposer)
@@ -239,7 +237,7 @@ def test_a_vocabulary_that_is_hardly_shared_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Bad input: one sentence with the figures; and a log line where it is enough."""
+    """Bad input: one sentence with the figures; if the overlap is enough, a log line."""
     assert pair.draft is not None
     with caplog.at_level(logging.INFO):
         check_pair(pair.target, pair.draft)

@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: what is written is what is read, the memory plan knows, and
+"""An fp8 KV cache: reads return what was rounded on writing, the memory plan counts it, and
 speculation changes no text."""
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def kept(dtype: torch.dtype) -> Plane:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", [Variation(), Variation(window=5, softcap=2.0)])
-def test_what_is_read_is_what_was_rounded(how: Variation, dtype: torch.dtype) -> None:
-    """Law: attention over eight bits is, to the bit, attention over the numbers that they stand
-    for; one that is too large is the largest, not NaN."""
+def test_reads_return_the_rounded_numbers(how: Variation, dtype: torch.dtype) -> None:
+    """Law: attention over fp8 is bit-identical to attention over the rounded numbers; one beyond
+    the range becomes the largest, not NaN."""
     generator = torch.Generator().manual_seed(1)
 
     def random(heads: int) -> Tensor:
@@ -68,7 +68,7 @@ def test_what_is_read_is_what_was_rounded(how: Variation, dtype: torch.dtype) ->
         assert torch.equal(one.to(dtype), other)
 
 
-HEADS = ("medusa", "eagle")  # of which this pair has none
+HEADS = ("medusa", "eagle")  # this pair has no heads
 
 
 def in_fp8(config: EngineConfig) -> EngineConfig:
@@ -102,13 +102,13 @@ def test_lossless(
     drafter: str, k: int | str, variant: str, pair: Pair, plain: Replies,
     tiny_target: str, tiny_draft: str,
 ) -> None:  # fmt: skip
-    """Law: with such a cache the text does not depend on guesses either."""
+    """Law: with an fp8 cache, too, the text does not depend on guesses."""
     config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
     assert replies_of(in_fp8(config), pair).tokens == plain.tokens
 
 
 def test_the_plan_counts_one_byte(pair: Pair, tiny_target: str, tiny_draft: str) -> None:
-    """Law: of target and draft; and no promise is made that a last bit might break."""
+    """Law: for target and draft; the engine claims no exactness, since last bits may differ."""
     config = config_for(tiny_target, tiny_draft, "draft_model", 3, {})
     whole, small = (memory_plan(each, pair).sizes() for each in (config, in_fp8(config)))
     for role in ("target", "draft"):
@@ -118,8 +118,8 @@ def test_the_plan_counts_one_byte(pair: Pair, tiny_target: str, tiny_draft: str)
     assert not engine.ready.exact
 
 
-def test_who_cannot_read_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: one sentence each; `auto` finds who can."""
+def test_backends_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: an unfit backend is refused in one sentence; `auto` picks one that fits."""
 
     def choose(name: Any, device: str = "cpu") -> str:
         layers = [LayerShape(0, 2, 64, 64)]
@@ -141,6 +141,6 @@ def test_who_cannot_read_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16")
 def test_a_compiled_target_is_refused() -> None:
-    """Law: rather than be run by slower code that keeps less of its promises."""
+    """Law: not silently run by slower code that guarantees less."""
     with pytest.raises(ConfigError, match="compiled code runs the target, and does not read it"):
         Engine(in_fp8(config_for("demo", "demo", "draft_model", 3, {})))

@@ -1,5 +1,5 @@
-"""A model with fused layers computes what it computes without. Their kernels are interpreted, on a
-CPU, and compiled for a GPU that need not be there."""
+"""A model with fused layers computes what it computes without. The kernels run interpreted on a
+CPU, and are compiled for a GPU that need not exist."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def interpreted() -> Iterator[Run]:
-    """Calls a function of this file where kernels are run by numpy, which is asked for before they
-    are imported."""
+    """Yield a function that runs a function of this file with interpreted kernels, which must be
+    chosen before the kernels are imported."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("TRITON_INTERPRET", "1")
@@ -102,7 +102,7 @@ def compare(family: str) -> None:
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
         prepared = SdpaBackend(CPU).prepare(plane, batch.spans)
-        with patch.object(model.base_model.layers[0], "forward", None):  # is not called
+        with patch.object(model.base_model.layers[0], "forward", None):  # must not be called
             return call(batch.input_ids, batch.position_ids, batch.keep, prepared)
 
     assert is_proven(forward, shapes, expected, model)
@@ -130,15 +130,15 @@ def compare_first(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_first_layers_alone_end_in_the_last_norm(family: str, interpreted: Run) -> None:
-    """Law: a draft of the target's first layers has the norm behind the last of its own, which a
+    """Law: a draft of the target's first layers ends in the model's final norm, which the last
     layer's last kernel computes."""
     interpreted(compare_first, family)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_equals_the_model(family: str, interpreted: Run) -> None:
-    """Law: of a prompt in two chunks and a sequence beside it, through the paged cache: the model's
-    own logits, but for the last bits."""
+    """Law: for a prompt in two chunks beside another sequence, through the paged cache, logits
+    equal the model's own up to the last bits."""
     interpreted(compare, family)
 
 
@@ -157,8 +157,8 @@ def check_hidden() -> None:
 
 
 def test_hidden_states_are_the_models(interpreted: Run) -> None:
-    """Law: what stands behind each fused layer, and behind the last norm, is what does in the
-    model's own."""
+    """Law: hidden states after each fused layer, and after the final norm, are those of the
+    model."""
     interpreted(check_hidden)
 
 
@@ -180,7 +180,7 @@ def check_weights() -> None:
 
 
 def test_weights_are_not_held_twice(interpreted: Run) -> None:
-    """Law: the model's own parameters become views of what was joined, biases too."""
+    """Law: the model's own parameters, biases too, become views of the joined weights."""
     interpreted(check_weights)
 
 
@@ -207,7 +207,7 @@ def check_loader(folder: str) -> None:
 
 
 def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> None:
-    """Law: where our kernels can run they do, unless they fail or make other logits."""
+    """Law: our kernels run wherever they can, unless they fail or give other logits."""
     interpreted(check_loader, tiny.save(model_of("llama"), tmp_path))
 
 
@@ -233,8 +233,8 @@ def check_products(count: int, shape: tuple[int, int]) -> None:
 def test_a_product_gives_a_row_its_bits(
     count: int, shape: tuple[int, int], interpreted: Run
 ) -> None:
-    """Law: what torch computes, and to the bit the same of a row alone as among others, at any
-    place; of more rows than are dealt out together, too, and of sums in parts."""
+    """Law: the product is that of torch, and a row is bit-identical alone and among others, in any
+    place; also with more rows than one grid takes, and with split sums."""
     interpreted(check_products, count, shape)
 
 
@@ -248,7 +248,7 @@ def check_steady() -> None:
     @torch.inference_mode()
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
-        with patch.object(torch.nn.functional, "linear", None):  # is not called
+        with patch.object(torch.nn.functional, "linear", None):  # must not be called
             prepared = backend.prepare(plane, batch.spans)
             return call(batch.input_ids, batch.position_ids, batch.keep, prepared)
 
@@ -266,8 +266,8 @@ def check_steady() -> None:
 
 
 def test_a_steady_model_gives_a_row_its_bits(interpreted: Run) -> None:
-    """Law: the logits of a row are the same to the bit in a prompt of more rows than the kernel of
-    attention takes, after that prompt in two chunks, beside another sequence, and decoded."""
+    """Law: a row's logits are bit-identical in a prompt of more rows than one tile of the attention
+    kernel, after that prompt in two chunks, beside another sequence, and in decode steps."""
     interpreted(check_steady)
 
 
@@ -298,14 +298,14 @@ def check_loading(served: str, refused: str) -> None:
 
 
 def test_the_loader_says_why_a_model_is_not_steady(tmp_path: Path, interpreted: Run) -> None:
-    """Law: who asks for a model whose rows are their own gets one that is proven, or a reason."""
+    """Law: with batch_invariant, a loaded model is proven to be so, or the error says why not."""
     served = tiny.save(model_of("llama"), tmp_path / "served")
     refused = tiny.save(tiny.FAMILIES["gpt_neox"](), tmp_path / "refused")
     interpreted(check_loading, served, refused)
 
 
 def test_steady_attention_is_our_kernel() -> None:
-    """Law: for prompts too; another backend by name, and another device, are refused."""
+    """Law: also for prompts; any other named backend, and any other device, is refused."""
 
     def choose(wanted: AttentionName, device: str) -> AttentionName:
         where, shapes = torch.device(device), [LayerShape(0, 2, 64, 64)]
@@ -329,16 +329,16 @@ def check_other_cache() -> None:
             ids, places = torch.tensor([[5, 6, 7]]), torch.tensor([[0, 1, 2]])
             found.append(run(ids, places, 3, prepared))
         assert plane.stacks[0][1][:, :, 8:11].count_nonzero() > 0
-    torch.testing.assert_close(*found, rtol=0, atol=3e-2)  # keys round elsewhere
+    torch.testing.assert_close(*found, rtol=0, atol=3e-2)  # keys are rounded in another place
 
 
-def test_a_cache_of_another_precision_is_written_by_attention(interpreted: Run) -> None:
-    """Law: the kernel that rotates writes to no cache that is not of the model's precision."""
+def test_a_cache_of_another_dtype_is_written_by_attention(interpreted: Run) -> None:
+    """Law: the fused rotary kernel never writes to a cache of another dtype than the model's."""
     interpreted(check_other_cache)
 
 
-def test_what_is_not_known_is_not_fused() -> None:
-    """Law: of another family, or with biases for some parts of a product, no layer is made."""
+def test_unsupported_layers_are_not_fused() -> None:
+    """Law: another family, or biases on only some parts of a joined product, is not fused."""
     model = tiny.FAMILIES["gpt_neox"]()
     register()
     model.set_attn_implementation(NAME)
@@ -383,7 +383,7 @@ NUMBERS = (
 
 
 def options_of(constants: dict[str, int]) -> dict[str, int]:
-    """Of `multiply_rows`."""
+    """Return the compile options of `multiply_rows`."""
     tiles = (*products.TILES, products.LARGE)
     warps, stages = next(each[3:] for each in tiles if each.rows == constants.get("ROWS", 16))
     return {"num_warps": warps, "num_stages": stages}
@@ -391,7 +391,7 @@ def options_of(constants: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: without a device, and nothing spills from registers to memory."""
+    """Law: the kernels compile without a device, and no register spills to memory."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -413,7 +413,7 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             "multiply_rows": options_of(constants),
         }.get(name, {})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler's own
+            warnings.simplefilter("ignore")  # the compiler's own warnings
             source = ASTSource(kernel, types, constants, aligned)
             built = triton.compile(source, GPUTarget("cuda", 90, 32), options)
         (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])

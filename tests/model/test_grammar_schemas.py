@@ -1,4 +1,4 @@
-"""Three hundred schemas and a random model: what ends by itself is valid, whatever it is."""
+"""Three hundred schemas and a random model: every reply that completes is valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT: list[int] = tiny_text.tokenizer().encode('{"name": ').ids
 
 @pytest.mark.slow
 def test_every_completed_reply_is_valid(tmp_path: Path) -> None:
-    """Law: at T=1 a model that knows nothing writes valid JSON or is cut off; most of these end."""
+    """Law: at T=1 a random model writes valid JSON or is cut off; most replies complete."""
     model = tiny_text.target()
     paths = [
         tiny_text.save(found, tmp_path / name)
@@ -59,8 +59,8 @@ def test_every_completed_reply_is_valid(tmp_path: Path) -> None:
 
 
 def test_what_is_not_enforced_is_refused(tmp_path: Path) -> None:
-    """Law: no schema is half-applied. Each of these asks for more than is enforced, or cannot be
-    satisfied at all."""
+    """Law: no schema is partly applied. Each of these uses a feature that is not enforced, or
+    cannot be satisfied."""
     path = tmp_path / "model"
     path.mkdir()
     tiny_text.tokenizer().save(str(path / "tokenizer.json"))

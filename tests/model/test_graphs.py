@@ -1,5 +1,5 @@
-"""Captured forwards and captured proposals, with a recorder that calls the function again: buckets,
-padding, fixed tensors, eviction; the numbers are those of eager forwards."""
+"""Captured forwards and proposals, with a recorder that re-runs the function on replay: buckets,
+padding, fixed tensors and eviction; results equal those of eager forwards."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def eager(model: LoadedModel) -> ModelRunner:
 
 
 def captured(model: LoadedModel, recorder: FakeRecorder, most_steps: int = 0) -> ModelRunner:
-    """As on CUDA: by the model's own forward, without compiled code."""
+    """Return a runner as on CUDA: the model's own forward, without compiled code."""
     runner = ModelRunner(
         replace(model, logits=own_forward(model.model)),
         KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
@@ -77,19 +77,19 @@ STEPS = [  # prompts, decodes, a verification beside a prompt, more rows than th
 
 
 def test_replays_equal_eager_forwards(target: LoadedModel) -> None:
-    """Law: whatever the number of rows, however it is filled up, a replay's logits are those of the
-    eager forward, and so is the cache that the next one reads."""
+    """Law: for any number of rows and any padding, a replay gives the logits of the eager forward,
+    and leaves the KV that the next forward reads."""
     recorder = FakeRecorder()
     ours, theirs = captured(target, recorder), eager(target)
     for segments in STEPS:
         found, expected = ours.forward(segments).logits, theirs.forward(segments).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert recorder.recorded == 3  # of 16, 8 and 4 rows; 34 are too many
+    assert recorder.recorded == 3  # buckets of 16, 8 and 4 rows; 34 rows are too many
     assert recorder.replayed == 4
 
 
 def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
-    """Law: what cannot be staged is computed all the same."""
+    """Law: a batch that no graph can stage runs eagerly."""
     recorder = FakeRecorder()
     ours, theirs = captured(target, recorder), eager(target)
     for runner in (ours, theirs):
@@ -101,8 +101,8 @@ def test_a_tree_is_run_eagerly(target: LoadedModel) -> None:
 
 
 def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> None:
-    """Bug: their logits are joined at the end, and each replay wrote over those of the one before:
-    all forwards of a model leave them in one place."""
+    """Bug: all forwards of a model leave logits in the same buffer, so each replay overwrote those
+    of the one before, although they are joined at the end."""
     processor, found = LogitsProcessor(draft.eos_ids), list[Tensor]()
     for runner in (captured(draft, FakeRecorder()), eager(draft)):
         proposer = DraftModelProposer(
@@ -117,7 +117,7 @@ def test_a_long_stretch_is_caught_up_in_several_replays(draft: LoadedModel) -> N
 
 
 def test_all_buckets_are_recorded_at_start(target: LoadedModel) -> None:
-    """Law: once, the largest first; a later forward records nothing."""
+    """Law: each is recorded once, the largest first; later forwards record nothing."""
     recorder = FakeRecorder()
     ours = captured(target, recorder)
     [*ours.capture()]
@@ -163,8 +163,8 @@ ASKS: list[list[dict[str, Any]]] = [
 def test_a_chain_draws_what_steps_draw(
     draft: LoadedModel, count: int, asks: list[dict[str, Any]]
 ) -> None:
-    """Law: one graph of K steps draws the tokens that K forwards with the same keyed noise draw,
-    whatever the fields, and leaves the same keys and values."""
+    """Law: one graph of K steps samples the same tokens as K forwards with the same keyed noise,
+    for any fields, and leaves the same keys and values."""
     ours, theirs = captured(draft, FakeRecorder()), eager(draft)
     theirs._compiled = None
     seqs = [sequence(i, **fields) for i, fields in enumerate(asks[:count])]
@@ -179,8 +179,8 @@ def test_a_chain_draws_what_steps_draw(
 
 
 def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
-    """Bug: each was recorded inside the request that needed it first, and sixteen of them kept,
-    where K up to 8 has 88. Law: what was recorded for one K is not disturbed by another."""
+    """Bug: chains were recorded within the first request that needed them, and only 16 were kept,
+    while K up to 8 has 88. Law: recording a chain for one K leaves those for others intact."""
     recorder = FakeRecorder()
     ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
     theirs._compiled = None
@@ -204,11 +204,11 @@ def test_all_chains_are_kept(draft: LoadedModel) -> None:
     assert pool._most == len(sizes) * MAX_K * 3 == 528
 
 
-def test_what_no_graph_holds_is_run_at_start(
+def test_uncaptured_attention_is_warmed_up(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: the first long prompt had its attention compiled within the request, next to a watchdog
-    of 30 s. Law: in free blocks, as many rows as positions and blocks allow; no time is told."""
+    """Bug: the first long prompt compiled its attention within the request, under a 30 s watchdog.
+    Law: warm-up uses free blocks and as many rows as fit in positions and blocks, untimed."""
     ours = captured(target, FakeRecorder())
     seen: list[list[tuple[int, int]]] = []
     prepare = ours.backend.prepare
@@ -233,19 +233,19 @@ def test_what_no_graph_holds_is_run_at_start(
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_a_proposal_is_told_once(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
-    """Law: the host hears of a proposal in one copy, whatever K is."""
+def test_a_proposal_is_one_copy(draft: LoadedModel, steps: int, fields: dict[str, Any]) -> None:
+    """Law: one copy brings a proposal to the host, whatever K is."""
     ours = captured(draft, FakeRecorder())
     output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
     seqs, draws = [sequence(0, **fields)], draws_of(draft)
-    chained(ours, output, draws, seqs, steps)  # records
+    chained(ours, output, draws, seqs, steps)  # records the graph
     with Waits() as waits:
         chained(ours, output, draws, seqs, steps).tolist()
     assert waits.seen == ["tolist"]
 
 
 def sequence(i: int, **fields: Any) -> Sequence:
-    """A prompt in blocks of its own, with room for guesses."""
+    """Return a prompt in blocks of its own, with room for guesses."""
     params = SamplingParams(seed=77 + i, max_tokens=99, **fields)
     blocks = [[3, 1, 2, 4, 5], [9, 8, 7, 6, 10], [20, 21, 22, 23, 24]][i]
     given = array("i", blocks)
@@ -298,7 +298,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
     k: int, fields: list[dict[str, Any]], target: LoadedModel, draft: LoadedModel,
     tiny_eos: list[int], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Law: graphs and draws on the device are no choice of the text, with a draft and without."""
+    """Law: graphs and draws on the device do not change the text, with a draft and without."""
     recorder = FakeRecorder()
     cache = KVCache(64, BLOCK, "cpu", scrap=True)
 
@@ -339,7 +339,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
 
 
 def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: `device = "cuda:1"` timed and captured on the streams of the first device."""
+    """Bug: with `device = "cuda:1"`, timing and capture used streams of the first device."""
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     for name in ("cpu", "cuda", "cuda:1"):
@@ -348,13 +348,13 @@ def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_forward_that_has_the_host_wait_is_not_captured(
+def test_a_synchronizing_forward_is_not_captured(
     waits: bool,
     target: LoadedModel,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bug: Llamas of dynamic NTK died in capture, with an error of CUDA's."""
+    """Bug: for Llamas with dynamic NTK, capture failed with a CUDA error."""
     monkeypatch.setattr("engine.model.pair.waits_for_device", lambda _: "f" if waits else None)
     model = replace(target, device=torch.device("cuda"))
     config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
@@ -364,10 +364,10 @@ def test_a_forward_that_has_the_host_wait_is_not_captured(
     assert graphs is None or graphs.most_rows == 77
 
 
-def test_who_has_the_host_wait_is_named(
+def test_a_synchronizing_function_is_named(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: by torch's own watch, which is on for one forward; any other error goes on."""
+    """Law: torch's sync debug mode, set for one forward, finds it; other errors propagate."""
     said, modes = "called a synchronizing CUDA operation", list[str]()
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
@@ -384,7 +384,7 @@ def test_who_has_the_host_wait_is_named(
 
 
 class Event:
-    """`query` is true once the device has come this far."""
+    """A device event; `query` is true once the device has reached it."""
 
     reached = 0.0
     recorded = 0.0
@@ -406,8 +406,8 @@ class Event:
         Event.reached = max(Event.reached, self.at)
 
 
-def test_nobody_waits_to_know_how_long_it_took() -> None:
-    """Law: a reading tells, once, what the device has finished; waiting is asked for by name."""
+def test_reading_device_time_does_not_block() -> None:
+    """Law: `read` returns finished device time once and never blocks; only `wait` blocks."""
     timer = DeviceTimer(Event)
     for _ in range(2):
         with timer:
@@ -420,8 +420,8 @@ def test_nobody_waits_to_know_how_long_it_took() -> None:
     assert timer.read() == pytest.approx(0.010)
 
 
-def test_what_the_device_did_meanwhile_is_verification() -> None:
-    """Law: or drafting; the sum of a step stays; on a CPU nothing moves."""
+def test_late_device_time_is_verification() -> None:
+    """Law: device time seen late moves to verify or propose; the sum is kept; no-op on CPU."""
     seconds = StepSeconds(verify=1.0, accept=5.0, verify_forward=4.0)
     move_late_seconds(seconds)
     assert (seconds.verify, seconds.accept) == (4.0, 2.0)

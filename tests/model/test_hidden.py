@@ -1,5 +1,5 @@
-"""Hidden states that leave a forward: transformers' own, on every path, and nothing when nobody
-asks."""
+"""Hidden states that a forward returns are transformers' own, on every path, and cost nothing if
+not requested."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PATHS: dict[str, Make] = {"eager": eager, "fused": fused, "compiled": compiled, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of a Llama that compiled code runs."""
+    """Save a Llama that compiled code runs."""
     made = tiny.llama({**tiny.GROUPED, "head_dim": 16})
     with torch.no_grad():
         for parameter in made.parameters():
@@ -83,7 +83,7 @@ def model(folder: str) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def states(folder: str) -> Callable[[list[int]], Tensor]:
-    """`[rows, layers * width]` of a text, by transformers alone."""
+    """Return a function from a text to states `[rows, layers * width]` by transformers."""
     whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     @torch.inference_mode()
@@ -94,7 +94,7 @@ def states(folder: str) -> Callable[[list[int]], Tensor]:
     return of
 
 
-STEPS = [  # a prompt in two parts beside another, one token, a tree beside one
+STEPS = [  # a prompt in two parts beside another, one token, a tree beside one token
     [Segment(TOKENS[:6], 0, [3, 1, 2, 9], 0), Segment(TOKENS[:3], 0, [4, 5], 2)],
     [Segment(TOKENS[6:], 6, [3, 1, 2, 9], 1)],
     [Segment([50], 11, [3, 1, 2, 9], 1)],
@@ -103,7 +103,7 @@ STEPS = [  # a prompt in two parts beside another, one token, a tree beside one
 
 
 def texts() -> list[list[list[int]]]:
-    """What each row of each step is behind."""
+    """Return the tokens up to each row of each step."""
     text = [*TOKENS, 50, 51]
     tree = [[30], [31], [30, 32], [31, 33]]
     return [
@@ -119,10 +119,10 @@ def texts() -> list[list[list[int]]]:
 def test_they_are_those_of_transformers(
     path: str, every: bool, model: LoadedModel, states: Callable[[list[int]], Tensor]
 ) -> None:
-    """Law: row by row, of the layers in the order in which they are asked for; and to ask changes
-    no bit of the logits."""
+    """Law: states match for every row, with the layers in the requested order; requesting them
+    changes no bit of the logits."""
     asking, plain = (PATHS[path](model, own) for own in (HiddenRows(LAYERS, every), None))
-    for _ in range(2):  # what is recorded, and replayed
+    for _ in range(2):  # first recorded, then replayed
         for segments, behind in zip(STEPS, texts(), strict=True):
             output, other = asking.forward(segments), plain.forward(segments)
             assert torch.equal(output.logits, other.logits)
@@ -141,10 +141,10 @@ def test_they_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_who_does_not_ask_pays_nothing(
+def test_no_request_costs_nothing(
     path: str, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: no hook is set, not even for the time of a call, no room is made and nothing written."""
+    """Law: no hook is set, not even during a call, nothing is allocated or written."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError
@@ -158,7 +158,7 @@ def test_who_does_not_ask_pays_nothing(
 
 
 def test_no_hook_stays_behind(model: LoadedModel) -> None:
-    """Law: a model that another engine runs as well, without asking, is as it was."""
+    """Law: a model that is shared with an engine that requests no states is left unchanged."""
     runner = eager(model, HiddenRows((LAST,)))
     runner.forward(STEPS[0])
     assert not any(module._forward_hooks for module in model.model.modules())
@@ -167,12 +167,12 @@ def test_no_hook_stays_behind(model: LoadedModel) -> None:
 def test_more_rows_than_a_graph_holds(
     model: LoadedModel, states: Callable[[list[int]], Tensor]
 ) -> None:
-    """Law: a long prompt's states come from a forward without a graph, and do not write over those
-    that graphs leave."""
+    """Law: a long prompt's states come from a forward without a graph, and do not overwrite those
+    of graphs."""
     runner, text = graphs(model, HiddenRows(LAYERS, every=True)), (TOKENS * 4)[:40]
     wanted = states(text)
     blocks = list(range(10, 20))
-    for first, last in ((0, 10), (10, 38), (38, 40)):  # the middle one is beyond the largest
+    for first, last in ((0, 10), (10, 38), (38, 40)):  # the middle one exceeds the largest bucket
         output = runner.forward([Segment(text[first:last], first, blocks, 1)])
         assert output.hidden is not None
         torch.testing.assert_close(output.hidden, wanted[first:last], atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""In hindsight: what the drafter would have guessed at positions that are committed by now."""
+"""Hindsight: what the drafter would have guessed at positions that are committed by now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def real(tiny_draft: str) -> MakeRunner:
 
 
 def drawn(seq: Sequence, end: int, make: MakeRunner) -> Proposal:
-    """One guess behind the first `end` tokens, by a drafter that has seen nothing before."""
+    """Return one guess after the first `end` tokens, by a drafter without any history."""
     runner = make()
     copy = Sequence(seq.id, seq.params, seq.tokens[:end], seq.num_prompt)
     Blocks(99).reserve(copy, end + 1)
@@ -50,14 +50,14 @@ def drawn(seq: Sequence, end: int, make: MakeRunner) -> Proposal:
 
 
 def go_on(seq: Sequence, count: int, make: MakeRunner, rng: random.Random) -> None:
-    """Tokens of a target that agrees with the drafter about every other time."""
+    """Append tokens of a target that agrees with the drafter about half of the time."""
     for _ in range(count):
         [token] = drawn(seq, seq.num_tokens, make).tokens
         seq.tokens.append(token if rng.random() < 0.5 else rng.randrange(VOCAB))
 
 
 def hold(found: Agreement, seq: Sequence, make: MakeRunner) -> None:
-    """Each of its positions, drawn afresh."""
+    """Check each position of `found` against a fresh draft."""
     for i, (confidence, hit) in enumerate(found.guesses, start=start_of(found, seq)):
         fresh = drawn(seq, i, make)
         assert hit == (fresh.tokens == [seq.tokens[i]])
@@ -85,8 +85,8 @@ def propose(
 def test_agreements_are_what_it_draws_afresh(
     max_step_tokens: int, kind: str, temperature: float, real: MakeRunner
 ) -> None:
-    """Law: after a spell without guesses every generated token is judged as it would have been had
-    the drafter been asked there, whatever else is in the batch and however it catches up."""
+    """Law: after rounds without guesses, every generated token is judged as if the drafter had been
+    asked there, whatever else is in the batch and however the drafter catches up."""
     make, rng, blocks = fake if kind == "fake" else real, random.Random(4), Blocks(3)
     runner = make()
     proposer = proposer_on(runner, vocab_size=runner.vocab_size, max_step_tokens=max_step_tokens)
@@ -110,8 +110,8 @@ def test_agreements_are_what_it_draws_afresh(
     assert 0 < sum(hits) < len(hits)
 
 
-def test_nothing_is_told_of_a_prompt_or_of_what_was_verified() -> None:
-    """Law: the prompt is nobody's guess, and no position is told twice."""
+def test_prompts_and_verified_positions_are_not_judged() -> None:
+    """Law: prompt tokens are not judged, and no position is reported twice."""
     proposer, blocks, seq = proposer_on(fake()), Blocks(1), sequence("s", [4, 5, 6, 7])
     propose(proposer, blocks, 3, seq)
     assert not proposer.agreements
@@ -122,8 +122,8 @@ def test_nothing_is_told_of_a_prompt_or_of_what_was_verified() -> None:
 
 
 @pytest.mark.parametrize("fields", UNUSUAL, ids=lambda fields: next(iter(fields)))
-def test_who_has_penalties_or_filters_is_not_judged(fields: dict[str, Any]) -> None:
-    """Law: their rows would have to be redone; their neighbours in the batch are judged as ever."""
+def test_sequences_with_penalties_or_filters_are_not_judged(fields: dict[str, Any]) -> None:
+    """Law: judging them would need processed logits; the rest of the batch is judged as usual."""
     rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(2)
     unusual, usual = sequence("a", [4, 5, 6], **fields), sequence("b", [4, 5, 6])
     usual.number = 1
@@ -147,8 +147,8 @@ def test_of_a_long_spell_the_latest_positions_are_judged() -> None:
 
 
 def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
-    """Bug: a crowd that came back from K = 0 had its whole past judged, which took longer than the
-    forward."""
+    """Bug: a large batch coming back from K = 0 had its whole past judged, which took longer than
+    the forward."""
     rng, proposer, blocks = random.Random(2), proposer_on(fake()), Blocks(12)
     seqs = [sequence(str(i), [4, 5, 6]) for i in range(12)]
     for number, seq in enumerate(seqs):
@@ -161,8 +161,8 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
         hold(found, seq, fake)
 
 
-def test_nothing_is_judged_that_nobody_wants() -> None:
-    """Law: the same guesses, without the rows that only tell how earlier ones would have fared."""
+def test_judging_can_be_switched_off() -> None:
+    """Law: guesses are the same without the rows that only serve to judge earlier positions."""
     said = list[list[int]]()
     for judges in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
@@ -175,7 +175,7 @@ def test_nothing_is_judged_that_nobody_wants() -> None:
 
 
 def test_judging_changes_no_guess() -> None:
-    """Law: the row behind the last token is the one that the next guess is drawn from."""
+    """Law: the next guess still comes from the row of the last token."""
     rng, proposer, blocks = random.Random(6), proposer_on(fake()), Blocks(2)
     seqs = [sequence("a", [4, 5, 6]), sequence("b", [7, 8, 9, 4], top_k=3), sequence("c", [1])]
     for count, seq in enumerate(seqs):

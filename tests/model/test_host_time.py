@@ -8,7 +8,7 @@ from engine.lab.host_time import HEADS, main
 
 
 def test_parts_of_the_host_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each batch size and mode, whose parts are the time outside of forwards."""
+    """Law: one line per batch size and mode, whose parts add up to the time outside forwards."""
     assert main(["--sequences", "1", "3", "--modes", "off,2", "--rounds", "1"]) == 0
     heads, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert heads == [head for head in HEADS if head]

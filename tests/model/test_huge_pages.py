@@ -1,4 +1,4 @@
-"""Memory in huge pages, where a machine has some."""
+"""Memory in huge pages, where the machine has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.model.kv_cache import HUGE_PAGE, space
 
 @pytest.mark.parametrize("size", [0, 1, HUGE_PAGE // 2, HUGE_PAGE, 3 * HUGE_PAGE + 5])
 def test_it_is_as_large_as_asked_for_and_empty(size: int) -> None:
-    """Law: so many bytes, all of them zero, and all of them to be written."""
+    """Law: the array has the requested size, is all zero, and is writable everywhere."""
     found = space(size)
     assert found.shape == (size,)
     assert found.dtype == np.uint8
@@ -21,16 +21,16 @@ def test_it_is_as_large_as_asked_for_and_empty(size: int) -> None:
     assert found.sum(dtype=np.int64) == 7 * size
 
 
-def test_it_begins_where_a_huge_page_does() -> None:
-    """Bug: of 13.5 MB of weights 5.5 lay in small pages, since each array began in the middle of a
-    huge one."""
+def test_it_starts_at_a_huge_page() -> None:
+    """Bug: arrays began in the middle of huge pages, so 5.5 of 13.5 MB of weights lay in small
+    pages."""
     for size in (HUGE_PAGE // 2, HUGE_PAGE, 5 * HUGE_PAGE):
         assert space(size).ctypes.data % HUGE_PAGE == 0
 
 
-def test_what_is_small_begins_where_a_line_of_a_cache_does() -> None:
-    """Bug: weights of less than half a huge page, a small model's, began at any sixteenth byte, so
-    that every vector that is read of them lay across two lines."""
+def test_small_arrays_start_at_cache_lines() -> None:
+    """Bug: weights smaller than half a huge page, those of small models, were aligned to 16 bytes
+    only, so every vector read crossed two cache lines."""
     held = [space(size) for size in (1, 100, 4097, 65536, HUGE_PAGE // 2 - 1) for _ in range(8)]
     assert {found.ctypes.data % 64 for found in held} == {0}
 
@@ -42,6 +42,6 @@ def test_two_spaces_share_nothing() -> None:
 
 
 def test_it_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: where the system has no huge pages to ask for, memory is memory."""
+    """Law: where the system grants no huge pages, ordinary memory is used."""
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     assert space(2 * HUGE_PAGE).nbytes == 2 * HUGE_PAGE

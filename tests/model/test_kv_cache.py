@@ -1,4 +1,4 @@
-"""What KV takes, and moving it between slots."""
+"""The size of the KV cache, and moves between its slots."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def test_bytes_of_a_token_count_keys_and_values_of_every_layer() -> None:
     assert bytes_per_token(LAYERS, torch.bfloat16) == 2 * 2 * (8 + 4) * 2
 
 
-def test_memory_that_is_refused_is_said_in_a_sentence() -> None:
-    """Bug: under a limit of the process that the plan does not know, a start ended in a traceback
-    and "OSError: [Errno 12] Cannot allocate memory"."""
+def test_refused_memory_is_one_sentence() -> None:
+    """Bug: under a process limit that the memory plan does not know, start ended in a traceback and
+    "OSError: [Errno 12] Cannot allocate memory"."""
     with pytest.raises(MemoryPlanError, match=r"refuses .* GiB .*cache\.cpu_memory_gib"):
         KVCache(1 << 52, 4, "cpu").add_plane("target", LAYERS, torch.float32)
 
 
 def resident() -> int:
-    """Bytes that this process has."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def test_pages_that_are_touched_later_are_there_in_the_end() -> None:
-    """Law: at first they take no memory, then all that they will; what was written meanwhile stays,
-    and the rest is zeros."""
+    """Law: the pages take no memory at first and all of it in the end; values written meanwhile
+    stay, and the rest is zero."""
     cache, before = KVCache(1 << 16, 16, "cpu", later=True), resident()
     plane = cache.add_plane("target", LAYERS, torch.float32)
     assert resident() - before < plane.nbytes / 8
@@ -48,7 +48,7 @@ def test_pages_that_are_touched_later_are_there_in_the_end() -> None:
 
 
 def filled(dtype: torch.dtype | None = None) -> KVCache:
-    """Two planes whose slot s holds the value s, plus 100 in the second."""
+    """Return two planes: slot s holds the value s in the first, s + 100 in the second."""
     cache = KVCache(3, 4, "cpu", dtype=dtype)
     for offset, name in ((0, "target"), (100, "draft")):
         for pair in cache.add_plane(name, LAYERS, torch.float32).stacks:
@@ -66,7 +66,7 @@ def filled(dtype: torch.dtype | None = None) -> KVCache:
 def test_move_reads_all_before_it_writes(
     source: list[int], destination: list[int], dtype: torch.dtype | None
 ) -> None:
-    """Law: every plane, layer, key and value moves, as if through a copy."""
+    """Law: keys and values of every plane and layer move, as if through a copy."""
     cache = filled(dtype)
     cache.move(source, destination)
     expected = torch.arange(12.0)
@@ -78,9 +78,9 @@ def test_move_reads_all_before_it_writes(
                 assert (tensor.float() == meant[None, None, :, None]).all()
 
 
-def test_what_is_kept_of_a_tree_stands_as_a_chain() -> None:
-    """Law: node i of a tree behind n tokens was written at position n + i, whichever block that is
-    in; those kept follow the tokens in order, and nothing else moves."""
+def test_accepted_nodes_become_a_chain() -> None:
+    """Law: node i of a tree after n tokens was written at position n + i, in whichever block; kept
+    nodes move behind the tokens in order, and nothing else moves."""
     cache = filled()
     cache.move_path([2, 0, 1], before=3, path=[1, 3])  # from slots 0 and 2 to 11 and 0
     expected = torch.arange(12.0)

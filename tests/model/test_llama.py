@@ -1,4 +1,4 @@
-"""Plain Llamas without transformers: its arithmetic to the bit, or left to it."""
+"""Plain Llamas without transformers: bit-identical to it, or left to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def saved(tmp_path: Path, **changes: Any) -> Path:
 def test_logits_are_those_of_transformers(
     tmp_path: Path, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Law: to the bit, so that whatever is proven against ours holds against theirs."""
+    """Law: bit-identical, so whatever is proven against ours holds against theirs."""
     ours, theirs = ours_and_theirs(saved(tmp_path, **changes), dtype)
     assert torch.equal(ours(IDS).logits, theirs(IDS, use_cache=False).logits)
     for keep in (2, torch.tensor([0, 10])):
@@ -60,7 +60,7 @@ def test_the_built_in_pair_is_read_here(role: Any) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_are_found_as_in_a_model_of_transformers(tmp_path: Path, tied: bool) -> None:
-    """Bug: `make bench` asks for the input embedding, to know what a forward reads."""
+    """Bug: `make bench` needs the input embedding, to count the bytes that a forward reads."""
     ours, theirs = ours_and_theirs(saved(tmp_path, tie_word_embeddings=tied), torch.float32)
     for model in (ours, theirs):
         tables = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -69,7 +69,7 @@ def test_embeddings_are_found_as_in_a_model_of_transformers(tmp_path: Path, tied
 
 
 def test_its_start_imports_no_transformers() -> None:
-    """Law: three seconds of a processor that a start of the built-in pair does without."""
+    """Law: starting the built-in pair skips this import, which takes three CPU seconds."""
     code = (
         "import sys; from engine.core import load_pair; from engine.config import EngineConfig\n"
         "load_pair(EngineConfig())\n"
@@ -115,10 +115,10 @@ def test_its_start_imports_no_transformers() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}},
     ],
 )
-def test_what_is_not_plain_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Law: nothing in a configuration is passed over, and weights are those it says, all of
-    them and no more. Bugs: a number in words was taken where transformers refuses it, and one too
-    large for torch ended in a traceback."""
+def test_other_llamas_are_left_to_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Law: no configuration field is ignored, and the weights are exactly those it describes. Bugs:
+    a number given as a string was accepted, which transformers refuses, and one too large for torch
+    gave a traceback."""
     folder = saved(tmp_path)
     assert read_llama(folder) is not None
     file = folder / "config.json"
@@ -127,7 +127,7 @@ def test_what_is_not_plain_is_left_to_transformers(tmp_path: Path, changes: dict
 
 
 def test_whole_numbers_are_numbers(tmp_path: Path) -> None:
-    """Law: JSON knows one kind of number, so that 10000 is a base of angles as 10000.0 is."""
+    """Law: JSON has a single number type, so the rotary base may be 10000 or 10000.0."""
     rope = {"rope_type": "default", "rope_theta": 10000}
     folder = saved(tmp_path)
     file = folder / "config.json"

@@ -1,4 +1,4 @@
-"""What a model folder may be, and how each refusal reads."""
+"""Which model folders load, and how each refusal reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load(path: Path | str, **settings: Any) -> LoadedModel:
 
 
 def copy_of(folder: str, to: Path, **changes: Any) -> Path:
-    """A copy of a model folder with changes to its config.json."""
+    """Copy a model folder with changes to its config.json."""
     to.mkdir(exist_ok=True)
     for file in Path(folder).iterdir():
         (to / file.name).write_bytes(file.read_bytes())
@@ -54,7 +54,7 @@ def copy_of(folder: str, to: Path, **changes: Any) -> Path:
 
 
 def refusal(path: Path | str, **settings: Any) -> str:
-    """The sentence of the refusal; it must be one line."""
+    """Return the refusal, which must be one line."""
     with pytest.raises(ModelError) as caught:
         load(path, **settings)
     sentence = str(caught.value)
@@ -74,8 +74,8 @@ def test_facts_of_a_loaded_model(tiny_target: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_their_own_are_not_promised_in_vain(dtype: str, tiny_target: str) -> None:
-    """Bug: on a CPU where compiled code does not run all rows, batch_invariant was ignored."""
+def test_batch_invariance_is_kept_or_refused(dtype: str, tiny_target: str) -> None:
+    """Bug: batch_invariant was ignored on a CPU where compiled code does not run all rows."""
     sentence = refusal(tiny_target, dtype=dtype, batch_invariant=True)
     assert "cannot be served with target.batch_invariant: on a CPU" in sentence
 
@@ -87,8 +87,8 @@ def test_one_eos_id_may_be_a_number(tiny_target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eos", [{}, {"a": 1}, [[1]], "1", [True]])
-def test_an_eos_id_that_is_none(eos: Any, tiny_target: str, tmp_path: Path) -> None:
-    """Bug: ended in a TypeError."""
+def test_an_invalid_eos_id_is_refused(eos: Any, tiny_target: str, tmp_path: Path) -> None:
+    """Bug: an invalid EOS id gave a TypeError."""
     folder = copy_of(tiny_target, tmp_path / "m")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     assert "eos_token_id" in refusal(folder)
@@ -96,18 +96,18 @@ def test_an_eos_id_that_is_none(eos: Any, tiny_target: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("positions", [0, 1])
 def test_too_few_positions(positions: int, tiny_target: str, tmp_path: Path) -> None:
-    """Bug: failed in torch."""
+    """Bug: too few positions failed inside torch."""
     folder = copy_of(tiny_target, tmp_path / "m", max_position_embeddings=positions)
     assert f"has {positions} positions; a prompt and its reply take 2" in refusal(folder)
 
 
 def of_transformers(folder: Path) -> str:
-    """A model that is not read without it."""
+    """Save a model that only transformers can read."""
     return tiny.save(tiny.qwen3(), folder)
 
 
 def test_loading_leaves_the_verbosity_of_transformers_alone(tmp_path: Path) -> None:
-    """Bug: silencing is global in transformers, and the host program lost its warnings."""
+    """Bug: silencing is global in transformers, so the host program lost its warnings."""
     before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
     load(of_transformers(tmp_path))
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
@@ -159,13 +159,13 @@ def test_truncated_weights(tiny_target: str, tmp_path: Path, size: int) -> None:
 
 
 def test_absent_weights_are_not_invented(tiny_target: str, tmp_path: Path) -> None:
-    """Bug: transformers fills absent weights at random and warns; served, that is noise."""
+    """Bug: transformers fills absent weights at random and only warns; output would be noise."""
     folder = copy_of(tiny_target, tmp_path / "m", num_hidden_layers=4, layer_types=None)
     assert "lacks 9 of its weights" in refusal(folder)
 
 
 def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
-    """Bug: the loader's own error points at "the above report", which nobody sees."""
+    """Bug: the loader's own error points at "the above report", which no user sees."""
     folder = copy_of(tiny_target, tmp_path / "m", intermediate_size=64)
     said = refusal(folder)
     assert "9 weights whose shape contradicts" in said
@@ -174,9 +174,9 @@ def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers' own
 def test_experts_stored_in_four_bits_are_held_in_sixteen(tmp_path: Path) -> None:
-    """Bug: gpt-oss as it is published was refused for a package, or would have asked the network
-    for kernels at its first token. Law: its numbers are a sign, a table of eight and a power of
-    two for each 32 of them."""
+    """Bug: gpt-oss as published was refused for a missing package, or would have fetched kernels
+    from the network at its first token. Law: a number is a sign, one of eight table entries, and a
+    power of two shared by 32 numbers."""
     wide = tiny.GROUPED | {"hidden_size": 64, "intermediate_size": 32}
     rope = {"rope_type": "default", "rope_theta": 1e4}
     model = tiny.build(
@@ -227,7 +227,7 @@ def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_architectures_out_of_reach(tmp_path: Path, model_type: str, reason: str) -> None:
-    """Law: refused by its configuration, before any weight is read, and by name."""
+    """Law: they are refused by name from their configuration, before any weight is read."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     sentence = refusal(tmp_path)
     assert reason in sentence
@@ -249,7 +249,7 @@ def test_more_positions_than_the_model_has(tiny_target: str) -> None:
 
 def test_a_growing_rope_stays_at_its_original_length() -> None:
     """Law: a rope that changes with the longest sequence of a forward would let one request alter
-    another's text, so such models serve the length before it changes."""
+    another's text, so such models only serve the length before it changes."""
     rope = {
         "rope_type": "dynamic",
         "rope_theta": 1e4,
@@ -264,7 +264,7 @@ def test_a_growing_rope_stays_at_its_original_length() -> None:
 
 @pytest.mark.parametrize("growing", ["dynamic", "longrope"])
 def test_growing_ropes_of_layer_types_stay_at_the_shortest_original_length(growing: str) -> None:
-    """Gemma 3 names a rope per layer type; a type may have none."""
+    """Law: Gemma 3 has one rope per layer type; a type may lack one."""
     plain = {"rope_type": "default", "rope_theta": 1e4}
     long = {
         "rope_type": growing,
@@ -294,13 +294,13 @@ def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
 
 
 def test_only_a_hub_name_may_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: org/name goes to the hub; offline, the sentence says so. Anything else never does."""
+    """Law: only org/name is looked up on the hub; offline, the sentence says so."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "is not in the hub cache, and HF_HUB_OFFLINE is set" in refusal("no-such-org/model")
 
 
 def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: a swap to a hub name took 24 seconds to be refused where there is no network."""
+    """Bug: without a network, refusing a swap to a hub name took 24 seconds."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     began = time.monotonic()
@@ -313,7 +313,7 @@ def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.Monkey
 
 
 def test_an_argument_that_no_backend_honours_is_refused(tiny_target: str) -> None:
-    """Law: honoured or refused, never ignored."""
+    """Law: an argument is honoured or refused, never ignored."""
     model = load(tiny_target).model
     attention = model.model.layers[0].self_attn
     probe = interface.LayerProbe()
@@ -339,8 +339,8 @@ def test_a_model_that_drops_our_argument_is_refused(tmp_path: Path) -> None:
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64))
 
 
-def test_a_window_that_never_arrives_is_refused() -> None:
-    """Bug: a dozen tokens at load would not show a window of thousands being ignored."""
+def test_an_ignored_window_is_refused() -> None:
+    """Bug: the proof's dozen tokens would not notice that a window of thousands is ignored."""
     from engine.model.proof import _check_windows
 
     layer = interface.LayerShape(0, 1, 8, 8)
@@ -350,7 +350,7 @@ def test_a_window_that_never_arrives_is_refused() -> None:
 
 
 def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: the proof at load can fail; here attention forgets its scaling."""
+    """Law: the proof at load can fail; here attention ignores its scaling."""
     plain = interface.attention_forward
 
     def unscaled(*tensors: Any, scaling: float | None = None, **named: Any) -> Any:
@@ -365,14 +365,14 @@ def test_different_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         interface.register()
 
 
-def test_a_proof_does_not_pass_over_what_is_not_a_number(tiny_target: str) -> None:
-    """Bug: Python's max() of a small difference and one that is not a number is the small one, so
-    the second of the two passes of a proof might compute anything."""
+def test_a_proof_does_not_ignore_nan(tiny_target: str) -> None:
+    """Bug: Python's max() of a small difference and NaN returns the small one, so the second pass
+    of a proof could compute anything."""
     loaded = load(tiny_target)
     model, expected = loaded.model, torch.zeros(LENGTH, loaded.vocab_size)
 
     def proven(wrong: Sequence[int]) -> bool:
-        """Where these of the second pass's sequences are wrong."""
+        """Whether the proof passes if these sequences of the second pass are wrong."""
 
         def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
             rows = [torch.zeros(s.num_logits, loaded.vocab_size) for s in segments]
@@ -393,14 +393,14 @@ def test_a_pair_of_one_vocabulary_fits(tiny_target: str, tiny_draft: str) -> Non
 def test_a_draft_with_fewer_positions_is_refused(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Bug: a draft with learned positions fails in the middle of a long text."""
+    """Bug: a draft with learned positions failed in the middle of a long text."""
     short = load(copy_of(tiny_draft, tmp_path / "d", max_position_embeddings=100))
     with pytest.raises(ModelError, match=r"has 100 positions.*serve 256.*to 100 or less"):
         check_pair(load(tiny_target), short)
     check_pair(load(tiny_target, max_model_len=100), short)
     few = load(copy_of(tiny_draft, tmp_path / "f", max_position_embeddings=8))
     with pytest.raises(ModelError, match=r"has 8 positions.*serve 256.*to 8 or less"):
-        check_pair(load(tiny_target), few)  # Bug: the proof ran off the table of its angles
+        check_pair(load(tiny_target), few)  # Bug: the proof exceeded the rotary table
 
 
 def with_tokens(folder: Path, words: WordLevel | Unigram) -> Path:
@@ -411,7 +411,7 @@ def with_tokens(folder: Path, words: WordLevel | Unigram) -> Path:
 
 
 def padded(target: str, to: Path) -> Path:
-    """A draft folder with eight more embedding rows than the tokenizer has tokens."""
+    """Save a draft with eight more embedding rows than the tokenizer has tokens."""
     model = tiny.draft_of(tiny.llama())
     model.resize_token_embeddings(tiny.VOCAB + 8)
     return Path(tiny.save(model, to))
@@ -422,7 +422,7 @@ ADDED = [f"<{i}>" for i in range(120, 128)]
 
 
 def test_padding_rows_are_no_mismatch(tiny_target: str, tmp_path: Path) -> None:
-    """Law: equal tokens on the shared range fit, however many rows follow."""
+    """Law: a pair fits if tokens in the shared range are equal, however many rows follow."""
     target = with_tokens(copy_of(tiny_target, tmp_path / "t"), WordLevel(WORDS, "t0"))
     draft = with_tokens(padded(tiny_target, tmp_path / "d"), WordLevel(WORDS, "t0"))
     check_pair(load(target), load(draft))
@@ -439,7 +439,7 @@ def test_sizes_alone_must_be_equal(tiny_target: str, tmp_path: Path) -> None:
 def test_a_tokenizer_without_bytes_is_no_tokenizer_of_another_draft(
     tiny_target: str, tmp_path: Path
 ) -> None:
-    """Bad input: where ids mean other tokens and texts cannot be compared, the draft is refused."""
+    """Bad input: refused if ids mean other tokens and the texts cannot be compared."""
     target = with_tokens(copy_of(tiny_target, tmp_path / "t"), WordLevel(WORDS, "t0"))
     other = {("word" if i == 17 else text): i for text, i in WORDS.items()}
     draft = with_tokens(copy_of(tiny_target, tmp_path / "d"), WordLevel(other, "t0"))

@@ -1,4 +1,4 @@
-"""Every sampling field against a slow float64 reference, and no row touched by its neighbours."""
+"""Every sampling field against a slow float64 reference; no row depends on its neighbours."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CASES = {n: SamplingParams(seed=0, max_tokens=50, **fields) for n, fields in FIE
 
 
 def contexts_of(params: SamplingParams, *, seed: int, length: int = 5) -> list[RowContext]:
-    """A root row and a path of four nodes over a sequence of few different tokens."""
+    """Return a root row and a path of four nodes over a sequence with few distinct tokens."""
     rng = random.Random(seed)
     tokens = [rng.randrange(20) for _ in range(12 + seed % 3)]
     seq = Sequence(f"s{seed}", params, tokens, num_prompt=8)
@@ -69,7 +69,7 @@ def contexts_of(params: SamplingParams, *, seed: int, length: int = 5) -> list[R
 
 
 def filtered(log_probs: Floats, params: SamplingParams) -> Floats:
-    """top_k, then top_p, then min_p, along the order (likeliest first, ties to the lower id)."""
+    """Apply top_k, then top_p, then min_p (likeliest first, ties to the lower id)."""
     order = np.lexsort((np.arange(len(log_probs)), -log_probs))
     if params.top_k:
         order = order[: params.top_k]
@@ -84,7 +84,7 @@ def filtered(log_probs: Floats, params: SamplingParams) -> Floats:
 
 
 def expected_row(raw: Floats, context: RowContext) -> Floats:
-    """Normalised log-probabilities of one row, from the definitions. Greedy: of the raw order."""
+    """Return one row's normalised log-probabilities by definition; greedy: in the raw order."""
     params, seq = context.seq.params, context.seq
     output = seq.tokens[seq.num_prompt :] + context.path
     scores = penalised(raw, params, seq.tokens[: seq.num_prompt], output)
@@ -97,7 +97,7 @@ def expected_row(raw: Floats, context: RowContext) -> Floats:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_field_equals_the_reference(name: str) -> None:
-    """Same support, same probabilities, on rows with and without a path."""
+    """Law: support and probabilities are the same, on rows with and without a path."""
     torch.manual_seed(1)
     processor = LogitsProcessor(EOS)
     for seed in range(4):
@@ -118,7 +118,7 @@ def test_each_field_equals_the_reference(name: str) -> None:
 
 
 def test_a_sequence_is_followed_as_it_grows() -> None:
-    """The running counts of the penalties, step by step, equal counting all tokens each time."""
+    """Law: running penalty counts equal counting all tokens at each step."""
     torch.manual_seed(2)
     params = CASES["everything"]
     processor = LogitsProcessor(EOS)
@@ -142,8 +142,8 @@ def test_a_sequence_is_followed_as_it_grows() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_committed_or_proposed_makes_no_difference(name: str) -> None:
-    """Law: a row is a function of the tokens before it. Whether they are committed or stand in the
-    path of a proposal must not change one bit, or the same text would depend on K."""
+    """Law: a row depends only on the tokens before it. Whether these are committed or proposed must
+    not change one bit, or the same text would depend on K."""
     torch.manual_seed(4)
     contexts = contexts_of(CASES[name], seed=9)
     logits = torch.randn(len(contexts), VOCAB) * 3
@@ -156,7 +156,7 @@ def test_committed_or_proposed_makes_no_difference(name: str) -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    """Law: bitwise the same alone, in any company and in any order, all fields mixed."""
+    """Law: bit-identical alone, in any batch and in any order, with all fields mixed."""
     torch.manual_seed(5)
     contexts = [c for i, p in enumerate(CASES.values()) for c in contexts_of(p, seed=i, length=3)]
     logits = torch.randn(len(contexts), VOCAB) * 3
@@ -173,7 +173,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_plain_rows_cost_nothing() -> None:
-    """Without other fields: the logits themselves, no copy."""
+    """Law: without other fields, the result is the logits tensor itself, not a copy."""
     contexts = contexts_of(CASES["plain"], seed=0) + contexts_of(CASES["greedy"], seed=1)
     logits = torch.randn(len(contexts), VOCAB)
     assert LogitsProcessor(EOS).adjust(logits, contexts) is logits
@@ -182,7 +182,7 @@ def test_plain_rows_cost_nothing() -> None:
 @pytest.mark.parametrize("vocab", [50, 300, 5000])
 @pytest.mark.parametrize("field", ["top_k", "top_p"])
 def test_ties_are_kept_from_the_lowest_id(field: str, vocab: int) -> None:
-    """Five values for all ids, so every cut falls into a tie; also far beyond the first look."""
+    """Law: five distinct values put every cut into a tie, also far beyond the first scan."""
     rng = np.random.default_rng(vocab)
     logits = torch.from_numpy(rng.integers(0, 5, (20, vocab)).astype(np.float32))
     top_k = [int(k) for k in rng.integers(1, vocab + 1, 20)] if field == "top_k" else [0] * 20
@@ -198,8 +198,8 @@ def test_ties_are_kept_from_the_lowest_id(field: str, vocab: int) -> None:
 
 
 def test_removed_ids_stay_removed() -> None:
-    """-inf in the logits (an id that the draft lacks, a banned EOS) is never brought back, even
-    where a filter would keep more ids than are left."""
+    """Law: -inf in the logits (an id that the draft lacks, a banned EOS) is never undone, even if a
+    filter would keep more ids than are left."""
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [4, 9]] = torch.tensor([1.0, 2.0])
     for top_k, top_p, min_p in ((50, 1.0, 0.0), (0, 0.9999, 0.0), (0, 1.0, 0.1), (90, 0.99, 0.1)):

@@ -1,5 +1,4 @@
-"""Lookahead decoding against a slow reference of the published algorithm, and what it never
-changes."""
+"""Lookahead decoding against a slow reference of the published algorithm; texts never change."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def pair(tiny_target: str) -> Pair:
 
 
 def lookahead(path: str, *, k: int = 16, **sizes: int) -> EngineConfig:
-    """Alone, and with a K that all fits in."""
+    """Return a configuration with lookahead alone, and a K that fits everything."""
     return EngineConfig.model_validate(
         {
             "target": {"path": path},
@@ -50,7 +49,7 @@ def lookahead(path: str, *, k: int = 16, **sizes: int) -> EngineConfig:
 
 
 def steps_of(engine: Engine, prompt: list[int], count: int) -> list[list[int]]:
-    """The tokens of each step, while K has room to the end of the text."""
+    """Return the tokens of each step, while K has room to the end of the text."""
     params = SamplingParams(seed=1, max_tokens=count + 20, temperature=0, ignore_eos=True)
     engine.add(Submit("it", prompt, params, 0.0))
     found = list[list[int]]()
@@ -60,7 +59,7 @@ def steps_of(engine: Engine, prompt: list[int], count: int) -> list[list[int]]:
 
 
 def cut(steps: list[list[int]], count: int) -> list[list[int]]:
-    """The first steps that together have so many tokens."""
+    """Return the first steps that add up to `count` tokens."""
     kept = list[list[int]]()
     while sum(map(len, kept)) < count:
         kept.append(steps[len(kept)])
@@ -71,8 +70,8 @@ def cut(steps: list[list[int]], count: int) -> list[list[int]]:
 def test_it_does_what_was_published_step_by_step(
     greedy: Greedy, pair: Pair, tiny_target: str, sizes: tuple[int, int, int]
 ) -> None:
-    """Law: every step adds the tokens that the published algorithm adds, where a window's branch
-    that is right is kept as well; and without that it has as many tokens in a step to 5 %."""
+    """Law: every step adds the tokens of the published algorithm, provided that right window
+    branches are accepted as well; without those, tokens per step agree within 5 %."""
     window, ngram, guesses = sizes
     engine = Engine(lookahead(tiny_target, window=window, ngram=ngram, guesses=guesses), pair=pair)
     counts = {False: 0, True: 0}

@@ -1,8 +1,7 @@
 """Speculation never changes the output: the engine against a plain reference that shares no code.
 
 Every engine below runs all sampling fields at once, as one mixed batch, greedy and seeded; each
-reply must equal the reference's token for token, and its log-probabilities within 1e-4.
-"""
+reply must equal the reference's token for token, and its log-probabilities within 1e-4."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ SPECULATING = [
     "medusa",
     "eagle",
     "lookahead",
-]  # that keep something of each sequence
+]  # proposers that keep state per sequence
 DRAFTERS = ["none", "ngram", "suffix", "self", *SPECULATING]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -97,7 +96,7 @@ def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFac
 
 
 def with_heads(pair: Pair, folder: Path) -> Pair:
-    """And random heads that are right now and then."""
+    """Return the pair with random heads, which are right now and then."""
     words = pair.target.model.get_output_embeddings().weight
     path = medusa.save(medusa.random_heads(words), folder)
     inner = folder / "eagle"
@@ -109,7 +108,7 @@ def with_heads(pair: Pair, folder: Path) -> Pair:
 
 @pytest.fixture(scope="module")
 def own_pair(tiny_target: str) -> Pair:
-    """Whose draft are the target's first layers."""
+    """Return a pair whose draft is the target's first layers."""
     return load_pair(config_for(tiny_target, "", "self", 3, {}))
 
 
@@ -130,7 +129,7 @@ def config_for(
         proposer["path"] = "given"
     if drafter == "self":
         proposer["layers"] = 1
-    if drafter == "branches":  # and second-best guesses
+    if drafter == "branches":  # with second-best guesses
         proposer = {"kind": "draft_model", "path": draft, "branches": 2}
     controller: dict[str, object] = {"kind": "fixed", "k": k}
     if k == "adaptive":
@@ -165,7 +164,7 @@ def run(engine: Engine) -> Iterator[Output]:
 
 
 class Replies:
-    """Gathered outputs by request; refuses a second ending."""
+    """Gathers outputs by request; refuses a second ending."""
 
     def __init__(self, outputs: Iterator[Output]) -> None:
         self.tokens: dict[str, list[int]] = {}
@@ -182,7 +181,7 @@ class Replies:
 
 
 def hold(replies: Replies, expected: dict[str, tuple[list[int], list[float]]]) -> None:
-    """Tokens are equal, log-probabilities to 1e-4."""
+    """Check that tokens are equal and log-probabilities agree to 1e-4."""
     for name, (tokens, logprobs) in expected.items():
         assert replies.tokens[name] == tokens, name
         if name in replies.logprobs:
@@ -202,8 +201,8 @@ def test_lossless(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: the text is a function of (target, seed, position), whatever drafts, batches, chunks,
-    caches or preempts."""
+    """Law: the text is a function of (target, seed, position), whatever the drafts, batches,
+    chunks, cache hits or preemptions."""
     config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
     engine = Engine(config, pair=own_pair if drafter == "self" else pair)
     submit_all(engine, PROMPT, FIELDS)
@@ -244,7 +243,7 @@ def mixture(
 @pytest.mark.parametrize("k", [3, "adaptive"])
 @pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed"])
 def test_mixtures_of_experts(drafter: str, k: int | str, variant: str, mixture: Mixture) -> None:
-    """Law: the same of targets whose rows go to experts of their own."""
+    """Law: the same holds for targets whose rows are routed to different experts."""
     config = config_for(*mixture.paths, drafter, k, VARIANTS[variant])
     engine = Engine(config, pair=mixture.pair)
     submit_all(engine, PROMPT, {name: FIELDS[name] for name in OF_MIXTURES})
@@ -264,8 +263,8 @@ def test_earlier_replies_change_no_text(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: the second time, when `suffix` knows every reply, all is as the first time, and more of
-    what it guesses is kept. By a clock on which a row more costs nothing, so that guesses pay."""
+    """Law: the second run, when `suffix` has seen every reply, gives the same texts, and more of
+    its guesses are accepted. On the clock here, further rows are free, so guesses pay."""
     who: dict[str, dict[str, object]] = {
         "who": {"companions": ["suffix"], "remembered_tokens": 10_000}
     }
@@ -282,7 +281,7 @@ def test_earlier_replies_change_no_text(
 
 
 class Whims(FixedK):
-    """Chooses, stops and cuts at random."""
+    """Chooses K, stops drafting and cuts proposals at random."""
 
     def __init__(self, k_max: int, seed: int) -> None:
         super().__init__(k_max)
@@ -311,8 +310,8 @@ def test_trimming_and_stopping_change_no_text(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a controller that chooses, stops and cuts at random, and whatever a drafter finds out in
-    hindsight, changes no token."""
+    """Law: a controller that chooses, stops and cuts at random changes no token, and neither does
+    the drafter's judging in hindsight."""
     config = config_for(tiny_target, tiny_draft, "draft_model", 6, VARIANTS[variant])
     engine, whims = Engine(config, pair=pair), Whims(6, seed=5)
     obey(engine, whims)
@@ -324,7 +323,7 @@ def test_trimming_and_stopping_change_no_text(
 
 
 def obey(engine: Engine, controller: KController) -> None:
-    """In place of the configured one."""
+    """Replace the configured controller."""
     engine._controller._configured = engine._controller._present = controller
 
 
@@ -336,7 +335,7 @@ def test_preemption_happens_and_is_silent(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a pool too small for the batch preempts, and nobody can tell from the text."""
+    """Law: a pool too small for the batch preempts, and the text does not show it."""
     variant = VARIANTS["small blocks, preemption"]
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, 3, variant), pair=pair)
     submit_all(engine, PROMPT, FIELDS)
@@ -354,8 +353,8 @@ def test_preemption_happens_and_is_silent(
 def test_copies_of_one_prompt(
     drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: n choices of one prompt share its blocks in their very first step and differ by seed
-    alone."""
+    """Law: n choices of one prompt share its blocks from their very first step, and differ only by
+    seed."""
     prompt = PROMPT * 5
     fields = {
         str(i): SamplingParams(seed=100 + i, max_tokens=12, ignore_eos=True) for i in range(4)
@@ -372,8 +371,8 @@ def test_copies_of_one_prompt(
 def test_prefix_cache_hit_changes_nothing(
     drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: a prompt found in the prefix cache gives the text that it gave when it was computed,
-    and another tenant's salt finds nothing."""
+    """Law: a prompt from the prefix cache gives the text that it gave when computed, and a request
+    with another tenant's salt gets no hit."""
     prompt = PROMPT * 6
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
     fields = {"first": SamplingParams(seed=5, max_tokens=12, ignore_eos=True)}
@@ -395,8 +394,8 @@ def test_prefix_cache_hit_changes_nothing(
 def test_prompt_logprobs(
     k: int, budget: int, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: prompt log-probabilities are the reference's, however the prompt is chunked, and a
-    cached prefix does not swallow them."""
+    """Law: prompt log-probabilities equal the reference's, however the prompt is chunked, also for
+    the tokens of a cached prefix."""
     prompt = PROMPT * 3
     variant: dict[str, dict[str, object]] = {
         "schedule": {"max_step_tokens": budget, "max_sequences": 2},
@@ -425,8 +424,8 @@ def test_prompt_logprobs(
 def test_a_prompt_is_scored_without_generating(
     budget: int, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: with max_tokens 0 the prompt is computed, scored and nothing is generated, also when it
-    fills the context; its blocks return, and it can be found in the prefix cache."""
+    """Law: with max_tokens 0 the prompt is computed and scored and nothing is generated, even if it
+    fills the context; its blocks are freed and stay in the prefix cache."""
     limit: dict[str, dict[str, object]] = {
         "schedule": {"max_step_tokens": budget, "max_sequences": 2}
     }
@@ -464,7 +463,7 @@ def test_oracle(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a drafter that is always right is accepted whole, in ceil(n / (K+1)) rounds."""
+    """Law: all guesses of a perfect drafter are accepted, in ceil(n / (K+1)) rounds."""
     tokens = expected[name][0]
     oracle = Oracle({name: PROMPT + tokens})
     last = replies_of(oracle, k, name, pair, (tiny_target, tiny_draft), tokens)
@@ -482,8 +481,8 @@ def test_tree_oracle(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a tree's accepted path is kept wherever it branches: its KV is moved into order, and
-    one node of each pair of siblings is accepted in every round that proposes."""
+    """Law: an accepted path is kept wherever the tree branches: its KV is moved into order, and one
+    node of each pair of siblings is accepted in every round that proposes."""
     tokens = expected[name][0]
     oracle = TreeOracle({name: PROMPT + tokens})
     last = replies_of(oracle, k, name, pair, (tiny_target, tiny_draft), tokens)
@@ -494,7 +493,7 @@ def test_tree_oracle(
 def replies_of(
     oracle: Oracle, k: int, name: str, pair: Pair, paths: tuple[str, str], tokens: list[int]
 ) -> Output:
-    """Run one request with this drafter, demand its text, answer its last Output."""
+    """Run one request with this drafter, check its text, and return its last Output."""
     config = config_for(*paths, "draft_model", k, ALONE)
     engine = Engine(config, pair=pair, proposer=oracle)
     submit_all(engine, PROMPT, {name: FIELDS[name]})
@@ -511,7 +510,8 @@ def test_liar(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a drafter that is always wrong costs rounds and changes nothing; all blocks return."""
+    """Law: a drafter that is always wrong costs rounds but changes nothing; all blocks are
+    freed."""
     known = {name: PROMPT + tokens for name, (tokens, _) in expected.items()}
     config = config_for(tiny_target, tiny_draft, "draft_model", k, ALONE)
     engine = Engine(config, pair=pair, proposer=Liar(known, vocab_size=128))

@@ -1,5 +1,5 @@
-"""Speculation never changes the output in bfloat16 either, where compiled code runs all of a model:
-the built-in pair as it is served, and its target in int8, against itself without guesses, one
+"""Speculation never changes the output in bfloat16 either, where compiled code runs the whole
+model: the built-in pair as served, and with an int8 target, against itself without guesses, one
 request at a time."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def alone(pair: Pair) -> Replies:
 
 
 def each_alone(pair: Pair) -> Replies:
-    """Each request by itself, K = 0, nothing cached."""
+    """Run each request by itself, with K = 0 and nothing cached."""
     engine = Engine(config("none", 0, VARIANTS["no prefix cache"]), pair=pair)
 
     def one_by_one() -> Iterator[Output]:
@@ -80,11 +80,11 @@ def each_alone(pair: Pair) -> Replies:
     + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)]
     + [("medusa", 8), ("medusa", "adaptive"), ("branches", 3), ("branches", "adaptive")],
 )
-def test_same_bits_in_any_company(
+def test_same_bits_in_any_batch(
     drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
 ) -> None:
-    """Law: tokens, ends and log-probabilities are the same to the bit, whatever drafts, batches,
-    chunks, caches or preempts."""
+    """Law: tokens, ends and log-probabilities are bit-identical, whatever the drafts, batches,
+    chunks, cache hits or preemptions."""
     if drafter == "self":
         pair = Pair(pair.target, early_exit(pair.target, 14))
     compare(Engine(config(drafter, k, LIFE[variant]), pair=pair), alone)
@@ -106,16 +106,16 @@ def noted(
     chunks: list[Chunk],
     made: list[Proposal],
 ) -> list[Proposal]:
-    """What the drafter guessed behind how much of which text."""
+    """Record guesses by request and text length; return the proposals that `keep` keeps."""
     for (seq, *_), proposal in zip(chunks, made, strict=True):
         told[seq.id, len(seq.tokens)] = proposal.tokens
     return keep(chunks, made)
 
 
 def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) -> None:
-    """Law: where a second-best guess was kept, the draft has run another token; what it guesses
-    behind it is what it guesses behind that text without leaves. Copies of a prompt and a cached
-    prefix among them."""
+    """Law: when a second-best guess is accepted, the draft has run another token there; its next
+    guesses are those it makes after that text without branches, also for copies of a prompt and a
+    cached prefix."""
     guesses: list[dict[tuple[str, int], list[int]]] = []
     for drafter in ("draft_model", "branches"):
         engine = Engine(config(drafter, 4, {"who": {"companions": []}}), pair=pair)
@@ -135,7 +135,7 @@ def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) ->
 
 @pytest.fixture(scope="module")
 def small(alone: Replies) -> tuple[Pair, Replies]:
-    """With the target in int8, whose texts are its own."""
+    """Return the pair with an int8 target, and the texts of that target."""
     pair = with_builtin_heads(load_pair(in_int8(config("draft_model", 3, {}))))
     assert (pair.target.exact, pair.target.quantization) == (True, "int8")
     replies = each_alone(pair)
@@ -151,5 +151,5 @@ def small(alone: Replies) -> tuple[Pair, Replies]:
 def test_same_bits_in_int8(
     drafter: str, k: int | str, variant: str, small: tuple[Pair, Replies]
 ) -> None:
-    """Law: the same of a quantised target."""
+    """Law: the same holds for a quantised target."""
     compare(Engine(in_int8(config(drafter, k, LIFE[variant])), pair=small[0]), small[1])

@@ -1,8 +1,7 @@
 """Grammars under speculation: the same text as one token at a time with a fresh matcher for each.
 
 Every engine below runs all grammars at once with all kinds of sampling fields, and plain requests
-among them; each reply must equal the reference's token for token.
-"""
+among them; each reply must equal the reference's token for token."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ CALLS = ToolFormat(
     '{"name": "', '", "arguments": ', "}",
 )  # fmt: skip
 FUNCTIONS = [("ab", json.loads(SCHEMA.source)), ("na", NO_ARGUMENTS), ("me", ANY_OBJECT)]
-# The thinking, which ends with a token that these models draw often enough.
+# Thinking that ends with a token that these models sample often enough.
 THINKING = Thinking("think", (Marker("<think>", None, False), Marker("<tool_call>", 2, True)))
 INSIDE = msgspec.structs.replace(SCHEMA, lead=replace(THINKING, inside=True).lead(to_content=True))
 MAY = msgspec.structs.replace(REGEX, lead=THINKING.lead(to_content=True))
@@ -172,8 +171,8 @@ def test_lossless_under_a_grammar(
     paths: tuple[str, str],
     expected: Expected,
 ) -> None:
-    """Law: masks hold at every drafted position, whoever proposes, and are rolled back with what
-    was rejected."""
+    """Law: masks hold at every drafted position, whichever proposer guesses, and are rolled back
+    with rejected tokens."""
     engine = Engine(config_for(*paths, drafter, k, VARIANTS[variant]), pair=pair)
     submit_all(engine, PROMPT, FIELDS)
     replies = Replies(run(engine))
@@ -186,13 +185,13 @@ def test_lossless_under_a_grammar(
     assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
 
 
-def test_the_rows_say_something(expected: Expected) -> None:
-    """The matrix would pass over empty replies: these are the texts of the grammars, some end by
+def test_the_replies_are_not_empty(expected: Expected) -> None:
+    """Law: the matrix does not pass on empty replies: these are texts of the grammars; some end by
     themselves, some by EOS, some are cut."""
     ended = {name: tokens[-1] in tiny_text.EOS for name, (tokens, _) in expected.items()}
     complete = json.loads(text_of(expected["schema"][0]))
     assert {"name", "true"} <= complete.keys() <= {"name", "true", "list"}
-    assert not ended["schema"]  # the brace was the end
+    assert not ended["schema"]  # the brace ended it
     assert ended["regex"] or len(expected["regex"][0]) == LENGTH
     assert len(expected["regex on and on"][0]) == LENGTH
     assert re.fullmatch(REGEX.source, text_of(expected["regex for long"][0]))
@@ -211,8 +210,8 @@ def test_the_rows_say_something(expected: Expected) -> None:
 def test_oracles_and_a_liar(
     name: str, k: int, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
-    """Law: right guesses are kept whole, in chains and in the branches of trees; wrong ones cost
-    nothing but rounds, and those that the grammar does not allow are not even verified."""
+    """Law: right guesses are all accepted, in chains and in branches of trees; wrong ones only cost
+    rounds, and guesses that the grammar forbids are not verified at all."""
     tokens = expected[name][0]
     known = {name: PROMPT + tokens}
     for oracle in (Oracle(known), TreeOracle(known), Liar(known, vocab_size=VOCAB)):
@@ -230,7 +229,7 @@ def test_oracles_and_a_liar(
 def test_choices_of_one_request_share_a_compilation(
     pair: Pair, paths: tuple[str, str], reference: GrammarReference
 ) -> None:
-    """Law: n choices under one grammar differ by seed alone, and each keeps its own state."""
+    """Law: n choices under one grammar differ only by seed, and each has its own state."""
     fields = {
         str(i): SamplingParams(seed=50 + i, max_tokens=LENGTH, grammar=SCHEMA) for i in range(4)
     }
@@ -242,8 +241,8 @@ def test_choices_of_one_request_share_a_compilation(
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) > 1
 
 
-def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
-    """Law: forced text needs no model to guess it and is always kept; without a draft model a
+def test_forced_text_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
+    """Law: forced text needs no model to guess it and is always accepted; without a draft model, a
     reply that is mostly forced takes few rounds."""
     grammar = Grammar("json_schema", '{"const": {"name": "abname", "true": [true, true, 12]}}')
     params = SamplingParams(seed=1, max_tokens=60, grammar=grammar)
@@ -258,9 +257,9 @@ def test_what_is_forced_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) 
 def test_the_draft_is_not_asked_for_what_is_forced(
     provenance: bool, pair: Pair, paths: tuple[str, str]
 ) -> None:
-    """Law: forced text inside of the draft model's chain is the grammar's, costs no draft forward
-    and is always kept; provenance tells the two apart, and so do the reply's own counts, asked for
-    or not."""
+    """Law: within a draft model's chain, the grammar supplies forced text, at no draft forward, and
+    it is always accepted; provenance tells the two apart, and so do the counts of the reply,
+    whether requested or not."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
     params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=provenance)
     engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
@@ -285,8 +284,8 @@ def test_the_draft_is_not_asked_for_what_is_forced(
 
 
 def test_a_grammar_that_is_not_named_does_not_guess(pair: Pair, paths: tuple[str, str]) -> None:
-    """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar guessed all the same, by
-    way of the draft model's chain, which the reply said it did not."""
+    """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar still guessed within the
+    draft model's chain, although the reply said otherwise."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
     wishes = {
         "draft": Speculation(proposers=("draft_model",)),
@@ -319,8 +318,9 @@ def test_a_grammar_that_is_not_named_does_not_guess(pair: Pair, paths: tuple[str
 def test_a_grammar_that_cannot_be_followed_ends_its_own_sequence(
     k: int, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
-    """Bug class: one bad grammar is everybody's crash. The engine trusts no front end: what does
-    not compile, explodes later or contradicts the other fields is an error of its sequence."""
+    """Bug class: one bad grammar crashes everybody. The engine does not trust the front end: a
+    grammar that does not compile, fails later or contradicts other fields is an error of its
+    sequence."""
     vocabulary = tiny_text.tokenizer().get_vocab()
     begins = tuple(vocabulary[word] for word in ("a", "ab", "n", "na", "name", "1", "12"))
     bad = {
@@ -363,9 +363,9 @@ def ends_of(engine: Engine, fields: dict[str, SamplingParams]) -> dict[str, obje
 
 
 def test_where_a_text_breaks_is_the_same_for_every_k(pair: Pair, paths: tuple[str, str]) -> None:
-    """Law: where a grammar turns out too complex is a function of the grammar and the text. It was
-    one of CPU time: 150 tokens without speculation, 144 with 8 guesses. Also for those that come
-    second to a compiled grammar, and beside others."""
+    """Law: the point where a grammar gets too complex depends only on grammar and text. It was a
+    limit of CPU time: 150 tokens without speculation, 144 with 8 guesses. The law also holds for
+    later users of a compiled grammar, and in a batch."""
     fields = {
         str(seed): SamplingParams(seed=seed, max_tokens=90, min_tokens=90, grammar=AMBIGUOUS)
         for seed in (1, 2)
@@ -383,7 +383,7 @@ def test_where_a_text_breaks_is_the_same_for_every_k(pair: Pair, paths: tuple[st
 
 
 def test_a_held_sequence_can_be_aborted(pair: Pair, paths: tuple[str, str]) -> None:
-    """Law: an abort ends a sequence whose grammar is still being compiled, once."""
+    """Law: an abort ends a sequence whose grammar is still being compiled, exactly once."""
     engine = Engine(config_for(*paths, "draft_model", 2, {}), pair=pair)
     submit_all(engine, PROMPT, {"held": FIELDS["schema"]})
     assert engine.has_work
@@ -393,8 +393,8 @@ def test_a_held_sequence_can_be_aborted(pair: Pair, paths: tuple[str, str]) -> N
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draft: str) -> None:
-    """The tiny models of other tests have no tokenizer.json: their sequences with a grammar end
-    with a sentence, others run."""
+    """Law: other tests' tiny models lack a tokenizer.json: sequences with a grammar end with a
+    sentence, and others run."""
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 2, {}))
     fields = {"grammar": FIELDS["regex"], "plain": SamplingParams(seed=1, max_tokens=4)}
     submit_all(engine, [5, 17, 9], fields)
@@ -410,8 +410,8 @@ def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draf
 def test_a_prediction_under_a_grammar(
     quality: str, k: int | str, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
-    """Law: what is predicted is trimmed by the grammar like any guess, and stands beside what the
-    grammar forces; no text depends on either."""
+    """Law: the grammar trims a prediction like any guess, and it combines with forced tokens; no
+    text depends on either."""
     qualities: dict[str, Callable[[list[int]], list[int]]] = {
         "right": lambda tokens: tokens,
         "wrong": lambda tokens: tokens[::-1],

@@ -1,5 +1,5 @@
-"""Guesses from the target's hidden states: a proposer gets what transformers computes for the text,
-and trees that follow from them change no reply."""
+"""Proposers that use the target's hidden states get those of transformers for the text, and their
+trees change no reply."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_trees_of_heads_are_lossless(
     expected: Expected,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Law: under every field, in chunks, over cached prefixes and after preemption, by compiled
-    draws and by those of a device. Accepted paths are never the first nodes, so keys and values are
-    moved; and each hidden state that a proposer gets is that of its position in the text."""
+    """Law: texts are the same under every field, in chunks, over cached prefixes and after
+    preemption, by compiled draws and by device draws. Accepted paths are never the first nodes, so
+    KV must move; each hidden state that a proposer gets belongs to its position in the text."""
     if on_device:
         monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
     heads = heads_of(expected, every=every)

@@ -1,4 +1,4 @@
-"""Predictions of every quality, alone and in a cascade: no text changes, every count is exact."""
+"""Predictions of any quality, alone and in a cascade: texts do not change, every count is exact."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def pair(tiny_target: str, tiny_draft: str) -> Pair:
 
 
 class Account:
-    """Everything that an engine said, added up in two independent ways: by request from its
-    Outputs, and over all from its step metrics."""
+    """All that an engine reports, summed in two independent ways: per request from its Outputs, and
+    in total from its step metrics."""
 
     def __init__(self, engine: Engine) -> None:
         self.tokens: dict[str, list[int]] = {}
@@ -120,8 +120,8 @@ def test_predictions_change_no_text(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a prediction is a guess like any other, whatever it is worth and whoever guesses
-    beside it; what is counted is what happened."""
+    """Law: a prediction is a guess like any other, however good it is and whatever guesses beside
+    it; the counts match what happened."""
     variant: dict[str, dict[str, object]] = {"cache": {"block_size": 4, "num_blocks": 64}}
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, variant), pair=pair)
     known = engine.ready.proposers
@@ -159,8 +159,8 @@ def test_predictions_change_no_text(
 def test_a_right_prediction_counts_in_closed_form(
     k: int, temperature: float, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: of n tokens that were predicted right, K of each K+1 are accepted prediction tokens
-    (the target draws every K+1st itself), and none is rejected."""
+    """Law: of n tokens that are predicted right, K of each K+1 are accepted prediction tokens (the
+    target samples every K+1st itself), and none is rejected."""
     params = SamplingParams(seed=7, max_tokens=19, temperature=temperature, ignore_eos=True)
     text = reference.generate(PROMPT, params)[0]
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", k, {}), pair=pair)
@@ -178,8 +178,8 @@ def test_a_right_prediction_counts_in_closed_form(
 def test_each_choice_follows_the_prediction_for_itself(
     pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
 ) -> None:
-    """Law: n choices of one request, each with its own seed and text: the one that the prediction
-    foretells takes it whole, the others part from it where their texts do."""
+    """Law: among n choices with their own seeds and texts, the one that matches the prediction
+    accepts all of it; the others leave it where their texts differ."""
     fields = {
         str(i): SamplingParams(seed=60 + i, max_tokens=16, temperature=0.7, ignore_eos=True)
         for i in range(4)

@@ -1,5 +1,5 @@
-"""Speculation by request: whatever requests of one batch say about their guesses, nobody's text
-changes, and each gets the guesses that it asked for."""
+"""Speculation options per request: whatever the requests of a batch set, texts do not change, and
+each gets the guesses that it asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair(tiny_target: str, tiny_draft: str) -> Pair:
 
 
 def wishing(shift: int) -> dict[str, SamplingParams]:
-    """Every sampling field with some wish, another one for each shift."""
+    """Return requests with every sampling field and some option, which rotates with `shift`."""
     wishes = cycle([*list(WISHES.values())[shift:], *list(WISHES.values())[:shift]])
     return {
         name: msgspec.structs.replace(params, speculation=wish)
@@ -62,8 +62,7 @@ def test_mixed_wishes_change_no_text(
     tiny_draft: str,
     expected: dict[str, list[int]],
 ) -> None:
-    """Law: each sequence of a step has its own K and its own proposers, and the text of none of
-    them depends on it."""
+    """Law: each sequence of a step has its own K and proposers, and no text depends on them."""
     variant: dict[str, dict[str, object]] = {"cache": {"block_size": 4, "num_blocks": 60}}
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", k, variant), pair=pair)
     fields = {
@@ -95,7 +94,7 @@ def test_mixed_wishes_change_no_text(
         (Speculation(proposers=("ngram", "ngram")), "each once"),
     ],
 )
-def test_the_engine_refuses_what_it_has_not(
+def test_the_engine_refuses_unavailable_speculation(
     said: Speculation, reason: str, pair: Pair, tiny_target: str, tiny_draft: str
 ) -> None:
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, {}), pair=pair)

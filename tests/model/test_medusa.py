@@ -1,5 +1,5 @@
-"""Medusa's proposals: which trees, from which states, and as many tokens a step as the published
-algorithm gets, step by step."""
+"""Medusa's proposals: the trees, the states they start from, and as many tokens per step as the
+published algorithm gives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def config_for(target: str, folder: str, k: int, **proposer: Any) -> EngineConfi
 
 
 def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
-    """The tokens of each step."""
+    """Return the tokens of each step."""
     params = SamplingParams(seed=1, max_tokens=tokens, temperature=0, ignore_eos=True)
     engine.add(Submit("a", prompt, params, 0.0))
     found = []
@@ -61,8 +61,8 @@ def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
 
 
 def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, heads: str) -> None:
-    """Law: with a tree of choices, each greedy step keeps what Medusa as published keeps (written
-    again in tests/support/medusa.py), so tokens per step are the same."""
+    """Law: with a tree of choices, each greedy step accepts what Medusa as published accepts
+    (reimplemented in tests/support/medusa.py), so tokens per step are equal."""
     auto: Any = AutoModelForCausalLM
     model = auto.from_pretrained(
         tiny_target, dtype=torch.float32, attn_implementation="eager"
@@ -74,14 +74,14 @@ def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, head
     for prompt in PROMPTS:
         wanted = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
         found = steps_of(engine, prompt, 1 + sum(map(len, wanted)))
-        assert found[0] == found[0][:1]  # of the prompt's step: nothing is known to guess from
+        assert found[0] == found[0][:1]  # the prompt's step has no state to guess from yet
         assert found[1:] == wanted
         kept += sum(len(step) > 1 for step in wanted)
     assert kept > 3
 
 
 def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
-    """Law: `heads` bounds how deep trees are; without choices a tree has as many nodes as K."""
+    """Law: `heads` bounds the depth of trees; without choices, a tree has as many nodes as K."""
     for most in (1, 2):
         engine = Engine(config_for(tiny_target, heads, 12, heads=most))
         engine.add(Submit("a", PROMPTS[0], SamplingParams(seed=1, max_tokens=30), 0.0))
@@ -90,12 +90,12 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
             result = engine.step()
             proposed.append(result.metrics.num_proposed)
             assert not any(result.metrics.proposed_at[most:])
-        assert max(proposed) == (8 if most == 1 else 12)  # eight of a head are looked at
+        assert max(proposed) == (8 if most == 1 else 12)  # eight tokens per head are considered
 
 
-def test_while_nobody_guesses_nothing_is_kept_for_it(tiny_target: str, heads: str) -> None:
-    """Bug: at K = 0 each step copied a hidden state that nobody read, a tenth of a small step.
-    Switched on in the middle, guesses begin one step later, from a state of this text's end."""
+def test_without_guesses_no_state_is_kept(tiny_target: str, heads: str) -> None:
+    """Bug: at K = 0 each step copied a hidden state that nothing read, a tenth of a small step.
+    After K rises, guesses begin one step later, from the state at the end of this text."""
     engine = Engine(config_for(tiny_target, heads, 4))
     engine.set_speculation("off", 0)
     params = SamplingParams(seed=1, max_tokens=LENGTH, temperature=0, ignore_eos=True)
@@ -113,8 +113,8 @@ def test_while_nobody_guesses_nothing_is_kept_for_it(tiny_target: str, heads: st
 
 
 def test_the_first_nodes_are_the_likeliest_tree() -> None:
-    """Law: of all trees of n nodes, the first n nodes have the largest sum of chances, whatever n;
-    with choices, of the trees that these allow."""
+    """Law: for every n, the first n nodes have the largest sum of probabilities of all trees of n
+    nodes; with choices, of the trees that these allow."""
     rng = random.Random(3)
     for _ in range(20):
         logs = [sorted((math.log(rng.random()) for _ in range(4)), reverse=True) for _ in range(3)]
@@ -129,8 +129,8 @@ def test_the_first_nodes_are_the_likeliest_tree() -> None:
 
 
 def test_guesses_share_the_noise_of_their_positions(tiny_target: str, heads: str) -> None:
-    """Law: at temperature 1 a head guesses with the noise with which the target draws, so its
-    guesses are kept far more often than drawn apart, which is by less than half."""
+    """Law: at temperature 1 a head samples with the noise that the target uses, so far more guesses
+    are accepted than with independent noise, which gets less than half as many."""
 
     def kept(shift: int) -> float:
         engine = Engine(config_for(tiny_target, heads, 1))
@@ -149,7 +149,7 @@ def test_guesses_share_the_noise_of_their_positions(tiny_target: str, heads: str
 
 
 class _Elsewhere:
-    """A sequence as if it were so many tokens longer."""
+    """A sequence that pretends to be some tokens longer."""
 
     def __init__(self, seq: Any, shift: int) -> None:
         self._seq, self._shift = seq, shift
@@ -181,7 +181,7 @@ def test_heads_of_another_target_are_refused_at_start(
 
 
 class Recording:
-    """Draws as `inner` does, and keeps what it was asked for."""
+    """Draws as `inner` does, and records what was requested."""
 
     def __init__(self, inner: Draws) -> None:
         self.inner, self.asked = inner, list[Rows]()
@@ -192,8 +192,8 @@ class Recording:
 
 
 def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> None:
-    """Bug: what the target would say behind guesses that were wrong was drawn, too, of each node's
-    row, which no proposer but lookahead asks for: who draws was not told the guesses."""
+    """Bug: the sampler did not know the guesses, so it also drew the target's token after wrong
+    guesses, at the row of every node, which only lookahead needs."""
     engine = Engine(config_for(tiny_target, heads, 6))
     recording = Recording(engine._acceptor._draws)
     engine._acceptor._draws = recording  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Medusa's heads: what published checkpoints may be, and how each refusal reads."""
+"""Medusa heads: which published checkpoints load, and how each refusal reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load(path: Path | str, **settings: Any) -> MedusaHeads:
 
 
 def refusal(path: Path | str, **settings: Any) -> str:
-    """The sentence of the refusal; it must be one line."""
+    """Return the refusal, which must be one line."""
     with pytest.raises(ModelError) as caught:
         load(path, **settings)
     sentence = str(caught.value)
@@ -37,8 +37,8 @@ def refusal(path: Path | str, **settings: Any) -> str:
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_heads_are_computed_as_defined(blocks: int, tmp_path: Path) -> None:
-    """Law: each head is h + SiLU(W h + b), block after block, and its own vocabulary projection;
-    the file says how many heads there are, whatever its configuration does."""
+    """Law: each head is h + SiLU(W h + b), block after block, then its own vocabulary projection;
+    the weights, not the configuration, give the number of heads."""
     weights = random_heads(WORDS, heads=5, blocks=blocks)
     heads = load(save(weights, tmp_path, medusa_num_layers=blocks))
     rows = torch.randn(3, WIDTH)
@@ -53,7 +53,7 @@ def test_heads_are_computed_as_defined(blocks: int, tmp_path: Path) -> None:
 
 
 def test_pickled_weights_are_those_of_safetensors(tmp_path: Path) -> None:
-    """Law: medusa_lm_head.pt is read where there is no safetensors file."""
+    """Law: medusa_lm_head.pt is read if there is no safetensors file."""
     weights = random_heads(WORDS)
     save(weights, tmp_path)
     rows, wanted = torch.randn(2, WIDTH), load(tmp_path)
@@ -63,7 +63,7 @@ def test_pickled_weights_are_those_of_safetensors(tmp_path: Path) -> None:
 
 
 def test_new_heads_say_what_the_target_says(tmp_path: Path) -> None:
-    """Law: heads start as the target's own head; what is saved is read again."""
+    """Law: new heads start as copies of the target's head; saved heads load again."""
     heads = MedusaHeads(2, 1, WORDS).requires_grad_(False)
     rows = torch.randn(3, WIDTH)
     assert heads(rows)[1] == pytest.approx(rows @ WORDS.T, abs=1e-5)
@@ -75,7 +75,7 @@ def test_new_heads_say_what_the_target_says(tmp_path: Path) -> None:
 
 
 class Runs:
-    """Pickled, it is a call."""
+    """Unpickling it calls a function."""
 
     def __reduce__(self) -> Any:
         return (print, ("code of a checkpoint ran",))
@@ -110,7 +110,7 @@ def test_a_file_of_another_shape_is_refused_by_its_tensor(what: str, tmp_path: P
 def test_code_in_a_checkpoint_is_named_and_never_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: a pickle that would call something is refused by the name of what it would call."""
+    """Law: a pickle that would call a function is refused with that function's name."""
     save(random_heads(WORDS), tmp_path)
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     torch.save({"0.0.linear.weight": Runs()}, tmp_path / "medusa_lm_head.pt")
@@ -134,7 +134,7 @@ def test_code_in_a_checkpoint_is_named_and_never_run(
     ],
 )
 def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_path: Path) -> None:
-    """Bug: torch's own words were passed on, which advise to load the file with its code."""
+    """Bug: torch's own message was passed on, which advises to load the file with its code."""
     save(random_heads(WORDS), tmp_path)
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     file = tmp_path / "medusa_lm_head.pt"
@@ -164,7 +164,7 @@ def test_a_configuration_of_something_else_is_refused(
     assert said in refusal(tmp_path)
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_heads_are_refused(tmp_path: Path) -> None:
     save(random_heads(WORDS), tmp_path)
     assert "are 3; speculation.proposer.heads is 4" in refusal(tmp_path, most=4)
     (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"no tensors")
@@ -193,7 +193,7 @@ def test_choices_that_are_no_tree_are_refused(choices: Any, said: str) -> None:
 
 
 def test_packed_copies_are_counted() -> None:
-    """Bug: the memory plan knew the weights alone, while compiled code held them a second time."""
+    """Bug: the memory plan counted only the weights, while compiled code held packed copies."""
     heads = MedusaHeads(2, 1, torch.randn(64, 32).bfloat16())
     plain = heads.nbytes
     assert plain == sum(each.nbytes for each in heads.parameters())

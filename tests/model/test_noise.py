@@ -1,8 +1,7 @@
-"""Keyed Gumbel noise: a function of (seed, position, token) with the law it should have.
+"""Keyed Gumbel noise: a function of (seed, position, token) with the right distribution.
 
 The keys are fixed, so each test passes or fails for good; the rates below are the chance that a
-perfect generator would have failed when the keys were chosen.
-"""
+perfect generator would have failed when the keys were chosen."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ BY_SEED = [(seed, 1000) for seed in range(ROWS)]
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
 def test_moments_are_those_of_a_standard_gumbel(keys: list[Key]) -> None:
-    """Mean Euler's gamma, variance pi^2/6, over neighbouring positions and neighbouring seeds;
+    """Law: mean Euler's gamma, variance pi^2/6, over neighbouring positions and neighbouring seeds;
     overall and in each row (false alarm: 1e-6 in all)."""
     noise = rows(keys)
     n = noise.numel()
@@ -60,7 +59,7 @@ def test_moments_are_those_of_a_standard_gumbel(keys: list[Key]) -> None:
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
 def test_the_distribution_function_is_that_of_a_gumbel(keys: list[Key]) -> None:
-    """Kolmogorov-Smirnov over a million values: 2 exp(-2 * 3.5^2) = 5e-11 false alarms."""
+    """Law: Kolmogorov-Smirnov over a million values: 2 exp(-2 * 3.5^2) = 5e-11 false alarms."""
     noise = rows(keys).flatten().sort().values
     n = len(noise)
     expected = torch.exp(-torch.exp(-noise))
@@ -70,8 +69,8 @@ def test_the_distribution_function_is_that_of_a_gumbel(keys: list[Key]) -> None:
 
 @pytest.mark.parametrize("keys", [BY_POSITION, BY_SEED])
 def test_neighbouring_keys_and_tokens_are_uncorrelated(keys: list[Key]) -> None:
-    """Rows of consecutive positions or seeds, and columns of consecutive tokens; all 32 640 pairs
-    of rows at once (false alarm: 7e-5), then lagged products overall (2e-9 each)."""
+    """Law: rows of consecutive positions or seeds, and columns of consecutive tokens; all 32 640
+    pairs of rows at once (false alarm: 7e-5), then lagged products overall (2e-9 each)."""
     noise = (rows(keys) - EULER_GAMMA) / math.sqrt(GUMBEL_VARIANCE)
     between = noise @ noise.T / VOCAB
     between.fill_diagonal_(0)
@@ -84,7 +83,7 @@ def test_neighbouring_keys_and_tokens_are_uncorrelated(keys: list[Key]) -> None:
 
 
 def test_four_way_products_vanish() -> None:
-    """A hash that joins row and token by xor alone has g(a,i) g(a,j) g(b,i) g(b,j) correlated."""
+    """Bug: a hash joining row and token by xor alone correlates g(a,i) g(a,j) g(b,i) g(b,j)."""
     noise = (rows(BY_POSITION) - EULER_GAMMA) / math.sqrt(GUMBEL_VARIANCE)
     pairs = noise[:, 0::2] * noise[:, 1::2]
     product = (pairs[0::2] * pairs[1::2]).mean().item()
@@ -92,7 +91,7 @@ def test_four_way_products_vanish() -> None:
 
 
 def test_avalanche_of_the_row_key() -> None:
-    """Each bit of seed and of position flips each bit of the key half of the time (2e-9 each)."""
+    """Law: each bit of seed and position flips each bit of the key half the time (2e-9 each)."""
     count = 256
     for bit in range(64):
         for flip in ((1 << bit, 0), (0, 1 << bit)):
@@ -104,7 +103,7 @@ def test_avalanche_of_the_row_key() -> None:
 
 
 def test_equals_its_definition_in_plain_integers() -> None:
-    """Nobody may change the hash by accident: the same seed must give the same text tomorrow."""
+    """Law: the hash never changes, since a seed must give the same text in all versions."""
     keys = [(0, 0), (1, 0), (0, 1), (2**64 - 1, 2**20), (12345678901234567890, 4095)]
     noise = gumbel(keys, 300)
     for row, (seed, position) in zip(noise, keys, strict=True):
@@ -113,7 +112,7 @@ def test_equals_its_definition_in_plain_integers() -> None:
 
 
 def test_keys_of_many_rows_are_those_of_each() -> None:
-    """Law: at both ends of seeds and positions; what wraps around is no error."""
+    """Law: also at both ends of the ranges of seeds and positions; wrap-around is no error."""
     seeds, positions = [0, 1, 2**63, 2**64 - 1, 12345678901234567890], [0, 1, 2**20, 7, 4095]
     low, high = key_halves(splitmix64(np.array(seeds, np.uint64)), np.array(positions)).T
     columns = key_columns(list(zip(seeds, positions, strict=True)))
@@ -122,7 +121,7 @@ def test_keys_of_many_rows_are_those_of_each() -> None:
 
 
 def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:
-    """u rounds to 1 in float32 for the largest words; near 0 float32 must not lose u."""
+    """Law: u rounds to 1 in float32 for the largest words, and near 0 float32 must not lose u."""
     words = torch.tensor([0, 1, 2, 1000, 2**24 + 1, 2**31 - 2, 2**31 - 1], dtype=torch.int32)
     noise = gumbel_of(words)
     assert noise.isfinite().all()
@@ -133,21 +132,21 @@ def test_no_word_gives_an_infinity_and_the_upper_tail_is_exact() -> None:
 
 
 def test_different_vocabularies_share_their_common_ids() -> None:
-    """A draft of another width must draw with the same noise for the same token."""
+    """Law: a draft of another vocabulary size draws with the same noise for the same token."""
     assert torch.equal(gumbel([(3, 9)], 100)[0, :64], gumbel([(3, 9)], 64)[0])
 
 
 def test_a_row_without_a_key_is_silent() -> None:
-    """Law: zeros for a greedy row, and the others as if they were alone."""
+    """Law: a greedy row gets zeros, and other rows get the noise they would get alone."""
     noise = gumbel([(5, 1), None, (5, 2)], 33)
     assert not noise[1].any()
     assert torch.equal(noise[[0, 2]], torch.cat([gumbel([(5, 1)], 33), gumbel([(5, 2)], 33)]))
 
 
 def close_pairs(vocab_size: int) -> np.ndarray:
-    """[n, 2] ids: all pairs whose token words differ in one or two bits, or only in the highest
-    four. Words that differ in two bits at most agree in one of three parts of the word, and so do
-    those of the second kind (in the lowest), so only pairs within such a group are looked at."""
+    """Return ids [n, 2] of all pairs whose token words differ in one or two bits, or only in the
+    highest four. Words of the first kind agree in one of three parts, those of the second in the
+    lowest, so only pairs within groups that share a part are compared."""
     words = words_of(vocab_size)
     found = []
     for part in (0x7FF, 0x7FF << 11, 0x3FF << 22):
@@ -159,14 +158,14 @@ def close_pairs(vocab_size: int) -> np.ndarray:
                 break
             pair = np.stack([order[first], order[first + lag]], axis=1)
             change = words[pair[:, 0]] ^ words[pair[:, 1]]
-            rest = change & (change - np.uint32(1))  # without its lowest bit
+            rest = change & (change - np.uint32(1))  # clear the lowest bit
             few = (rest & (rest - np.uint32(1))) == 0
             found.append(pair[few | (change & np.uint32(0x0FFFFFFF) == 0)])
     return np.unique(np.sort(np.concatenate(found), axis=1), axis=0)
 
 
 def noise_of_pairs(pairs: np.ndarray, keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray]:
-    """[keys, pairs] each."""
+    """Return the noise of both tokens of each pair, [keys, pairs] each."""
     words = token_words_of(int(pairs.max()) + 1)
     low, high = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
     first, second = (
@@ -178,8 +177,8 @@ def noise_of_pairs(pairs: np.ndarray, keys: Sequence[Key]) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("vocab_size", [128_256, 151_936, 262_144])
 def test_tokens_whose_words_hardly_differ_are_independent(vocab_size: int) -> None:
-    """Bug: two rounds left words tied that differ in high bits only. Each pair's correlation, and a
-    law of 0.9 to 0.1 over each pair (false alarm: 2e-9 each, 3e-5 in all)."""
+    """Bug: two rounds left words that differ only in high bits correlated. Checks each pair's
+    correlation, and a law of 0.9 to 0.1 over each pair (false alarm: 2e-9 each, 3e-5 in all)."""
     keys = [(seed, 5) for seed in range(2000)]
     pairs = close_pairs(vocab_size)
     assert len(pairs) > vocab_size**2 / 2**33 * 400  # 528 changes of one or two bits
@@ -193,7 +192,7 @@ def test_tokens_whose_words_hardly_differ_are_independent(vocab_size: int) -> No
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
 def test_laws_over_pairs_that_differ_in_the_highest_bits(share: float) -> None:
-    """All such pairs of the largest vocabulary, many keys (false alarm: 2e-9 each)."""
+    """Law: for all such pairs of the largest vocabulary, many keys (false alarm: 2e-9 each)."""
     pairs = close_pairs(262_144)
     words = words_of(262_144)
     change = words[pairs[:, 0]] ^ words[pairs[:, 1]]

@@ -1,5 +1,5 @@
-"""A step in which the host waits for the device once, held to the ordinary step: the same texts,
-the same outcomes, one copy. On a CPU, with a recorder that calls functions again."""
+"""Steps in which the host waits for the device once, against ordinary steps: the same texts and
+outcomes with a single copy. On a CPU, with a recorder that re-runs functions on replay."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def pair(tiny_target: str, tiny_draft: str) -> Pair:
 
 @pytest.fixture
 def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
-    """As on CUDA: graphs, and draws where the logits lie; `usual=False` leaves every step to the
-    ordinary way."""
+    """Return a maker of engines as on CUDA: graphs, and draws on the logits' device; with
+    `usual=False`, all steps take the ordinary path."""
     monkeypatch.setattr("engine.core.build_draws", DeviceDraws)
 
     def made(
@@ -98,7 +98,7 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
 
 
 def load_twin(pair: Pair) -> LoadedModel:
-    """A draft that is always right."""
+    """Load a draft that is always right."""
     return load_model(pair.target.path, role="draft", device="cpu", dtype="float32")
 
 
@@ -108,7 +108,7 @@ def params(i: int, **fields: Any) -> SamplingParams:
 
 
 def told(engine: Engine, asked: list[SamplingParams]) -> list[tuple[list[Output], Any]]:
-    """Of every step, what came out and what it counted; not how long it took."""
+    """Return every step's outputs and counts, without durations."""
     for i, fields in enumerate(asked):
         engine.add(Submit(str(i), PROMPT[: 5 + i], fields, 0.0))
     steps = []
@@ -120,18 +120,18 @@ def told(engine: Engine, asked: list[SamplingParams]) -> list[tuple[list[Output]
 
 
 def untimed(items: list[Output]) -> list[Output]:
-    """Without how long they waited."""
+    """Return the outputs without their queue times."""
     return [msgspec.structs.replace(item, queued=None) for item in items]
 
 
 def logprobs_in(step: tuple[list[Output], Any]) -> list[float]:
-    """Attention of this backend sums in another order for another number of rows."""
+    """Return the step's log-probabilities, whose last bits vary with the number of rows."""
     each = [one for output in step[0] for one in output.logprobs or ()]
     return [number for one in each for number in (one.logprob, *(top for _, top in one.top))]
 
 
 def without_logprobs(step: tuple[list[Output], Any]) -> tuple[list[Any], Any]:
-    """But with their ids and ranks."""
+    """Return the step without log-probability values, but with their ids and ranks."""
     outputs, metrics = step
     ids = [
         [(one.token, one.rank, [token for token, _ in one.top]) for one in output.logprobs or ()]
@@ -142,7 +142,7 @@ def without_logprobs(step: tuple[list[Output], Any]) -> tuple[list[Any], Any]:
 
 
 class Counted:
-    """How many steps went the one way, of those that had a draft to ask."""
+    """Counts the single-wait steps among the steps that had a draft to ask."""
 
     def __init__(self, engine: Engine) -> None:
         self.once = self.other = self.looked_up = 0
@@ -162,9 +162,9 @@ class Counted:
 
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("k", [1, 4])
-def test_every_step_says_the_same(make: MakeEngine, k: int, twin: bool) -> None:
-    """Law: nobody can see which way a step went: not in a text, an ending or a count. Prompts of
-    several lengths, temperatures, drafts that are right or wrong and that end early."""
+def test_every_step_is_the_same(make: MakeEngine, k: int, twin: bool) -> None:
+    """Law: texts, endings and counts do not show which path a step took. Covers prompts of several
+    lengths, temperatures, and drafts that are right, wrong or end early."""
     asked = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]
     ours, theirs = (make(k, usual=usual, twin=twin) for usual in (True, False))
     counted = Counted(ours)
@@ -198,8 +198,8 @@ FIELDS: dict[str, dict[str, Any]] = {
 def test_no_field_makes_the_host_wait_in_between(
     make: MakeEngine, name: str, twin: bool, everybody: bool
 ) -> None:
-    """Law: steps go the one way whether all sequences set a field, or some, or none, and say what
-    the other way says, guess by guess and log-probability by log-probability."""
+    """Law: steps take the single-wait path whether all sequences set a field, or some, or none, and
+    equal the ordinary path, guess by guess and log-probability by log-probability."""
     fields = [FIELDS[name] if everybody or i % 2 else {} for i in range(4)]
     asked = [params(i, **{"max_tokens": 14, **more}) for i, more in enumerate(fields)]
     ours, theirs = (make(3, usual=usual, twin=twin) for usual in (True, False))
@@ -208,12 +208,12 @@ def test_no_field_makes_the_host_wait_in_between(
     found, expected = (list(map(logprobs_in, each)) for each in (mine, other))
     assert found == [pytest.approx(each, abs=1e-5) for each in expected]
     assert [without_logprobs(step) for step in mine] == [without_logprobs(step) for step in other]
-    assert counted.once > counted.other  # near the end of a text each K is another
+    assert counted.once > counted.other  # near the end of a text, K differs by sequence
     assert any(metrics.num_accepted for _, metrics in mine)
 
 
 def test_it_is_lossless(make: MakeEngine, tiny_target: str, tiny_eos: list[int]) -> None:
-    """Law: the text of a reference that shares no code, under every field at once."""
+    """Law: the text equals that of a reference without shared code, under all fields at once."""
     reference = Reference(tiny_target, tiny_eos)
     for k, twin in ((4, True), (2, False), (0, False)):
         engine = make(k, twin=twin)
@@ -234,8 +234,8 @@ MIXED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_requests_that_need_the_host_are_left_to_the_ordinary_way(make: MakeEngine) -> None:
-    """Law: and with them their steps, whose texts and counts are the same."""
+def test_requests_that_need_the_host_take_the_ordinary_path(make: MakeEngine) -> None:
+    """Law: the whole step takes the ordinary path then, with the same texts and counts."""
     asked = [params(i, **{"max_tokens": 4 + 3 * i, **fields}) for i, fields in enumerate(MIXED)]
     ours, theirs = make(3), make(3, usual=False)
     counted = Counted(ours)
@@ -244,8 +244,8 @@ def test_requests_that_need_the_host_are_left_to_the_ordinary_way(make: MakeEngi
 
 
 def test_beside_prompts_in_a_small_pool(make: MakeEngine) -> None:
-    """Law: also where prompts are cut into pieces beside those that draft, and sequences are put
-    off and start over."""
+    """Law: this holds when prompts are chunked beside drafting sequences, and when sequences are
+    preempted and start over."""
     more = {
         "schedule": {"max_step_tokens": 12, "max_sequences": 4},
         "cache": {"block_size": BLOCK, "num_blocks": 14},
@@ -260,7 +260,7 @@ def test_beside_prompts_in_a_small_pool(make: MakeEngine) -> None:
 
 
 def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
-    """Law: the text is that of plain decoding whatever K it chooses, and it goes on learning."""
+    """Law: whatever K it chooses, the text is that of plain decoding, and it keeps learning."""
     asked = [params(i, max_tokens=24, ignore_eos=True) for i in range(2)]
     controller = {"kind": "adaptive", "k_max": 4}
     proposer = {"path": make().ready.target}
@@ -280,26 +280,26 @@ def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
 @pytest.mark.parametrize("name", [None, *FIELDS])
 @pytest.mark.parametrize("k", [0, 1, 4])
 def test_the_host_waits_once(make: MakeEngine, k: int, name: str | None) -> None:
-    """Law: for catch-up, proposal, verification and draws together, whatever the fields; also where
-    nothing is guessed."""
+    """Law: one wait covers catch-up, proposal, verification and draws, whatever the fields, also at
+    K = 0."""
     engine = make(k)
     for i in range(3):
         fields = {"max_tokens": 90, "ignore_eos": True, **(FIELDS[name] if name else {})}
         engine.add(Submit(str(i), PROMPT[i:], params(i, **{**fields, "stop_token_ids": ()}), 0.0))
-    for _ in range(12):  # in which every bucket is allotted
+    for _ in range(12):  # until every bucket is allocated
         engine.step()
     for _ in range(4):
         with Waits() as waits:
             outputs = engine.step()
         assert outputs.metrics.num_proposed == 3 * k
-        # A bucket that is allotted late asks for arrays of the host's own.
+        # A bucket that is allocated late needs host arrays of its own.
         assert [name for name in waits.seen if name != "numpy"] == ["cpu"]
 
 
 @pytest.mark.parametrize("fields", [{}, {"frequency_penalty": -0.2, "logprobs": 1}], ids=str)
-def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
-    """Law: beside sequences that are drafted for, what a look-up guesses is verified in the one
-    call, and nobody can see which way the step went."""
+def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
+    """Law: guesses by look-up are verified in the same forward as those of the draft, and no output
+    shows which path the step took."""
     prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
     asked = [params(i, temperature=0.0, max_tokens=60, ignore_eos=True, **fields) for i in range(3)]
 
@@ -319,9 +319,9 @@ def test_look_ups_go_into_the_same_forward(make: MakeEngine, fields: dict[str, A
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_what_became_of_guesses_is_told_once_a_step(make: MakeEngine, usual: bool) -> None:
-    """Law: in whichever way a step went, whoever learns hears of all that sampled in it: what the
-    target said at the root and behind the nodes that were right, up to the end of the text."""
+def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> None:
+    """Law: on either path, learning proposers are told of every sequence that sampled in the step:
+    the target's token at the root and after each right node, up to the end of the text."""
     engine, listener = make(3, usual=usual, twin=True), Listener()
     engine._proposer._learners.append(listener)
     engine._proposer.learns = True

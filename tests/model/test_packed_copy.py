@@ -1,4 +1,4 @@
-"""PackedCopy: what the host wrote is what the device's side holds after one copy."""
+"""PackedCopy: one copy brings what the host wrote to the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from engine.attention.packed_copy import PackedCopy
 
 
 def test_all_parts_are_sent_at_once_and_stay_where_they_are() -> None:
-    """Law: parts keep their shapes and kinds, are zero at first, do not overlap, and a graph may
-    hold their tensors: `send` changes numbers, not places."""
+    """Law: parts keep shapes and dtypes, start as zeros and do not overlap, and a graph may hold
+    their tensors: `send` changes values, never addresses."""
     sent = PackedCopy(torch.device("cpu"))
     ids, scales, keys = sent.part(3), sent.part(2, 1, dtype=torch.float32), sent.part(2, 2)
     sent.build()
@@ -20,7 +20,7 @@ def test_all_parts_are_sent_at_once_and_stay_where_they_are() -> None:
     ids.host[:] = [1, -2, 3]
     scales.host[:, 0] = [0.5, -1e9]
     keys.host[:] = np.array([[1, 2], [3, 4]])
-    assert not ids.there.any()  # nothing moves before it is sent
+    assert not ids.there.any()  # nothing moves before `send`
     sent.send()
     assert ids.there.tolist() == [1, -2, 3]
     assert scales.there.tolist() == [[0.5], [-1e9]]
@@ -28,9 +28,9 @@ def test_all_parts_are_sent_at_once_and_stay_where_they_are() -> None:
     assert [part.there.data_ptr() for part in (ids, scales, keys)] == places
 
 
-def test_of_the_last_part_what_is_used_is_sent() -> None:
-    """Law: what varies in size costs what it is; the numbers behind it stay as they were. Int64
-    parts are their own words."""
+def test_only_the_used_end_of_the_last_part_is_sent() -> None:
+    """Law: a part of variable size costs only what is used of it; the values behind stay as they
+    were. Int64 parts need no conversion."""
     sent = PackedCopy(torch.device("cpu"))
     slots, pages = sent.part(2, 3, dtype=torch.int64), sent.part(5, 2)
     sent.build()
@@ -42,9 +42,9 @@ def test_of_the_last_part_what_is_used_is_sent() -> None:
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_numbers_of_others_go_along(room: bool) -> None:
-    """Law: in the same copy behind what is used of the last part, or, where there is no room, on
-    their own; no part is touched."""
+def test_other_arrays_share_the_copy(room: bool) -> None:
+    """Law: other arrays travel in the same copy, after the used end of the last part, or in a copy
+    of their own if there is no room; no part is overwritten."""
     sent = PackedCopy(torch.device("cpu"))
     ids, pages = sent.part(3), sent.part(40)
     sent.build()
@@ -61,7 +61,7 @@ def test_numbers_of_others_go_along(room: bool) -> None:
 
 
 def test_every_part_begins_where_a_kernel_may_read_sixteen_bytes() -> None:
-    """Law: Triton compiles one more kernel for a pointer that does not divide by sixteen."""
+    """Law: Triton compiles another kernel for a pointer that is not a multiple of sixteen."""
     sent = PackedCopy(torch.device("cpu"))
     parts = [sent.part(n) for n in (1, 3, 4, 5, 2)]
     sent.build()

@@ -29,10 +29,10 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one sentence of a mistake."""
+    """Return the error of a mistake, which must be one sentence."""
     try:
         code: object = main(arguments)
-    except SystemExit as ended:  # argparse's way
+    except SystemExit as ended:  # raised by argparse
         code = ended.code
     said = capsys.readouterr()
     assert code == 2
@@ -53,10 +53,10 @@ def test_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, card.splitlines())) <= 130
 
 
-def test_experts_are_told_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Law: of a mixture the card says, in each precision, how many experts of a layer rows read, E
-    (1 - (1 - k/E)^n), and the best K of so many sequences, as the table has it; of a dense model
-    nothing of the kind."""
+def test_experts_are_shown_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Law: for a mixture, the card shows per precision how many experts of a layer the rows read, E
+    (1 - (1 - k/E)^n), and the best K at that many sequences, as in the table; for a dense model it
+    shows neither."""
     file = tmp_path / "plan.json"
     card = printed(capsys, "--target", "mixtral-8x7b", "--device", "h200", "--json", str(file))
     assert card.count("experts of a layer, 8, read by rows, and the best K") == 3
@@ -69,9 +69,9 @@ def test_experts_are_told_by_rows(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "read by rows" not in printed(capsys, *ON_FOUR)
 
 
-def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: weights beyond the memory give no figures but the devices it takes; contexts beyond a
-    model's positions are marked."""
+def test_models_that_do_not_fit_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: weights beyond the memory give the number of devices needed instead of figures; contexts
+    beyond the model's positions are marked."""
     card = printed(capsys, *PAIR, "--device", "h100-sxm", "--precision", "bf16")
     assert "they do not fit 80 GB: --devices 2 or more" in card
     assert "break-even " not in card.split("\n\n")[1]
@@ -82,8 +82,8 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ropes_that_grow_with_the_text_limit_what_is_served(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Bug: contexts were planned that `serve` refuses: with such a rope, nested by kind of layer or
-    not, it keeps to the length that the rope starts from."""
+    """Bug: contexts were planned that `serve` refuses: with a growing rope, also one per layer
+    type, it serves only the rope's original length."""
     config = tmp_path / "config.json"
     plain = {"rope_type": "default", "rope_theta": 1e4}
     factors = {"short_factor": [1.0] * 32, "long_factor": [8.0] * 32}
@@ -105,8 +105,8 @@ def test_ropes_that_grow_with_the_text_limit_what_is_served(
 
 
 def test_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: a draft that is too large or speaks another vocabulary is said, and so is what differs
-    from the defaults."""
+    """Law: notes name a draft that is too large or has another vocabulary, and all values that
+    differ from the defaults."""
     card = printed(
         capsys, "--target", "llama-3.2-1b", "--draft", "qwen3-8b", "--device", "h200",
         "--kv", "fp8", "--launch-overhead", "5", "--draft-precision", "int4",
@@ -119,7 +119,7 @@ def test_notes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: two figures make a device; without its memory nothing is said about what fits."""
+    """Law: two figures define a device; without its memory, nothing is said about what fits."""
     card = printed(
         capsys, "--target", "demo", "--draft", "demo", "--bandwidth", "20", "--tflops", "0.1"
     )
@@ -131,8 +131,8 @@ def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_this_machine_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: figures that nobody gives are this machine's; those given stay. Bug: `plan --target T`
-    asked for a data sheet of the machine that it ran on."""
+    """Law: figures that are not given are measured on this machine. Bug: `plan --target T` required
+    a data sheet for the machine that it ran on."""
     monkeypatch.setattr(machine, "_READ", {"cpu": 1 << 24, "cuda": 1 << 24})
     monkeypatch.setattr(machine, "_SIDE", {"cpu": 64, "cuda": 64})
     card = printed(capsys, "--target", "demo", "--draft", "demo")
@@ -144,7 +144,7 @@ def test_this_machine_is_measured(
 def test_a_models_own_files_are_not_written_over(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Bug: `--json` with the name of the configuration that was read took its place."""
+    """Bug: `--json` with the path of the configuration that was read overwrote it."""
     config = tmp_path / "config.json"
     config.write_text("{}")
     for target in (config, tmp_path):
@@ -155,7 +155,7 @@ def test_a_models_own_files_are_not_written_over(
 
 
 def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Law: everything on the card is in the file, and no temporary file stays."""
+    """Law: the file holds everything on the card, and no temporary file remains."""
     file = tmp_path / "plan.json"
     printed(capsys, *ON_FOUR, "--json", str(file), "--batch", "1,8", "--context", "2k,3000")
     content = json.loads(file.read_text())
@@ -213,7 +213,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes_are_one_sentence(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: exit code 2, one line on stderr with what was given and what is allowed, nothing on
+    """Law: exit code 2, one line on stderr with the given value and the allowed ones, nothing on
     stdout."""
     assert said in refused(capsys, *arguments)
 
@@ -222,7 +222,7 @@ def test_mistakes_are_one_sentence(
 def test_a_pipe_is_refused_and_not_waited_for(
     inside: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: `plan --target PIPE` waited for somebody to write into it."""
+    """Bug: `plan --target PIPE` waited for a writer of the pipe."""
     os.mkfifo(tmp_path / "config.json")
     name = str(tmp_path if inside else tmp_path / "config.json")
     said = refused(capsys, "--target", name, "--device", "h100-sxm")
@@ -230,7 +230,7 @@ def test_a_pipe_is_refused_and_not_waited_for(
 
 
 def test_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: docs/measuring.md shows what its commands print: all, or what `head` leaves."""
+    """Law: docs/measuring.md shows what its commands print: all of it, or what `head` keeps."""
     consoles = re.findall(r"^```console\n\$ (.*)\n([^`]*)^```$", section("plan"), re.MULTILINE)
     assert len(consoles) == 1
     for command, output in consoles:

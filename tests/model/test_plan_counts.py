@@ -1,4 +1,4 @@
-"""What `foredraft plan` reads off a configuration is what transformers' models have."""
+"""What `foredraft plan` counts from a configuration matches transformers' models."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_counts_are_those_of_transformers(family: str, tied: bool) -> None:
-    """Law: for every family that plan reads, transformers' model has as many weights, norms and
-    biases apart, its cache as many numbers a token, and its layers keep as many positions."""
-    is_latent = family.startswith("deepseek")  # whose cache transformers keeps for each head
+    """Law: for every family that plan reads, transformers' model has the same number of weights
+    without norms and biases, of KV numbers per token, and of positions per layer."""
+    is_latent = family.startswith("deepseek")  # transformers caches this per head
     kv_heads = SMALL["num_attention_heads" if is_latent else "num_key_value_heads"]
     own = {key: SMALL[key] for key in SMALL if hasattr(CONFIG_MAPPING[family], key)}
     own |= {"num_key_value_heads": kv_heads, "tie_word_embeddings": tied}

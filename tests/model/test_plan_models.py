@@ -66,7 +66,7 @@ LATENT = SMALL | {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_count_what_was_published(name: str) -> None:
-    """Law: norms and biases, which are left out, are less than a five-thousandth."""
+    """Law: the norms and biases left out are less than one part in five thousand."""
     assert find_model(name, "target").parameters == pytest.approx(PUBLISHED[name], rel=2e-4)
 
 
@@ -86,7 +86,7 @@ def test_kv_of_a_token() -> None:
 
 
 def test_the_built_in_pair() -> None:
-    """Law: `demo` is the target's or the draft's folder, by its role."""
+    """Law: by role, `demo` is the folder of the built-in target or draft."""
     target, draft = find_model("demo", "target"), find_model("demo", "draft")
     assert (target.name, draft.name) == ("demo-target", "demo-draft")
     assert draft.parameters < target.parameters
@@ -94,13 +94,13 @@ def test_the_built_in_pair() -> None:
 
 
 def read(folder: Path, fields: object) -> ModelShape:
-    """As if it were a model's config.json."""
+    """Read `fields` as a model's config.json."""
     (folder / "config.json").write_text(json.dumps(fields))
     return find_model(str(folder), "target")
 
 
 def test_windows(tmp_path: Path) -> None:
-    """Law: sliding layers attend to, and read, no more than their window."""
+    """Law: sliding layers attend to, and read, at most their window."""
     gemma = find_model("gemma-2-2b", "target")
     assert gemma.windows[:2] == (4096, None)
     assert gemma.attended(8192) == 13 * 4096 + 13 * 8192
@@ -116,8 +116,8 @@ def test_windows(tmp_path: Path) -> None:
 
 
 def test_a_multimodal_config_gives_its_text_model(tmp_path: Path) -> None:
-    """Law: a file, and a folder with a config.json, may hold the text model one level down. Bug:
-    fields that Gemma 3 leaves to transformers were asked for."""
+    """Law: in a file, and in a folder's config.json, the text model may be one level down. Bug:
+    fields were required that Gemma 3 leaves to transformers' defaults."""
     gemma = SMALL | {"model_type": "gemma3_text", "sliding_window": 8}
     del gemma["vocab_size"]
     shape = read(tmp_path, {"model_type": "gemma3", "text_config": gemma})
@@ -140,8 +140,8 @@ def test_a_multimodal_config_gives_its_text_model(tmp_path: Path) -> None:
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "`layer_types`"),
     ],
 )
-def test_what_cannot_be_read_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """Law: one sentence with the key."""
+def test_unreadable_configs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Law: the refusal is one sentence with the key."""
     with pytest.raises(ModelError) as refused:
         read(tmp_path, SMALL | change)
     assert said in str(refused.value)
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_refused(change: dict[str, Any], said: str, tmp_p
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
 def test_files_that_are_no_config(content: bytes, tmp_path: Path) -> None:
-    """Law: whatever a file holds, one sentence that names it."""
+    """Law: whatever the file holds, the refusal is one sentence that names it."""
     file = tmp_path / "config.json"
     file.write_bytes(content)
     with pytest.raises(ModelError, match="config.json") as refused:
@@ -179,7 +179,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_config_is_a_shape_or_a_sentence(
     folder: Path, fields: dict[str, Any], family: str, changes: dict[str, Any]
 ) -> None:
-    """Law: nothing but ModelError is raised, whatever stands in the file."""
+    """Law: only ModelError is raised, whatever the file holds."""
     try:
         shape = read(folder, {**fields, "model_type": family, **changes})
     except ModelError:
@@ -188,13 +188,13 @@ def test_any_config_is_a_shape_or_a_sentence(
     assert 0 < shape.attended(100) <= 100 * shape.layers
 
 
-def test_what_is_no_file_is_not_read() -> None:
+def test_device_files_are_not_read() -> None:
     with pytest.raises(ModelError, match="/dev/zero is neither a preset nor a config.json"):
         find_model("/dev/zero", "target")
 
 
 def test_a_folder_without_config(tmp_path: Path) -> None:
-    """Law: a folder that is no model is a sentence."""
+    """Law: a folder that is not a model is refused in a sentence."""
     with pytest.raises(ModelError, match="Should have a `model_type` key in its config.json"):
         find_model(str(tmp_path), "target")
 
@@ -202,7 +202,7 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
 def test_hub_names_are_looked_up_in_the_cache_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a model that was downloaded is found, another one is refused with the presets."""
+    """Law: a downloaded model is found; any other is refused with the list of presets."""
     from huggingface_hub import constants
 
     commit = "0" * 40

@@ -32,7 +32,7 @@ def served(name: str, precision: str = "bf16") -> Served:
 def scenario(
     target: str, draft: str | None, device: Device, *, batch: int = 1, context: int = 2048
 ) -> Scenario:
-    """bf16 everywhere, no overhead."""
+    """Return a scenario with bf16 everywhere and no overhead."""
     models = [
         Served(find_model(name, "target"), device, "bf16") for name in (target, draft) if name
     ]
@@ -40,8 +40,8 @@ def scenario(
 
 
 def test_one_row_takes_the_time_of_reading() -> None:
-    """Law: at batch 1 a pass is bytes over bandwidth: all weights but the embedding table (of
-    which one row is read), and the cache."""
+    """Law: at batch 1 a pass takes bytes over bandwidth: all weights except the embedding table
+    (one row is read), and the KV cache."""
     weights = 2 * (LLAMA.parameters - 128_256 * 4096)
     cache = 1000 * 32 * 2 * 8 * 128 * 2
     seconds = served("llama-3.1-8b").seconds(batch=1, tokens=1, context=1000)
@@ -49,14 +49,14 @@ def test_one_row_takes_the_time_of_reading() -> None:
 
 
 def test_many_rows_take_the_time_of_computing() -> None:
-    """Law: without context, many rows cost 2 FLOPs for each weight and row."""
+    """Law: without context, many rows cost 2 FLOPs per weight and row."""
     rows = 100_000
     seconds = served("llama-3.1-8b").seconds(batch=rows, tokens=1, context=0)
     assert seconds == pytest.approx(2 * LLAMA.active_parameters * rows / 989.4e12)
 
 
 def test_launch_overhead_is_a_layers() -> None:
-    """Law: it is added for every layer of a pass, whatever the pass does."""
+    """Law: every layer of a pass adds the overhead, whatever the pass does."""
     plain = served("llama-3.1-8b")
     slow = replace(plain, launch=1e-5)
     for tokens in (1, 1000):
@@ -65,7 +65,7 @@ def test_launch_overhead_is_a_layers() -> None:
 
 
 def test_bytes_by_precision() -> None:
-    """Law: weights in the layers shrink, tables keep 16 bits; int4 pays for its scales."""
+    """Law: layer weights shrink, tables keep 16 bits; int4 also has scales."""
     tables = 2 * 128_256 * 4096
     inner = LLAMA.parameters - tables
     for precision, width in (("bf16", 2), ("fp8", 1), ("int4", 0.5 + 2 / 128)):
@@ -73,7 +73,7 @@ def test_bytes_by_precision() -> None:
 
 
 def test_arithmetic_by_precision() -> None:
-    """Law: fp8 is fast where there are units for it, int4 is multiplied in bf16."""
+    """Law: fp8 is fast on devices with fp8 units; int4 is multiplied in bf16."""
     assert H100.flops("fp8") > H100.flops("bf16") == H100.flops("int4")
     assert device_of("a100-80").flops("fp8") == device_of("a100-80").flops("bf16")
 
@@ -97,7 +97,7 @@ def test_more_work_is_never_faster(name: str) -> None:
 
 @given(st.integers(1, 512), st.integers(1, 512), st.integers(0, 10_000))
 def test_experts_touched(count: int, per_token: int, tokens: int) -> None:
-    """Law: none by no token, k by one, never more than all, and each further token adds less."""
+    """Law: 0 tokens touch no expert, one touches k; each further token adds fewer, up to all."""
     experts = Experts(count, min(per_token, count), 1)
     assert experts.touched(0) == 0
     assert experts.touched(1) == pytest.approx(experts.per_token)
@@ -107,15 +107,15 @@ def test_experts_touched(count: int, per_token: int, tokens: int) -> None:
 
 
 def test_experts_touched_against_published_shares() -> None:
-    """Law: 128 experts, 8 a token: 1, 2, 4, 8, 16 rows read 1, 1.9, 3.6, 6.5, 10.3 times."""
+    """Law: with 128 experts, 8 per token, 1, 2, 4, 8, 16 rows read 1, 1.9, 3.6, 6.5, 10.3 times."""
     experts = Experts(128, 8, 1)
     times = [experts.touched(n) / 8 for n in (1, 2, 4, 8, 16)]
     assert times == pytest.approx([1, 1.9, 3.6, 6.5, 10.3], abs=0.06)
 
 
 def test_a_free_draft_is_leviathans_formula() -> None:
-    """Law: while verification is bound by reading weights, the speed-up is the closed form with
-    the roofline's c."""
+    """Law: while verification is bound by reading weights, the speed-up is the closed form with the
+    roofline's c."""
     point = scenario("llama-3.1-70b", "llama-3.2-1b", EIGHT)
     for k in range(9):
         formula = expected_tokens(0.8, k) / (1 + k * point.draft_cost)
@@ -132,7 +132,7 @@ def test_break_even_is_where_it_pays() -> None:
 
 
 def test_nothing_pays_past_the_ridge() -> None:
-    """Law: where a row costs what a step costs, K = 0 is best and nothing breaks even."""
+    """Law: where a row costs as much as a step, K = 0 is best and nothing breaks even."""
     slow = device_of("cpu", bandwidth=1e6, tflops=1e-3)
     point = scenario("llama-3.1-8b", "llama-3.2-1b", slow)
     assert point.best(0.9, 16) == (0, 1.0)
@@ -141,8 +141,8 @@ def test_nothing_pays_past_the_ridge() -> None:
 
 
 def test_claim_one_query_reads_its_cache_once() -> None:
-    """Claim: ten tokens of one query read its KV once, ten queries of one token ten times: close
-    at 2k for a 70B model, more than 3 times at 128k."""
+    """Claim: ten tokens of one query read its KV once, ten queries of one token read it ten times:
+    close at 2k for a 70B model, more than 3 times at 128k."""
     model = scenario("llama-3.1-70b", None, EIGHT).target
     ratios = []
     for context in (2048, 131_072):
@@ -159,7 +159,7 @@ def test_claim_one_query_reads_its_cache_once() -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_claim_speculation_fades_as_batches_grow(precision: str) -> None:
-    """Claim: a dense pair at 2k gains less with every doubling of the batch."""
+    """Claim: the gain of a dense pair at 2k falls with every doubling of the batch."""
     point = scenario("llama-3.1-70b", "llama-3.2-1b", EIGHT)
     assert point.draft is not None
     target, draft = (replace(model, precision=precision) for model in (point.target, point.draft))
@@ -184,7 +184,7 @@ def test_claim_mixtures_verify_dearly_at_small_batch() -> None:
 
 
 def test_memory() -> None:
-    """Law: weights of both models and the KV of both models of every sequence must fit."""
+    """Law: the weights of both models and the KV of both for every sequence must fit."""
     point = scenario("llama-3.1-8b", "llama-3.2-1b", H100, batch=1, context=131_072)
     assert point.fits is True
     assert [m.cache_bytes(1) for m in point.models] == [131_072, 32_768]
@@ -192,7 +192,7 @@ def test_memory() -> None:
 
 
 def test_devices() -> None:
-    """Law: figures of the caller replace the sheet's; several devices add up."""
+    """Law: the caller's figures override the data sheet's; several devices add up."""
     device = device_of("h200", 4, bandwidth=1000, memory=10)
     assert (device.bandwidth, device.memory) == (4e12, 4e10)
     assert device.bf16_flops == 4 * 989.4e12

@@ -1,4 +1,4 @@
-"""The start-up profile: which sizes are measured under which schedule."""
+"""The start-up profile: which sizes it measures under which schedule."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from engine.scheduling.segment import Segment, Start, Window
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
-ALONE = alone(8)  # guesses by default
+ALONE = alone(8)  # the default number of guesses
 _TOKEN = 1e-3
 
 
 class _Timed:
-    """A forward takes a second, a tenth of one for each row, a thousandth for each token."""
+    """A forward takes 1 s, plus 0.1 s per row and 1 ms per token of context."""
 
     seconds = 0.0
     padded = (1, 2, 4, 8)
@@ -55,7 +55,7 @@ class _Timed:
 
 
 class _Restless(_Timed):
-    """Every forward takes twice as long in a slow spell: forwards 20 to 29, with all profiled."""
+    """Forwards 20 to 29, of all those profiled, take twice as long: a slow spell of the machine."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -67,8 +67,7 @@ class _Restless(_Timed):
 
 
 class _Chained(_Timed):
-    """Proposals of up to ten sequences are one call: half a second, and a hundredth for each step
-    of each sequence."""
+    """A proposal for up to ten sequences is one call: 0.5 s, plus 10 ms per step and sequence."""
 
     def __init__(self, block_size: int = 16) -> None:
         self._block_size = block_size
@@ -86,8 +85,8 @@ class _Chained(_Timed):
 
 
 class _Captured(_Timed):
-    """Proposals of up to ten sequences are one graph: as `_Chained`, but their seconds are read
-    once, and are there when the device has ended."""
+    """Like `_Chained`, but a proposal is one graph, whose seconds can be read once, after the
+    device has finished."""
 
     vocab_size = 100
 
@@ -120,7 +119,7 @@ class _Captured(_Timed):
 
 
 class _Crowded(_Timed):
-    """Of more than eight sequences each token takes three times as long."""
+    """With more than eight sequences, each token takes three times as long."""
 
     def forward(self, segments: Sequence[Segment]) -> None:
         super().forward(segments)
@@ -129,8 +128,8 @@ class _Crowded(_Timed):
 
 
 class _Swept(_Timed):
-    """Half a second more, once, behind a forward of the drafter: `sweeper`. `drafted`: by rows of a
-    forward and drafts before it, how often."""
+    """A forward right after the drafter's (`sweeper`) takes 0.5 s more. `drafted` counts forwards
+    by (rows, drafter forwards before it)."""
 
     def __init__(self) -> None:
         self.sweeper = _Sweeper()
@@ -144,7 +143,7 @@ class _Swept(_Timed):
 
 
 class _Sweeper(_Timed):
-    """`drafted`: how often behind a sequence's first place, i.e. for a target."""
+    """`drafted`: how many forwards were beyond a sequence's first position, as a target's are."""
 
     count = drafted = 0
 
@@ -156,7 +155,7 @@ class _Sweeper(_Timed):
 
 
 class _Placed(_Timed):
-    """`least`: by number of sequences, how far apart two of them were at least."""
+    """`least`: by number of sequences, the smallest distance between two of them, in blocks."""
 
     def __init__(self) -> None:
         self.least = dict[int, int]()
@@ -171,7 +170,7 @@ class _Placed(_Timed):
 
 
 class _Slow(_Timed):
-    """Takes so long by any clock. `counts`: of forwards, by rows."""
+    """Sleeps `takes` seconds per row. `counts` counts forwards by rows."""
 
     def __init__(self, takes: float) -> None:
         self._takes, self.counts = takes, Counter[int]()
@@ -205,8 +204,8 @@ def _profile(
 
 
 def test_one_sequence_is_measured_with_guesses_too() -> None:
-    """Bug: where only one sequence may run, one row alone was measured, so that K guesses were
-    believed to cost nothing until they had been tried."""
+    """Bug: if only one sequence may run, only one row was measured, so K guesses were believed to
+    be free until they had been tried."""
     found = _profile(max_sequences=1)
     assert [rows for rows, _ in found.target] == list(ALONE)
     assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
@@ -214,30 +213,30 @@ def test_one_sequence_is_measured_with_guesses_too() -> None:
     assert found.padded == _Timed.padded
 
 
-def test_a_slow_spell_makes_no_size_dear() -> None:
-    """Bug: sizes were measured one after the other, so that a slow moment of the machine made a few
-    of them look dear, and K that needs them was not played until others had been learnt."""
+def test_a_slow_spell_inflates_no_size() -> None:
+    """Bug: sizes were measured one after another, so a slow moment of the machine made a few look
+    expensive, and K that needs them was not played until others were learnt."""
     found = _profile(timed=_Restless(), max_sequences=1)
     assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}
 
 
 def test_a_draft_step_is_one_of_a_chain() -> None:
-    """Bug: where a proposal is one call, a forward by itself was taken for a step of it, which
-    costs half as much: sixteen streams stayed at K = 1 where K = 4 made 1.15 of it."""
+    """Bug: where a proposal is one call, a single forward was taken for one step of it, which costs
+    half as much: sixteen streams stayed at K = 1 where K = 4 gives 1.15 times the speed."""
     found = _profile(timed=_Chained(), max_sequences=16)
     assert dict(found.draft) == pytest.approx({1: 0.01, 4: 0.04, 16: 1.0 + 0.1 * 16})
 
 
 def test_a_draft_step_on_a_device_is_one_of_a_captured_chain() -> None:
-    """Bug: on CUDA forwards by themselves were timed, which have the host between them."""
+    """Bug: on CUDA, single forwards were timed, which include host time between them."""
     found = _profile(timed=_Captured(), max_sequences=16)
     assert dict(found.draft) == pytest.approx({1: 0.01, 4: 0.04, 16: 1.0 + 0.1 * 16})
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 17, 23])
 def test_a_chain_has_room_for_all_its_guesses(block_size: int) -> None:
-    """Bug: with blocks that end where the chain's last forward does, as those of 4 with K up to 4,
-    no engine started, since the last guess had no place."""
+    """Bug: with blocks that end where the chain's last forward does, such as size 4 with K up to 4,
+    the last guess had no slot, and no engine started."""
     for k in (2, 4, 5):
         adaptive = {"controller": {"kind": "adaptive", "k_max": k}}
         found = _profile(
@@ -247,7 +246,7 @@ def test_a_chain_has_room_for_all_its_guesses(block_size: int) -> None:
 
 
 def test_nothing_is_measured_that_cannot_happen() -> None:
-    """Law: no forward has more rows than a step may have, nor more sequences than may run."""
+    """Law: no forward exceeds the rows of a step or the number of sequences."""
     small = _profile(max_sequences=8, max_step_tokens=4)
     assert [rows for rows, _ in small.target] == [1, 2, 3, 4]
     assert set(small.batches) == {1, 2}
@@ -256,16 +255,16 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     assert set(usual.batches) == {1, 2, 4, 8, 16, 32, 64}
 
 
-def test_crowds_that_cannot_be_measured_with_guesses_are_without() -> None:
-    """Bug: what sixteen sequences take with a row each was measured, and not told as theirs."""
+def test_large_batches_without_room_for_guesses_are_measured() -> None:
+    """Bug: sixteen sequences with one row each were measured, but not reported as such."""
     found = _profile(max_sequences=16, max_step_tokens=16).batches
     assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
     assert set(found) == {1, 2, 4, 8, 16}
 
 
 def test_every_row_is_another_token() -> None:
-    """Bug: all rows were one token, which goes to the same experts, so that a mixture's rows looked
-    as cheap as a dense model's."""
+    """Bug: all rows were the same token, which is routed to the same experts, so a mixture's rows
+    looked as cheap as a dense model's."""
 
     class Reading(_Timed):
         def forward(self, segments: Sequence[Segment]) -> None:
@@ -280,24 +279,24 @@ def test_every_row_is_another_token() -> None:
 
 
 def test_batches_are_measured_up_to_the_longest_proposals() -> None:
-    """Bug: of sixteen sequences five rows each were the most; beyond, where forwards grow by tiles,
-    the step between the last two was taken for the slope, and rows were bought for too much."""
+    """Bug: sixteen sequences were measured with at most five rows each. Beyond that, where cost
+    grows by tiles, the last step was taken for the slope, and rows looked too expensive."""
     assert max(rows for rows, _ in _profile(max_sequences=16).batches[16]) == 16 * 9
     short = _profile(max_sequences=16, speculation={"controller": {"k_max": 2}})
     assert max(rows for rows, _ in short.batches[16]) == 16 * 3
 
 
-def test_what_contexts_take_is_measured() -> None:
-    """Law: of target and drafter, where sequences may become so long."""
+def test_the_cost_of_context_is_measured() -> None:
+    """Law: for target and drafter, if sequences may become that long."""
     found = _profile(max_sequences=8).token_seconds
     assert set(found) == {1, 4}
     assert [found[n] for n in (1, 4)] == [pytest.approx((_TOKEN, _TOKEN))] * 2
     assert not _profile(longest=200, max_sequences=8).token_seconds
 
 
-def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
-    """Law: what it reads more of the longer context is its window's, not the context's; where the
-    window is no longer than the short one, nothing."""
+def test_a_windowed_draft_pays_for_its_window_only() -> None:
+    """Law: with a longer context it reads more of its window only, not of the context; if the
+    window is no longer than the short context, nothing more."""
 
     class Windowed(_Timed):
         def __init__(self, tokens: int) -> None:
@@ -313,30 +312,30 @@ def test_what_contexts_take_a_windowed_draft_is_of_the_window() -> None:
     assert _profile(max_sequences=1).draft_window == math.inf
 
 
-def test_a_token_of_context_may_take_more_in_a_crowd() -> None:
-    """Bug: what sixteen sequences showed was taken for what one and four pay, too, which is half or
-    a third of it."""
+def test_context_may_cost_more_in_large_batches() -> None:
+    """Bug: the cost per token of sixteen sequences was also assumed for one and four, which pay
+    half or a third of it."""
     found = _profile(timed=_Crowded(), max_sequences=16).token_seconds
     assert {n: target for n, (target, _) in found.items()} == pytest.approx(
         {1: _TOKEN, 4: _TOKEN, 16: 3 * _TOKEN}
     )
 
 
-def test_guesses_are_measured_behind_a_draft() -> None:
-    """Bug: forwards were timed one behind the other, with all they need in the caches. In a step
-    drafting ran before: with guesses, forwards took a tenth to a half more than was told at start,
-    without any as much."""
+def test_guesses_are_measured_after_drafting() -> None:
+    """Bug: forwards were timed back to back, with warm CPU caches. In a step, drafting runs before:
+    forwards with guesses then took a tenth to a half longer than the profile said, those without
+    took as long as it said."""
     target = _Swept()
     found = _profile(200, timed=target, draft=target.sweeper, max_sequences=1)
     guessed = [(rows, 1.5 + 0.1 * rows) for rows in ALONE[1:]]
     assert found.batches == {1: [(1, pytest.approx(1.1)), *guessed]}
-    settled, alone = 2, (1 + ALIKE) * TURNS  # a row is timed behind others alike
+    settled, alone = 2, (1 + ALIKE) * TURNS  # a row is timed after others alike
     behind = {(rows, rows - 1): TURNS for rows in ALONE[1:]}
     assert target.drafted == {(1, 0): settled + alone} | behind
 
 
 def test_sequences_are_far_apart() -> None:
-    """Bug: side by side in memory sixteen sequences took half of what they take as a pool places
+    """Bug: side by side in memory, sixteen sequences took half the time they take as a pool places
     them. Law: none shares a block with another."""
     target = _Placed()
     _profile(timed=target, max_sequences=16)
@@ -345,16 +344,16 @@ def test_sequences_are_far_apart() -> None:
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0, TURNS), (2e-3, LEAST_TURNS)])
 def test_a_slow_machine_takes_fewer_turns(seconds: float, turns: int) -> None:
-    """Law: nobody waits for a start longer than two looks at each size take, or a tenth of a second
-    for each number of sequences."""
+    """Law: start takes at most two passes over all sizes, or a tenth of a second per number of
+    sequences, whichever is longer."""
     target = _Slow(seconds)
     _profile(200, timed=target, draft=_Timed(), max_sequences=1)
     assert target.counts[max(ALONE)] == turns
 
 
-def test_what_fills_the_caches_by_itself_is_timed_without_what_runs_before() -> None:
-    """Bug: a target whose forwards take 0.4 s was rehearsed with all forwards of its drafter: 43 s
-    at start instead of 27."""
+def test_slow_targets_are_timed_without_the_drafter() -> None:
+    """Bug: a target with forwards of 0.4 s was profiled with all of its drafter's forwards before
+    each: 43 s at start instead of 27."""
     target, drafter = _Slow(SWEEPS_SECONDS), _Sweeper()
     _profile(200, timed=target, draft=drafter, max_sequences=1)
     assert target.counts[1] <= TURNS + LEAST_TURNS
@@ -372,8 +371,8 @@ def test_what_fills_the_caches_by_itself_is_timed_without_what_runs_before() -> 
 def test_an_engine_for_the_shortest_sequences_starts(
     dtype: str, length: int, block_size: int, tmp_path: Path
 ) -> None:
-    """Bug: the profile ran more tokens than the compiled decoder had angles of, or the proof did,
-    or what warms the code up more than a short block holds, and the engine died of an assertion."""
+    """Bug: the profile, the proof or the warm-up ran more tokens than the compiled decoder had
+    rotary angles for or a short block holds, and the engine died of an assertion."""
     pair = []
     for role, layers in (("target", 2), ("draft", 1)):
         shape = tiny.GROUPED | {"head_dim": 32, "num_hidden_layers": layers}
@@ -395,8 +394,8 @@ def test_an_engine_for_the_shortest_sequences_starts(
     assert found[-1].finish == "length"
 
 
-def test_tables_of_angles_hold_what_is_measured() -> None:
-    """Law: compiled code checks no bounds."""
+def test_rotary_tables_cover_the_profile() -> None:
+    """Law: the tables cover the profile, since compiled code checks no bounds."""
     assert LENGTH <= SHORTEST_TABLE
     assert CONTEXT + max(alone(1000)) <= SHORTEST_TABLE
     assert CONTEXT + max(rows for _, lengths in BATCHES for rows in lengths) <= SHORTEST_TABLE

@@ -1,5 +1,5 @@
-"""Weights in fewer bits by torchao: the same law, and less memory. What needs a GPU is refused
-here, and is held to what torchao's classes take."""
+"""Weights quantized by torchao: texts stay lossless, and memory shrinks. What needs a GPU is
+refused here, and its settings are checked against torchao's classes."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def texts(target: str, draft: str, k: int) -> list[list[int]]:
 
 
 def test_speculation_does_not_change_the_text(tiny_target: str, tiny_draft: str) -> None:
-    """Law: a quantized pair is a pair like any other: K = 0 and K = 4 write the same."""
+    """Law: for a quantized pair, too, K = 0 and K = 4 write the same text."""
     plain = texts(tiny_target, tiny_draft, 0)
     assert {len(text) for text in plain} == {20}
     assert texts(tiny_target, tiny_draft, 4) == plain
 
 
 def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
-    """Of the target alone: guesses come of the same draft whatever the target is held in."""
+    """Law: only the target is quantized; the draft is the same at any target precision."""
     parsed = Namespace(
         target=tiny_target,
         draft=tiny_draft,
@@ -79,8 +79,8 @@ def test_the_benchmark_asks_for_it(tiny_target: str, tiny_draft: str) -> None:
 
 
 def test_the_weights_are_smaller_and_nearly_the_same(tiny_target: str) -> None:
-    """Law: the plan counts what is held; each weight is off by less than a hundredth of its row's
-    largest. Bug: to `bench machine` a forward read them as large as unquantized ones."""
+    """Law: the memory plan counts the actual bytes; each weight is off by less than a hundredth of
+    its row's largest. Bug: `bench machine` counted a forward's reads as if unquantized."""
     whole = load_model(tiny_target, role="target", device="cpu")
     small = load_model(tiny_target, role="target", device="cpu", quantization="int8")
     assert is_quantized(small.model)
@@ -122,11 +122,11 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> tor
         ("fp8", {"granularity": [PerRow(), PerRow()], "weight_dtype": torch.float8_e4m3fn}),
     ],
 )
-def test_what_torchao_is_asked_for(
+def test_settings_for_torchao(
     kind: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: transformers takes it, weights are packed where they will lie, and torch's
-    compiler is left as it is. Bug: torchao set it to tune every kernel on the device."""
+    """Law: transformers accepts it, weights are packed where they will lie, and torch's compiler
+    settings stay unchanged. Bug: torchao set the compiler to tune every kernel on the device."""
     device = on_cuda(monkeypatch, (9, 0))
     found = quantization_arguments(kind, device, torch.bfloat16, "a model", None)
     assert found["device_map"] == {"": "cuda:1"}
@@ -137,7 +137,7 @@ def test_what_torchao_is_asked_for(
 
 
 def test_devices_and_precisions_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: half a sentence that says what is allowed instead."""
+    """Law: the message says in half a sentence what is allowed instead."""
 
     def reason(kind: Any, capability: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> Any:
         return unsupported(kind, on_cuda(monkeypatch, capability), dtype)
@@ -150,9 +150,9 @@ def test_devices_and_precisions_that_cannot(monkeypatch: pytest.MonkeyPatch) -> 
         assert "the model is to run in torch.float16; use int8" in reason(kind, (9, 0), torch.half)
 
 
-def test_rows_of_eight_bit_floats_are_near_the_weights() -> None:
-    """Law: what fp8 means on a GPU, by torchao's own format: each row has a scale, and a weight is
-    kept to one part in sixteen, or to a part in 512 of what is the row's largest by so far."""
+def test_fp8_weights_are_near_the_originals() -> None:
+    """Law: in fp8, by torchao's own format as on a GPU, each row has a scale, and a weight is off
+    by at most one part in 15 of itself plus one part in 2**15 of the row's largest."""
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     weight *= 10.0 ** torch.linspace(-4, 2, 64)[:, None]
     kept = Float8Tensor.from_hp(weight, torch.float8_e4m3fn, PerRow())
@@ -162,7 +162,7 @@ def test_rows_of_eight_bit_floats_are_near_the_weights() -> None:
 
 
 def stored(folder: Path, target: str, method: str) -> str:
-    """The folder of a target that says it were quantised so."""
+    """Copy a target to a folder whose configuration says that it is quantised by `method`."""
     shutil.copytree(target, folder)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 128}
@@ -170,9 +170,9 @@ def stored(folder: Path, target: str, method: str) -> str:
     return str(folder)
 
 
-def test_what_is_stored_quantised_is_named(tiny_target: str, tmp_path: Path) -> None:
-    """Law: it is not quantised once more, and what transformers cannot load here is refused with
-    how it is stored, and with what transformers says."""
+def test_stored_quantised_models_are_named(tiny_target: str, tmp_path: Path) -> None:
+    """Law: a stored quantised model is not quantised again; if transformers cannot load it here,
+    the refusal gives its method and what transformers says."""
     path = stored(tmp_path / "gptq", tiny_target, "gptq")
     for kind in ("int8", "none"):
         with pytest.raises(ModelError, match="stored in gptq") as e:
@@ -187,8 +187,8 @@ def test_a_quantized_folder_is_left_alone(tiny_target: str) -> None:
     assert sorted(path.name for path in Path(tiny_target).iterdir()) == before
 
 
-def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> None:
-    """Bug: where torchao is installed, every start began with warnings about it on stderr."""
+def test_unneeded_torchao_prints_nothing(tmp_path: Path) -> None:
+    """Bug: where torchao is installed, every start printed its import warnings on stderr."""
     folder = tiny.save(tiny.qwen3(), tmp_path)  # a plain Llama does not even import it
     program = (
         "import sys; from engine.model.loader import load_model; "
@@ -201,8 +201,8 @@ def test_nobody_hears_of_a_package_that_was_not_asked_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench"]
 )
-def test_a_mistake_is_the_one_thing_that_is_said(module: str) -> None:
-    """Bug: four lines of such warnings stood before the sentence."""
+def test_only_the_mistake_is_reported(module: str) -> None:
+    """Bug: four lines of import warnings stood before the error."""
     command = [sys.executable, "-m", module, "--unheard-of"]
     child = subprocess.run(command, capture_output=True, text=True)
     assert child.returncode == 2

@@ -1,4 +1,4 @@
-"""The engine's recording, and its replay: the same accepted lengths, and no text in the file."""
+"""The engine's recording and its replay: the same accepted lengths, and no text in the file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(target: str, draft: str, trace: Path, controller: dict[str, Any]) -> 
 
 
 def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
-    """Four requests, of which two come later; their outputs."""
+    """Serve four requests, two of which arrive later; return their outputs by id."""
     said: dict[str, list[Output]] = {}
     waiting = list(enumerate(LENGTHS))
     for step in range(200):
@@ -61,17 +61,17 @@ def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
 def record(
     target: str, draft: str, path: Path, controller: dict[str, Any], temperature: float = 0.0
 ) -> tuple[Trace, dict[str, list[Output]]]:
-    # All takes as long, so that guesses pay: on a busy machine none was made.
+    # Every step takes equally long, so guesses pay; on a busy machine none might be made.
     engine = Engine(config(target, draft, path, controller), clock=count(0.0, 1e-4).__next__)
     said = serve(engine, temperature)
     return read_trace(path), said
 
 
-def test_a_trace_does_not_change_what_the_controller_is_told(
+def test_a_trace_gives_the_controller_no_extra_records(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Law: while another mode is played, it gets no more records than without one; what it gets is
-    what is recorded."""
+    """Law: while another mode overrides the controller, tracing gives it no extra records, and the
+    trace holds exactly those that it gets."""
     engine = Engine(config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive"}))
     controller, seen = engine._controller, list[StepRecord]()
     controller._configured.update = seen.append  # type: ignore[method-assign, assignment]
@@ -89,7 +89,7 @@ def test_a_trace_does_not_change_what_the_controller_is_told(
 @pytest.mark.parametrize(
     "controller", [{"kind": "fixed", "k": 3}, {"kind": "adaptive", "k_max": 5}]
 )
-def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
+def test_recorded_choices_give_the_recorded_lengths(
     controller: dict[str, Any], temperature: float, tiny_target: str, tiny_draft: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -108,11 +108,11 @@ def test_who_repeats_the_recorded_choices_meets_the_recorded_lengths(
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_what_was_recorded_under_load_is_repeated(
+def test_a_recording_under_load_is_repeated(
     explore: bool, tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Prompts in chunks between guesses, arrivals when others leave, Ks that are not the
-    controller's. Bug: a replay gave guesses no share of the step, so that prompts ended earlier."""
+    """Law: with prompts chunked between guesses, arrivals as others leave, and K not chosen by the
+    controller. Bug: a replay gave guesses no share of the step, so prompts ended earlier."""
     said = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
     schedule = ScheduleConfig(max_sequences=4, max_step_tokens=24)
     clock = TurnClock()
@@ -144,8 +144,8 @@ def test_what_was_recorded_under_load_is_repeated(
 
 
 def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
-    """Recorded at K = 5, where all but the last positions have a bit, replayed at K = 2: what the
-    engine at K = 2 really accepts, but for what nobody guessed."""
+    """Law: recorded at K = 5, where all but the last positions have an outcome, and replayed at K =
+    2, it accepts what the engine at K = 2 does, except where nothing was guessed."""
     trace, _ = record(tiny_target, tiny_draft, tmp_path / "a", {"kind": "fixed", "k": 5})
     _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
     accepted = sum(outputs[-1].accepted for outputs in said.values())
@@ -156,7 +156,7 @@ def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_p
 
 
 def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
-    """Only numbers, and the names of the header and of reasons: a request is a number."""
+    """Law: the file holds only numbers, header names and reasons; a request is a number."""
     record(tiny_target, tiny_draft, tmp_path / "t", {"kind": "fixed", "k": 2})
     text = (tmp_path / "t").read_text()
     assert SECRET not in text
@@ -187,8 +187,8 @@ def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(
 
 
 def test_the_recording_command(tmp_path: Path) -> None:
-    """Law: a trace for each workload. Bug: it asked its options for one that it does not have.
-    Bug: the engine profiled its steps by a clock that stood still."""
+    """Law: it writes one trace per workload. Bug: it read an option that it does not have. Bug: the
+    engine profiled its steps by a clock that stood still."""
     model = tiny_text.target()
     target = tiny_text.save(model, tmp_path / "target")
     draft = tiny_text.save(tiny.draft_of(model), tmp_path / "draft")

@@ -1,8 +1,7 @@
-"""The sampler draws from the law it claims; a draw is a function of (row, seed, position).
+"""The sampler draws from the claimed distribution; a draw is a function of (row, seed, position).
 
 The seeds are fixed, so each test passes or fails for good; the rates below are the chance that a
-perfect sampler would have failed when the seeds were chosen.
-"""
+perfect sampler would have failed when the seeds were chosen."""
 
 from __future__ import annotations
 
@@ -48,14 +47,14 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 def p_value(statistic: float, degrees: int) -> float:
-    """Upper tail of the chi-square law."""
+    """Return the upper tail of the chi-square distribution."""
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
 def assert_law(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) -> None:
-    """Chi-square over the ids that are expected five times or more, the rest pooled; ids of
-    probability zero must not occur at all."""
+    """Check by chi-square over ids expected at least five times, the rest pooled; ids of
+    probability zero must not occur."""
     assert counts[probs == 0].sum() == 0
     expected = probs * counts.sum()
     large = expected >= 5
@@ -78,8 +77,8 @@ def exact_law(raw: torch.Tensor, params: SamplingParams) -> npt.NDArray[np.float
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_law_over_seeds(name: str) -> None:
-    """Chi-square of the tokens drawn with 3000 consecutive seeds against the exact distribution, in
-    float64 from the definitions, on a row inside a proposal (false alarm: 1e-6 each)."""
+    """Law: chi-square of the tokens drawn with 3000 consecutive seeds against the exact
+    distribution, in float64 by definition, on a row inside a proposal (false alarm: 1e-6 each)."""
     torch.manual_seed(6)
     raw = torch.randn(VOCAB) * 1.5
     contexts = []
@@ -95,7 +94,7 @@ def test_law_over_seeds(name: str) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 @pytest.mark.parametrize("name", ["plain", "cold", "top_k", "top_p"])
 def test_law_over_positions(name: str, seed: int) -> None:
-    """The same within one reply: one seed, 3000 consecutive positions (false alarm: 1e-6 each)."""
+    """Law: the same within a reply: one seed, 3000 consecutive positions (false alarm: 1e-6)."""
     torch.manual_seed(7)
     raw = torch.randn(VOCAB) * 1.5
     params = SamplingParams(seed=seed, max_tokens=99, **FIELDS[name])
@@ -108,7 +107,7 @@ def test_law_over_positions(name: str, seed: int) -> None:
 
 
 def test_neighbouring_positions_are_drawn_independently() -> None:
-    """Chi-square of pairs (token at p, token at p+1) against the product law (1e-6)."""
+    """Law: chi-square of pairs (token at p, token at p+1) against the product law (1e-6)."""
     probs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     params = SamplingParams(seed=11, max_tokens=1)
     contexts = [RowContext(Sequence("s", params, [1] * n, n), []) for n in range(6001)]
@@ -118,7 +117,7 @@ def test_neighbouring_positions_are_drawn_independently() -> None:
 
 
 def test_a_rare_token_is_drawn_as_rarely_as_it_should() -> None:
-    """The upper tail of the noise decides rare tokens: 4096 ids share 0.1 % of the mass, and each
+    """Law: the upper tail of the noise decides rare tokens: 4096 ids share 0.1 % of the mass, and a
     draw outside the one likely id needs noise above 15 (Poisson, 20 expected; false alarm 1e-6)."""
     log_probs = torch.full((1, 4097), math.log(1e-3 / 4096))
     log_probs[0, 0] = math.log(1 - 1e-3)
@@ -167,7 +166,7 @@ def test_temperature_zero_takes_the_lowest_of_the_likeliest() -> None:
 def test_a_row_that_is_no_number_is_named_and_alone(
     poison: float, temperature: float, fields: str
 ) -> None:
-    """One bad row ends its own request; the others are drawn as if it were not there."""
+    """Law: a non-finite row ends its own request; others are drawn as if it were absent."""
     torch.manual_seed(9)
     settings = {**FIELDS[fields], "temperature": temperature}
     params = SamplingParams(seed=1, max_tokens=9, **settings)
@@ -187,8 +186,8 @@ def test_a_row_without_any_possible_token_is_named() -> None:
 
 
 def test_token_logprobs_are_the_models_own() -> None:
-    """log_softmax of the raw logits in float64, most likely first, whatever the sampling fields;
-    rows may be repeated and in any order."""
+    """Law: they are log_softmax of the raw logits in float64, most likely first, whatever the
+    sampling fields; rows may be repeated and in any order."""
     torch.manual_seed(10)
     logits = torch.randn(6, 50) * 4
     rows, tokens, counts = [4, 0, 4, 5, 2], [7, 49, 0, 3, 3], [0, 1, 5, 20, 60]
@@ -214,7 +213,7 @@ def test_tied_alternatives_come_lowest_id_first() -> None:
 
 
 def test_many_rows_are_scored_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long echoed prompt must not rank all of its rows at once; the answer is the same."""
+    """Law: scoring a long echoed prompt in pieces ranks few rows at once, with equal results."""
     torch.manual_seed(11)
     logits = torch.randn(40, 30)
     asked = (list(range(40)), [3] * 40, [i % 5 for i in range(40)])

@@ -1,4 +1,4 @@
-"""Engines that share one KV cache, each with its own blocks, as the arms of the comparison do."""
+"""Engines that share one KV cache, each with its own blocks, as the arms of `bench` do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.kv_cache import KVCache
 from engine.model.pair import Pair, load_pair, memory_plan, shared_cache
 from tests.support.audit import audit
 
-SIZE, EACH, RUN = 4, 40, 5  # tokens; blocks of an engine, and in one piece
+SIZE, EACH, RUN = 4, 40, 5  # tokens per block; blocks per engine; blocks per contiguous run
 PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 SAMPLED = {"greedy": 0.0, "plain": 1.0, "hot": 2.0}
 
@@ -36,7 +36,7 @@ def plain(tiny_target: str, tiny_draft: str) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def adaptive(tiny_target: str, tiny_draft: str) -> EngineConfig:
-    """It profiles at start, which writes."""
+    """Return an adaptive configuration, whose profile at start writes to the cache."""
     return config_of(tiny_target, tiny_draft, {"kind": "adaptive", "k_max": 3}, EACH)
 
 
@@ -47,7 +47,7 @@ def pair(plain: EngineConfig) -> Pair:
 
 @pytest.fixture
 def parts(tiny_target: str, tiny_draft: str, pair: Pair) -> list[KVCache]:
-    """Of three engines, the third of which is never built."""
+    """Return the parts of three engines, the third of which is never built."""
     whole = shared_cache(config_of(tiny_target, tiny_draft, {"k": 1}, 3 * EACH), pair)
     blocks = range(3 * EACH)
     return [whole.part([b for b in blocks if b // RUN % 3 == turn]) for turn in range(3)]
@@ -74,7 +74,7 @@ def alone(config: EngineConfig, pair: Pair, first: int) -> dict[str, list[int]]:
 
 
 def written(part: KVCache) -> list[Tensor]:
-    """All that lies in its own blocks, copied."""
+    """Return a copy of all that the part's own blocks hold."""
     slots = torch.tensor([block * SIZE + i for block in part.own for i in range(SIZE)])
     stacks = [stack for plane in part.planes.values() for stack in plane.stacks]
     return [tensor[:, :, slots].clone() for stack in stacks for tensor in stack]
@@ -84,10 +84,10 @@ def same(before: list[Tensor], after: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_engines_that_share_a_cache_say_what_they_say_alone(
+def test_engines_that_share_a_cache_write_the_same_texts(
     plain: EngineConfig, adaptive: EngineConfig, pair: Pair, parts: list[KVCache]
 ) -> None:
-    """Law: whatever another engine does with its blocks, from its start on, changes no text and no
+    """Law: whatever another engine does with its blocks, also at start, changes no text and no
     block of this one."""
     ours = begin(Engine(plain, pair=pair, cache=parts[0]), 1)
     texts: list[dict[str, list[int]]] = [{}, {}]
@@ -112,7 +112,7 @@ def test_engines_that_share_a_cache_say_what_they_say_alone(
 def test_an_engine_tells_of_its_own_part_of_a_cache(
     plain: EngineConfig, pair: Pair, parts: list[KVCache]
 ) -> None:
-    """Law: to itself, and to those who ask, a part is a cache of so many blocks."""
+    """Law: for the engine itself and in its reports, a part is a cache of its own size."""
     whole, part = Engine(plain, pair=pair), Engine(plain, pair=pair, cache=parts[1])
     assert part.ready.num_blocks == whole.ready.num_blocks == EACH
     assert part.ready.max_model_len == whole.ready.max_model_len == EACH * SIZE
@@ -125,7 +125,7 @@ def test_an_engine_tells_of_its_own_part_of_a_cache(
 def test_planes_that_are_there_already_count_as_loaded(
     plain: EngineConfig, pair: Pair, parts: list[KVCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug otherwise: where all memory is the shared cache's, the second engine finds none left."""
+    """Bug otherwise: the shared cache takes all memory, and the second engine finds none left."""
     Engine(plain, pair=pair, cache=parts[0])
     free = memory_plan(plain, pair).limit - parts[0].nbytes
     monkeypatch.setattr("engine.model.memory.available_bytes", lambda: free)

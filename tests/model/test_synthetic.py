@@ -1,4 +1,4 @@
-"""Synthetic pairs: whole, the same every time, and as often in agreement as asked."""
+"""Synthetic pairs: complete, reproducible, and with the requested rate of agreement."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def config(folder: Path) -> EngineConfig:
 def test_the_engine_serves_what_was_written_and_accepts_about_as_often_as_asked(
     folder: Path,
 ) -> None:
-    """At 0.7, three guesses give 1 + .7 + .49 + .34 = 2.5 tokens a round; bounds are wide, since
-    rounds are few."""
+    """Law: at 0.7, three guesses give 1 + .7 + .49 + .34 = 2.5 tokens a round; bounds are wide,
+    since rounds are few."""
     engine = Engine(config(folder))
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=200, ignore_eos=True)
     engine.add(Submit(id="a", prompt=[20, 30, 40], params=params, arrival=0.0))
@@ -71,15 +71,15 @@ def test_the_same_arguments_write_the_same_weights(folder: Path, tmp_path: Path)
 
 
 def test_the_configuration_says_what_the_files_hold(folder: Path) -> None:
-    """Bug: it said float32 of weights in bfloat16, and `auto` believed it."""
+    """Bug: config.json said float32 for bfloat16 weights, and `auto` believed it."""
     for role in ("target", "draft"):
         assert json.loads((folder / role / "config.json").read_text())["dtype"] == "bfloat16"
         assert dtypes_in(folder / role) == {"BF16"}
 
 
 def test_a_scale_does_not_multiply_the_one_before() -> None:
-    """Bug: of a target in bfloat16, as on a GPU, each scale was applied to what the last had left,
-    so that every pair of 8 B agreed in all tokens."""
+    """Bug: with a target in bfloat16, as on a GPU, each scale multiplied the result of the one
+    before, so every 8B pair agreed on all tokens."""
     target = random_target(shape_of(1.2e6), 0, dtype=torch.bfloat16)
     rescale, weight = scaler(target, 1), target.model.layers[-1].mlp.down_proj.weight
     whole = weight.clone()
@@ -103,7 +103,7 @@ def test_unscaled_layers_change_nothing_and_larger_ones_agree_less() -> None:
 
 
 def test_greedy_text_does_not_settle_into_a_loop() -> None:
-    """A random model's argmax usually does, and then acceptance at T=0 says nothing."""
+    """Bug: a random model's argmax usually loops, which makes acceptance at T=0 meaningless."""
     model = draft_of(random_target(shape_of(1.2e6), 0), 1)
     ids = torch.randint(8, 4096, (1, 16), generator=torch.Generator().manual_seed(0))
     text = model.generate(ids, max_new_tokens=150, do_sample=False)[0, 16:]
@@ -144,10 +144,10 @@ def test_the_bisection_ends_near_the_scale_that_was_asked_for() -> None:
 def test_what_cannot_be_honoured_is_one_sentence_and_exit_code_2(
     arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: a folder that cannot be made was found out after the pair was."""
+    """Bug: a folder that cannot be created was noticed only after the pair was built."""
     try:
         code: object = main(["--output", str(tmp_path / "new"), *TINY, *arguments])
-    except SystemExit as ended:  # argparse's way
+    except SystemExit as ended:  # raised by argparse
         code = ended.code
     assert code == 2
     said = capsys.readouterr()

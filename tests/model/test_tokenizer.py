@@ -1,5 +1,5 @@
-"""Tokenizer over real transformers tokenizers, made here: byte-level BPE as in GPT-2, and
-SentencePiece-like BPE with byte fallback as in Llama 2. (In this tier since transformers imports
+"""Tokenizer over real transformers tokenizers, built here: byte-level BPE as in GPT-2, and
+SentencePiece-like BPE with byte fallback as in Llama 2. (In this tier because transformers imports
 torch.)"""
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def tokenizer(
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
-    """Law: decode(encode(text)) is the text, and so are the tokens' bytes (SentencePiece begins
-    with a space)."""
+    """Law: decode(encode(text)) is the text, and so are the tokens' bytes joined (SentencePiece
+    adds a leading space)."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
@@ -120,8 +120,8 @@ def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_increments_equal_the_whole(tokenizer: Tokenizer, text: str) -> None:
-    """Law: token by token and in groups, the detokenizer yields the decode of all, and characters
-    stay whole."""
+    """Law: token by token and in groups, the detokenizer yields the decode of the whole, and never
+    splits a character."""
     ids = tokenizer.encode(text + " " + text, add_special_tokens=False)
     random_ = random.Random(text)
     for longest in (1, 2, 5):
@@ -137,7 +137,7 @@ def test_increments_equal_the_whole(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_random_ids_in_increments(tmp_path: Path) -> None:
-    """Law: the same for any ids of a byte-level vocabulary, broken characters included."""
+    """Law: the same holds for any ids of a byte-level vocabulary, broken characters included."""
     tokenizer = load_tokenizer(str(byte_level(tmp_path)))
     random_ = random.Random(3)
     for _ in range(500):
@@ -148,7 +148,7 @@ def test_random_ids_in_increments(tmp_path: Path) -> None:
 
 
 def test_special_tokens(tmp_path: Path) -> None:
-    """Law: special tokens are skipped when asked, shown when not, and found in text."""
+    """Law: special tokens are skipped or shown as requested, and recognised in text."""
     tokenizer = load_tokenizer(str(byte_level(tmp_path)))
     ids = tokenizer.encode("a<|end|>b", add_special_tokens=False)
     special = [token for token in ids if tokenizer.is_special(token)]
@@ -159,7 +159,7 @@ def test_special_tokens(tmp_path: Path) -> None:
 
 
 def test_ids_beyond_the_vocabulary(tokenizer: Tokenizer) -> None:
-    """Law: padded embedding rows decode to nothing."""
+    """Law: ids of padded embedding rows decode to nothing."""
     beyond = tokenizer.vocab_size + 3
     assert tokenizer.token_bytes(beyond) == b""
     assert not tokenizer.is_special(beyond)
@@ -178,7 +178,7 @@ def test_truncation_in_the_file_is_ignored(tmp_path: Path) -> None:
 
 
 def test_threads_may_encode_at_once(tokenizer: Tokenizer) -> None:
-    """Bug to avoid: the Python wrapper's "Already borrowed" when two threads encode."""
+    """Bug to avoid: the Python wrapper raises "Already borrowed" when two threads encode."""
     expected = tokenizer.encode("the quick brown fox", add_special_tokens=True)
     failures: list[object] = []
 
@@ -199,7 +199,7 @@ def test_threads_may_encode_at_once(tokenizer: Tokenizer) -> None:
 
 
 def test_chat_template(tmp_path: Path) -> None:
-    """Law: the template renders messages and tools; what it refuses is the caller's error."""
+    """Law: the template renders messages and tools; a refusal by the template is a client error."""
     tokenizer = load_tokenizer(str(byte_level(tmp_path, chat_template=TEMPLATE)))
     hello = {"role": "user", "content": "hi"}
     assert tokenizer.has_chat_template
@@ -221,7 +221,7 @@ def test_chat_template(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_template_is_known_at_start(tmp_path: Path, template: str, part: str) -> None:
-    """Bug: every client was told, and the operator was not."""
+    """Bug: every client got an error, but the operator was not told."""
     fault = load_tokenizer(str(byte_level(tmp_path, chat_template=template))).template_fault()
     assert fault is not None
     assert part in fault
@@ -231,7 +231,7 @@ def test_a_broken_template_is_known_at_start(tmp_path: Path, template: str, part
 
 
 def test_no_chat_template(tmp_path: Path) -> None:
-    """Law: a model without a template says what to use instead."""
+    """Law: the error for a model without a template says what to use instead."""
     tokenizer = load_tokenizer(str(byte_level(tmp_path)))
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateError, match="/v1/completions"):
@@ -240,7 +240,7 @@ def test_no_chat_template(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "broken"])
 def test_folders_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
-    """Law: one sentence that names the folder, never a traceback of a library."""
+    """Law: the error is one sentence that names the folder, never a library's traceback."""
     folder = tmp_path / "model"
     if kind != "missing":
         folder.mkdir()
@@ -254,7 +254,7 @@ def test_folders_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_in_python_is_refused() -> None:
-    """Law: grammars and threads need the Rust backend, so there is one way through it."""
+    """Law: only the Rust backend supports grammars and threads, so no other is accepted."""
     slow = ByT5Tokenizer()
     with pytest.raises(ModelError, match="written in Python"):
         Tokenizer(slow)

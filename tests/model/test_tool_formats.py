@@ -1,4 +1,4 @@
-"""The form of a model's calls is told by its chat template, as real ones write it."""
+"""The format of a model's tool calls is recognised from its chat template, as in real ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from server.text.tool_format import (
 from tests.model.test_tokenizer import byte_level
 from tests.support.tools import read
 
-# The parts about tools, as the templates of these families write them.
+# The parts about tools in these families' templates.
 QWEN = """\
 {%- if tools %}
     {{- '<tools>' }}{% for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
@@ -175,7 +175,7 @@ SPECIAL = (
 
 
 def made(folder: Path, template: str) -> Tokenizer:
-    """With the markers of these families: some special, some added words that leave text."""
+    """Save a tokenizer with the families' markers: some special, some words that stay in text."""
     byte_level(folder, chat_template=template)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
@@ -191,7 +191,7 @@ def found(tokenizer: Tokenizer, wanted: str = "auto") -> ToolFormat:
 
 
 def test_the_built_in_pair() -> None:
-    """Its tags are tokens, and they are not special: they leave text."""
+    """Law: its tags are tokens but not special ones, so they stay in the decoded text."""
     format = found(load_tokenizer(model_folder("demo", "target")))
     assert format.form.name == "hermes"
     assert format.opening is not None
@@ -205,14 +205,14 @@ def test_the_built_in_pair() -> None:
 
 @pytest.mark.parametrize("template", [UNKNOWN, "{{ messages[0].content }}", None])
 def test_templates_that_tell_no_known_form(template: str | None, tmp_path: Path) -> None:
-    """Refused under "auto" with the reason; a form may be named if the template knows tools."""
+    """Law: "auto" refuses with the reason; a format may be named if the template knows tools."""
     tokenizer = made(tmp_path, template) if template else load_tokenizer(str(byte_level(tmp_path)))
     assert isinstance(tool_format(tokenizer, "auto"), str)
     assert isinstance(tool_format(tokenizer, "hermes"), str) == (template is not UNKNOWN)
 
 
 def test_a_tag_that_is_a_special_token_is_shown_to_the_parser(tmp_path: Path) -> None:
-    """skip_special_tokens took the tag away before anybody could see it."""
+    """Bug: skip_special_tokens removed the tag before the parser could see it."""
     folder = byte_level(tmp_path, chat_template=QWEN)
     tokenizer = load_tokenizer(str(folder))
     start, end = tokenizer.encode("<|start|><|end|>", add_special_tokens=False)
@@ -233,7 +233,7 @@ CITY: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 ROME = '{"city": "Rome", "days": 2}'
-# The template, the name of the form, two calls as the grammar forces them (`@`: the thinking).
+# Template, format name, two calls as the grammar forces them (`@`: the thinking).
 FAMILIES = {
     "llama": (LLAMA, "llama3_json", f'{{"name": "a", "parameters": {ROME}}}; {{"name": "b",'
               ' "parameters": {}}'),
@@ -258,9 +258,9 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_known_by_its_template(family: str, tmp_path: Path) -> None:
-    """Law: the grammar lets calls through as the template writes them, in the vocabulary's own
-    tokens, and what it lets through is read as the promised calls, though their markers are special
-    tokens that leave no text."""
+    """Law: the grammar accepts calls as the template writes them, in the vocabulary's own tokens,
+    and the parser reads these calls back, although their markers are special tokens that leave no
+    text."""
     template, name, text = FAMILIES[family]
     tokenizer = made(tmp_path, template)
     format = found(tokenizer)
@@ -289,11 +289,9 @@ def accepted(grammar: Grammar, vocabulary: LLTokenizer, tokenizer: Tokenizer, te
 
 
 @pytest.mark.parametrize("family", ["mistral", "r1", "v3.1"])
-def test_a_conversation_with_calls_is_told_as_the_template_wants_it(
-    family: str, tmp_path: Path
-) -> None:
-    """Bug: arguments that are an object, or an id of another length, made these templates fail, so
-    that no result of a call could ever be sent."""
+def test_a_conversation_with_calls_fits_the_template(family: str, tmp_path: Path) -> None:
+    """Bug: these templates failed on arguments given as an object and on ids of another length, so
+    no result of a call could ever be sent."""
     tokenizer = made(tmp_path, FAMILIES[family][0])
     function = {"name": "a", "arguments": json.loads(ROME)}
     call = {"id": "call_0123456789", "type": "function", "function": function}
@@ -308,7 +306,7 @@ def test_a_conversation_with_calls_is_told_as_the_template_wants_it(
     assert told[0]["tool_calls"][0]["id"] == told[1]["tool_call_id"]
 
 
-# The template, variables, what a reply may be with the grammar `yes|no`, and what not.
+# Template, variables, replies that the grammar `yes|no` allows, and replies it forbids.
 THINKING = {
     "r1": (R1, {}, ["Hm.</think>\n\nyes", "</think>no"], ["yes", "Hm.</think>maybe"]),
     "v3.1": (V31, {"thinking": True}, ["Hm.</think>yes"], ["yes", "Hm.</think>"]),
@@ -325,10 +323,10 @@ THINKING = {
 
 @pytest.mark.parametrize("family", THINKING)
 def test_a_grammar_begins_behind_the_thinking(family: str, tmp_path: Path) -> None:
-    """Law: thinking is free up to its end, which the prompt says the begin of."""
+    """Law: thinking is free up to its end; the prompt shows whether it has begun."""
     template, variables, good, bad = THINKING[family]
     tokenizer = made(tmp_path, template)
-    ends = tokenizer.encode("<|return|>", add_special_tokens=False)  # as the engine is told
+    ends = tokenizer.encode("<|return|>", add_special_tokens=False)  # given to the engine
     vocabulary = load_vocabulary(str(tmp_path), eos_ids=ends)
     thinking = thinking_of(tokenizer, "auto")
     assert thinking is not None
@@ -347,7 +345,7 @@ def test_a_grammar_begins_behind_the_thinking(family: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, CODER, MISTRAL])
 def test_models_that_do_not_think(template: str, tmp_path: Path) -> None:
-    """Their replies are never searched for it, even where the vocabulary has tokens for it."""
+    """Law: their replies are not parsed for thinking, even if the vocabulary has its tokens."""
     assert thinking_of(made(tmp_path, template), "auto") is None
     assert thinking_of(made(tmp_path, R1), "none") is None
 
@@ -363,8 +361,8 @@ def test_models_that_do_not_think(template: str, tmp_path: Path) -> None:
         ({"properties": 7}, "properties"),
     ],
 )
-def test_what_tags_cannot_be_held_to_is_refused(schema: dict[str, Any], word: str) -> None:
-    """A schema is enforced whole or refused, in this form of calls too."""
+def test_unenforceable_schemas_are_refused(schema: dict[str, Any], word: str) -> None:
+    """Law: calls in tags, too, enforce a schema as a whole or refuse it."""
     with pytest.raises(GrammarRefused, match=word):
         tag_rules("x", schema)
 
@@ -392,7 +390,7 @@ def test_what_tags_cannot_be_held_to_is_refused(schema: dict[str, Any], word: st
 def test_arguments_in_tags(
     schema: dict[str, Any], good: list[str], bad: list[str], tmp_path: Path
 ) -> None:
-    """What a grammar lets through between the tags of a function."""
+    """Law: between a function's tags, the grammar accepts only arguments of its schema."""
     tokenizer = made(tmp_path, CODER)
     vocabulary = load_vocabulary(str(tmp_path))
     grammar = Grammar("lark", "\n".join(["start: x", *tag_rules("x", schema)]))
@@ -403,7 +401,7 @@ def test_arguments_in_tags(
 
 
 def test_the_setting_names_every_form() -> None:
-    """`server.tool_parser` and `server.reasoning_parser` are declared where no form is known."""
+    """Law: `server.tool_parser` and `server.reasoning_parser` accept the name of every format."""
     field = ServerConfig.model_fields
     forms = {*get_args(FormatName)} | {"auto", "none"}
     assert {*get_args(field["tool_parser"].annotation)} == forms

@@ -1,4 +1,4 @@
-"""`foredraft train draft`: a tiny draft comes nearer to a tiny target, stopped or not."""
+"""`foredraft train draft`: a tiny draft approaches a tiny target, interrupted or not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "12", "-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Folders of a target that writes text and of a draft that agrees at times."""
+    """Return folders of a target that writes text and of a draft that sometimes agrees."""
     folder, model = tmp_path_factory.mktemp("pair"), tiny_text.target()
     target = tiny_text.save(model, folder / "target")
     return target, tiny_text.save(tiny.draft_of(model), folder / "draft")
@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def figures(said: str) -> list[float]:
-    """Before and after, at temperature 0 and at 1, of the table's last row."""
+    """Return agreement before and after, at temperatures 0 and 1, from the table's last row."""
     row = said.splitlines()[-2].split()
     return [float(figure) for figure in row[-4:]]
 
@@ -71,7 +71,7 @@ def config(target: str, draft: str, **speculation: Any) -> EngineConfig:
 
 
 def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], int]:
-    """The replies, and how many guesses were right."""
+    """Return the replies and the number of accepted guesses."""
     said, right = [list[int]() for _ in prompts], 0
     for i, prompt in enumerate(prompts):
         params = SamplingParams(seed=i, max_tokens=40, temperature=1.0, ignore_eos=True)
@@ -86,7 +86,7 @@ def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]],
 def test_a_draft_agrees_more_often_and_serves_as_one(
     pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: what is printed rises, what is written is loaded as a draft, guesses better in the
+    """Law: the printed agreement rises, the output loads as a draft and guesses better in the
     engine, and no text depends on it."""
     output = tmp_path / "mine"
     assert program.main(words(pair, text, output, "--steps", "40")) == 0
@@ -106,7 +106,7 @@ def test_a_draft_agrees_more_often_and_serves_as_one(
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
     pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: after Ctrl-C and after a kill, in the middle of a step each."""
+    """Law: after Ctrl-C and after a kill, each in the middle of a step."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert program.main(words(pair, text, whole, "--steps", "9")) == 0
     taken = 0
@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
         program.main([*run, "--resume"])
     assert not parts.exists()
     assert program.main([*run, "--resume"]) == 0
-    assert taken == 9 + 2  # two steps were taken again
+    assert taken == 9 + 2  # two steps ran again
     ours, theirs = weights(whole), weights(parts)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -147,8 +147,8 @@ def test_a_new_small_llama_fits_the_target(
 def test_recorded_requests_are_learnt_from(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: off unless asked for; what was served is in the file, over two starts, for its owner
-    alone; a line that was cut off is lost, and no more."""
+    """Law: recording is off by default; the file holds what was served over two starts and only its
+    owner can read it; a truncated line is lost, and nothing else."""
     log, prompts = tmp_path / "ids", [[20 + i, 30, 40] for i in range(8)]
     recording = config(*pair, record_ids=str(log))
     replies, _ = play(Engine(recording), prompts)
@@ -168,7 +168,7 @@ def test_recorded_requests_are_learnt_from(
 def test_a_log_ends_at_its_size(
     pair: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: bounded over all starts; serving goes on; another's file is refused and left alone."""
+    """Law: the bound covers all starts; serving continues; a foreign file is refused, untouched."""
     log, size = tmp_path / "ids", 600
     recording = config(*pair, record_ids=str(log), record_ids_mib=size / (1 << 20))
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_a_log_ends_at_its_size(
 def test_only_what_has_ended_by_itself_is_recorded_for_its_owner(
     pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: no line of a request that was aborted; a file that others could read is shut."""
+    """Law: aborted requests leave no line; a file that others can read is made private."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (log := tmp_path / "ids").touch(0o644)
     engine = Engine(config(*pair, record_ids="~/ids"))
@@ -204,7 +204,7 @@ def test_only_what_has_ended_by_itself_is_recorded_for_its_owner(
 
 @pytest.mark.parametrize("what", ["pipe", "/dev/full"])
 def test_ids_go_to_a_regular_file(what: str, tmp_path: Path) -> None:
-    """Bug: to learn what is in it, a pipe was waited for, and a device read until memory ended."""
+    """Bug: to see what it held, a pipe was waited for, and a device read until memory ran out."""
     path = tmp_path / what
     if what == "pipe":
         os.mkfifo(path)
@@ -223,7 +223,7 @@ def test_answers_to_prompts_are_learnt_from(
 
 
 def test_the_chance_to_agree_is_that_of_keyed_draws() -> None:
-    """Law: the closed form is what the engine's noise does, also for logits far apart."""
+    """Law: the closed form matches the engine's noise, also for logits far apart."""
     target, draft = 3 * torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(1))
     draft = target + 0.5 * draft
     draft[2] *= 40
@@ -237,8 +237,8 @@ def test_the_chance_to_agree_is_that_of_keyed_draws() -> None:
 
 
 def test_rows_count_what_the_target_says() -> None:
-    """Law: of a prompt its last position counts, of a text's last token nothing follows; rows with
-    nothing to learn are left out, and what is held out is in no batch."""
+    """Law: a prompt's last position counts, and a text's last token has no successor; rows with
+    nothing to learn are dropped, and held-out text is in no batch."""
     rows = rows_of([Text(list(range(1, 11)), 5), Text([50, 51])], 4)
     assert rows.ids.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0], [50, 51, 0, 0]]
     assert rows.counted.tolist() == [
@@ -276,7 +276,7 @@ def test_a_mistake_is_one_sentence(
     more: list[str], part: str, pair: tuple[str, str], text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Law: exit code 2, and nothing is left behind."""
+    """Law: exit code 2, and no file remains."""
     short, there, other = tmp_path / "short", tmp_path / "there", tmp_path / "other"
     short.write_text("a b c")
     (empty := tmp_path / "empty").touch()
@@ -299,11 +299,11 @@ def test_a_mistake_is_one_sentence(
     assert not list(tmp_path.glob("mine*"))
 
 
-def test_another_run_is_not_gone_on_with(
+def test_another_run_is_not_resumed(
     pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Law: --resume takes the options that the run was begun with, and says which differs."""
+    """Law: --resume requires the options of the original run, and names the one that differs."""
 
     def stop(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
@@ -320,7 +320,7 @@ def test_another_run_is_not_gone_on_with(
 
 
 def test_a_large_vocabulary_is_learnt_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: the gradients are those of all rows at once, where rows count differently."""
+    """Law: gradients equal those of all rows at once, also if rows count differently."""
     torch.manual_seed(0)
     target, draft = (llama(64, 96, 1, vocabulary=50) for _ in range(2))
     ids = torch.randint(0, 50, (4, 12))
@@ -336,14 +336,14 @@ def test_a_large_vocabulary_is_learnt_row_by_row(monkeypatch: pytest.MonkeyPatch
 
 
 class Stop(SystemError):
-    """As a kill does."""
+    """Stops the run as a kill would."""
 
 
 @pytest.fixture
 def stopped(
     pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """The command of a run that was killed before its first step, its folder `mine.training`."""
+    """Return the command of a run killed before its first step, and its folder `mine.training`."""
 
     def stop(*given: Any, **named: Any) -> None:
         raise Stop
@@ -360,7 +360,7 @@ def stopped(
 def test_a_damaged_checkpoint_is_named(
     name: str, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: of a file that was cut off, or is empty, there was a traceback."""
+    """Bug: a truncated or empty checkpoint gave a traceback."""
     file = tmp_path / "mine.training" / name
     for size in (file.stat().st_size // 2, 0):
         os.truncate(file, size)
@@ -369,7 +369,7 @@ def test_a_damaged_checkpoint_is_named(
         assert f"{file} is damaged: delete the folder {file.parent}" in line
 
 
-def test_the_other_program_does_not_go_on_with_a_run(
+def test_the_other_program_does_not_resume_a_run(
     stopped: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = [word for word in stopped if word != "--draft"]
@@ -378,22 +378,22 @@ def test_the_other_program_does_not_go_on_with_a_run(
     assert "belongs to another training program" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_checkpoint_is_begun_in(
+def test_a_run_starts_in_a_folder_without_a_checkpoint(
     pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: neither with --resume nor without. One with files of somebody else is left alone."""
+    """Bug: a run started there neither with --resume nor without. Foreign files are left alone."""
     work = tmp_path / "mine.training"
     work.mkdir()
     (work / "letter").touch()
     run = words(pair, text, tmp_path / "mine", "--steps", "2")
     assert program.main(run) == 2
     assert "is not a folder of a run" in capsys.readouterr().err
-    (work / "letter").rename(work / ".data.7.part")  # of a kill
+    (work / "letter").rename(work / ".data.7.part")  # as a kill leaves it
     assert program.main([*run, "--resume"]) == 0
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: torch says RuntimeError. What is there stays."""
+    """Bug: torch raises a RuntimeError. Existing files stay."""
 
     def full(*given: Any) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:664]\nunexpected pos 64 vs 0")
@@ -409,7 +409,7 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_draft_with_another_tokenizer_is_refused(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: it can be served, so nothing refused it, and it learnt the ids of other tokens."""
+    """Bug: it can be served, so it was accepted and trained on ids of other tokens."""
     both = two_tokenizers.save(tmp_path)
     assert program.main(words(both, text, tmp_path / "mine", "--steps", "2")) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -419,7 +419,7 @@ def test_a_draft_with_another_tokenizer_is_refused(
 def test_with_steps_no_clock_decides_what_is_learnt(
     pair: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a seed gives the same rows on a machine that is too slow for --minutes."""
+    """Law: a seed gives the same rows even on a machine that is too slow for --minutes."""
     given = words(pair, text, tmp_path / "mine", "--minutes", "1e-9")
     parser = program.build_parser()
     for more in (["--steps", "2"], []):

@@ -1,5 +1,4 @@
-"""`foredraft train eagle`: the head of a tiny target learns from what it made itself, stopped or
-not."""
+"""`foredraft train eagle`: a tiny target's head learns from its own outputs, interrupted or not."""
 
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ def test_a_head_guesses_more_and_is_served(
     target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Law: the loss falls and the printed figures rise at every depth; what is written is a
-    published checkpoint, which an engine loads and guesses with, and no text depends on it."""
+    """Law: the loss falls and the printed figures rise at every depth; the output is a checkpoint
+    in the published format, which an engine loads and guesses with, and no text depends on it."""
     output, losses = tmp_path / "head", list[float]()
 
     def watching(*given: Any) -> float:
@@ -63,7 +62,7 @@ def test_a_head_guesses_more_and_is_served(
         return losses[-1]
 
     monkeypatch.setattr(program, "follow", watching)
-    monkeypatch.setattr(program, "RATE", 1.0)  # a random target is far from any beginning
+    monkeypatch.setattr(program, "RATE", 1.0)  # a random target is far from any starting point
     assert program.main(words(target, text, output, "--steps", "60", "--vocabulary", "250")) == 0
     assert sum(losses[-5:]) < sum(losses[:5]) - 5 * 0.02
     said = capsys.readouterr().out
@@ -87,17 +86,17 @@ def test_a_head_guesses_more_and_is_served(
         assert replies == run(plain, prompts, temperature=temperature, max_tokens=20)
 
 
-def test_what_it_learns_from_is_what_serving_makes(
+def test_training_logits_equal_serving_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: the training-time test: at each depth and position the logits are those of the head as
-    published, behind the text and then, for guesses, behind what it made itself."""
+    """Law: training-time test: at each depth and position, logits equal those of the published head
+    after the text and then, for guesses, after its own outputs."""
     model = tiny_text.target()
-    monkeypatch.setattr(program, "layers_of_head", lambda model: (0, 1))  # before the last norm
+    monkeypatch.setattr(program, "layers_of_head", lambda model: (0, 1))  # before the final norm
     ids = torch.randint(3, 250, (2, 12), generator=torch.Generator().manual_seed(2))
     head = learner(model, torch.arange(0, 250, 2), 4)
     with torch.no_grad():
-        for weight in head.parameters():  # also of what begins as zeros
+        for weight in head.parameters():  # also weights that start at zero
             weight.add_(0.2 * torch.randn(weight.shape))
     own = {key: each.detach().float() for key, each in head.head.own.items()}
     own["d2t"] = torch.arange(125)
@@ -114,7 +113,7 @@ def test_what_it_learns_from_is_what_serving_makes(
 
 
 def test_a_guess_is_judged_by_what_the_target_says_there() -> None:
-    """Law: the logits beside a guess are the target's behind all tokens that the guess has seen,
+    """Law: a guess is compared with the target's logits after all tokens that the guess has seen,
     where that position counts; a token that the head lacks is a miss."""
     model = tiny_text.target()
     ids = torch.arange(20, 30)[None]
@@ -137,7 +136,7 @@ def test_a_guess_is_judged_by_what_the_target_says_there() -> None:
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
     target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a kill loses the steps since the last checkpoint, and nothing else."""
+    """Law: a kill loses only the steps since the last checkpoint."""
     same_weights_after_a_kill(
         program,
         lambda output: words(target, text, output),
@@ -148,8 +147,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
 
 
 def test_it_begins_at_the_least_squares_of_all_batches() -> None:
-    """Law: a linear map that made the one of the other is found, also from batches that do not say
-    enough alone."""
+    """Law: if a linear map generated the data, it is found, also from batches that do not determine
+    it alone."""
     generator = torch.Generator().manual_seed(3)
     given, made = torch.randn(4, 6, 9, generator=generator), torch.randn(5, 9, generator=generator)
     torch.testing.assert_close(
@@ -157,8 +156,8 @@ def test_it_begins_at_the_least_squares_of_all_batches() -> None:
     )
 
 
-def test_its_own_vocabulary_is_what_comes_next_most_often() -> None:
-    """Law: counted where the next token is learnt; ids in order."""
+def test_its_vocabulary_has_the_likeliest_next_tokens() -> None:
+    """Law: counted where the next token is learnt; ids are in order."""
     ids = torch.tensor([[7, 7, 7, 5, 5, 2, 9, 0]])
     counted = torch.tensor([[False, False, True, True, True, True, False, False]])
     assert frequent(Rows(ids, counted), 2, 12).tolist() == [2, 5]
@@ -169,12 +168,12 @@ def test_its_own_vocabulary_is_what_comes_next_most_often() -> None:
     ("layers", "taken"), [(32, (1, 15, 28)), (16, (1, 7, 12)), (3, (0, 1, 2)), (1, (0,))]
 )
 def test_it_takes_a_low_a_middle_and_a_high_layer(layers: int, taken: tuple[int, ...]) -> None:
-    """Law: those of the paper, or where these are not three, what there is."""
+    """Law: the layers of the paper or, in a target too shallow for three, those it has."""
     assert layers_of_head(tiny.llama(tiny.GROUPED | {"num_hidden_layers": layers})) == taken
 
 
 def opt() -> PreTrainedModel:
-    """Of a family whose layers lie deeper than others'."""
+    """Return a model of a family whose layers are nested deeper than usual."""
     shape: dict[str, Any] = {
         "vocab_size": tiny_text.vocab_size(), "hidden_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "ffn_dim": 96, "max_position_embeddings": 512,
@@ -183,7 +182,7 @@ def opt() -> PreTrainedModel:
 
 
 def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
-    """Law: also where a head is to be served. Bug: the first step ended the engine."""
+    """Law: also refused when a head is to be served. Bug: the first step crashed the engine."""
     folder = tiny_text.save(opt(), tmp_path / "opt")
     with pytest.raises(ModelError, match="OPTForCausalLM has no list of decoder layers"):
         Engine(config_for(folder, folder, 3))
@@ -208,12 +207,12 @@ def test_mistakes_are_a_sentence(
     more: list[str], said: str, target: str, text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Law: exit code 2, and nothing is left behind."""
+    """Law: exit code 2, and no file remains."""
     if "OPT" in more:
         more = ["--target", tiny_text.save(opt(), tmp_path / "opt")]
     try:
         code = program.main(words(target, text, tmp_path / "head", *more))
-    except SystemExit as error:  # of the command line
+    except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
     assert said in capsys.readouterr().err

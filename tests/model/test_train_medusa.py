@@ -1,4 +1,4 @@
-"""`foredraft train medusa`: heads of a tiny target learn to see ahead, stopped or not."""
+"""`foredraft train medusa`: a tiny target's heads learn to look ahead, interrupted or not."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ def words(target: str, text: Path, output: Path, *more: str) -> list[str]:
 def test_heads_see_further_and_are_served(
     target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: the printed accuracy of each head rises; what is written is a published checkpoint,
-    which an engine loads and guesses with, and which others may read where they may read
-    config.json."""
+    """Law: the printed accuracy of each head rises; the output is a checkpoint in the published
+    format, which an engine loads and guesses with, and has the file permissions of config.json."""
     output = tmp_path / "heads"
     assert program.main(words(target, text, output, "--steps", "60")) == 0
     said = capsys.readouterr().out
@@ -76,7 +75,7 @@ def test_heads_see_further_and_are_served(
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
     target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a kill loses the steps since the last checkpoint, and nothing else."""
+    """Law: a kill loses only the steps since the last checkpoint."""
     same_weights_after_a_kill(
         program,
         lambda output: words(target, text, output),
@@ -87,8 +86,8 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
 
 
 def test_a_head_learns_the_token_that_it_will_guess() -> None:
-    """Law: of the state behind a token, head k has the token k + 2 further on, since the next one
-    is drawn by the target itself; rows have nothing to say of each other."""
+    """Law: from the state after a token, head k learns the token k + 2 further on, since the target
+    samples the next one itself; rows do not affect each other."""
     model = tiny_text.target()
     ids = torch.arange(14).view(2, 7)
     hidden, places, said = examples(model, ids, 2)
@@ -101,13 +100,13 @@ def test_a_head_learns_the_token_that_it_will_guess() -> None:
 
 
 def test_nothing_is_learnt_where_nothing_counts() -> None:
-    """Law: the loss is of the positions behind which the next token counts."""
+    """Law: the loss covers the positions after which the next token counts."""
     model: Any = tiny_text.target()
     heads = MedusaHeads(2, 1, model.get_output_embeddings().weight)
     ids = torch.arange(14).view(2, 7)
     counted = torch.zeros_like(ids, dtype=torch.bool)
     assert follow(model, heads, ids, counted) == 0
-    counted[0, 3] = True  # for head 0 at 2, for head 1 at 1
+    counted[0, 3] = True  # head 0 at 2, head 1 at 1
     wanted = follow(model, heads, ids, counted)
     ids[1] = 5
     assert follow(model, heads, ids, counted) == pytest.approx(wanted)
@@ -116,7 +115,7 @@ def test_nothing_is_learnt_where_nothing_counts() -> None:
 
 
 def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
-    """Bug: 64 batches of an endless stream, the same 22 rows 21 times, however short the run."""
+    """Bug: a short run also took 64 batches of an endless stream, the same 22 rows 21 times."""
     rows = Rows(torch.arange(22 * 6).view(22, 6), torch.ones(22, 6, dtype=torch.bool))
     parser = program.build_parser()
 
@@ -143,7 +142,7 @@ def test_mistakes_are_a_sentence(
 ) -> None:  # fmt: skip
     try:
         code = program.main(words(target, text, tmp_path / "heads", *more))
-    except SystemExit as error:  # of the command line
+    except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is drawn at a node of a tree is what a chain along its path draws, to the bit."""
+"""A node of a tree draws exactly what a chain along its path draws."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MORE: list[dict[str, Any]] = [
 
 
 def tree(seed: int) -> list[int]:
-    """Parents of random nodes."""
+    """Return the parents of random nodes."""
     generator = np.random.default_rng(seed)
     return [int(generator.integers(-1, node)) if node else -1 for node in range(NODES)]
 
@@ -42,20 +42,20 @@ def sequence(seed: int, **fields: Any) -> Sequence:
 
 
 def peaked(rows: int, seed: int) -> Tensor:
-    """Few ids are likely, so that guesses of them matter to penalties."""
+    """Return logits with few likely ids, so that guesses of these ids affect penalties."""
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
     logits[:, 20:32] += 6
     return logits
 
 
 def paths(parents: list[int]) -> list[list[int]]:
-    """Of each row, the rows from the root's to it."""
+    """Return, for each row, the rows from the root's to it."""
     above = ancestors_of(parents)
     return [[0], *([0, *(1 + i for i in own), 1 + node] for node, own in enumerate(above))]
 
 
 def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Drawn:
-    """By a chain."""
+    """Draw the tree's rows along `path` as a chain."""
     guesses = [rows.guesses[row - 1] for row in path[1:]]
     chain = Rows(rows.seq, 0, len(path), rows.position, guesses)
     own = logits[[rows.first + row for row in path]].contiguous()
@@ -64,7 +64,7 @@ def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Dr
 
 @pytest.mark.parametrize("fields", [*PLAIN, *MORE], ids=str)
 def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -> None:
-    """Law: with every field, beside a chain and another tree in one call."""
+    """Law: under every field, beside a chain and another tree in one call."""
     draws = DeviceDraws(LogitsProcessor([0]), VOCAB, torch.device("cpu"))
     logits, asked = peaked(2 * (NODES + 1) + 3, 4), list[Rows]()
     for i in range(2):
@@ -84,14 +84,14 @@ def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -
             if said is not None and wanted.logprobs is not None:
                 assert said[row] == wanted.logprobs[-1]
         differing += len(set(tokens))
-    assert differing > 8  # not all alike
+    assert differing > 8  # rows differ
 
 
 @pytest.mark.parametrize("fields", PLAIN, ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> None:
-    """Law: along what is drawn every row is what the device draws there; nobody looks at a row
-    behind a guess that was not drawn; without guesses all rows are drawn, each at its depth."""
+    """Law: along the drawn path, every row equals the device's draw; no row after a guess that was
+    not drawn is read; without guesses all rows are drawn, each at its depth."""
     processor, parents = LogitsProcessor([0]), tree(seed)
     quick, device = QuickDraws(processor, VOCAB), DeviceDraws(processor, VOCAB, torch.device("cpu"))
     logits, seq = peaked(NODES + 1, seed), sequence(seed, **fields)
@@ -99,7 +99,7 @@ def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> Non
     assert wanted is not None
     [every] = quick.draw(logits.numpy(), [Rows(seq, 0, NODES + 1, PROMPT, (), parents)])
     assert every == wanted
-    # At each depth a node that is right and others that are not.
+    # At each depth one right node and some wrong ones.
     guesses = [wanted[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
     logits[[row for row in range(1, NODES + 1) if guesses[row - 1] == 499]] = torch.nan
     rows = Rows(seq, 0, NODES + 1, PROMPT, guesses, parents)

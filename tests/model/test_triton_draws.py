@@ -1,5 +1,5 @@
-"""The draw in two launches says what torch's says. Its kernels are interpreted, on a CPU, and
-compiled for a GPU that need not be there."""
+"""The draw in two kernel launches equals torch's. The kernels run interpreted on a CPU, and are
+compiled for a GPU that need not exist."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def normal(width: int, seed: int = 4) -> npt.NDArray[np.float32]:
 
 
 def agree(interpreted: Interpreted, logits: Array) -> Array:
-    """The tokens, which must be torch's; as must the leads."""
+    """Return the tokens, after checking that they and the leads are torch's."""
     scales = SCALES.astype(np.float32)[:, None]
     quiet = [key if has_noise else None for key, has_noise in zip(KEYS, LOUD, strict=True)]
     scores = torch.from_numpy(logits * scales) + gumbel(quiet, logits.shape[1])
@@ -76,7 +76,7 @@ def agree(interpreted: Interpreted, logits: Array) -> Array:
 
 
 def test_the_hash_is_the_same(interpreted: Interpreted) -> None:
-    """Law: bit for bit, or the same seed says something else on a GPU."""
+    """Law: bit for bit; otherwise a seed would give another text on a GPU."""
     low, high = halves(KEYS)
     expected = hashed(token_words_of(5000), torch.from_numpy(low), torch.from_numpy(high))
     found = interpreted(words, np.arange(5000, dtype=np.int32), low[:, 0], high[:, 0])
@@ -87,8 +87,8 @@ def test_the_hash_is_the_same(interpreted: Interpreted) -> None:
 
 
 def test_the_logarithms_differ_in_the_last_bits(interpreted: Interpreted) -> None:
-    """Law: from its definition by two units in the last place of 1, or of itself if it is more; at
-    both ends of the words and where the noise changes its sign too."""
+    """Law: they differ from the definition by at most two units in the last place of 1, or of the
+    value if larger, also at both ends of the words and where the noise changes sign."""
     generator = np.random.default_rng(1)
     some = [np.arange(4096), 2**31 - 1 - np.arange(4096), int(2**31 * 0.632) + np.arange(4096)]
     spread = 2 ** (generator.random(2**16) * 31)
@@ -105,14 +105,14 @@ def test_the_logarithms_differ_in_the_last_bits(interpreted: Interpreted) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tokens_and_leads_are_the_same(interpreted: Interpreted, width: int) -> None:
-    """Law: of rows with noise and without, whatever the width; also where logits tie."""
+    """Law: for rows with noise and without, at any width, also where logits tie."""
     logits = normal(width)
     logits[::2] = np.round(logits[::2])
     agree(interpreted, logits)
 
 
 def test_ties_go_to_the_lowest_id(interpreted: Interpreted) -> None:
-    """Law: within a block and between blocks, zeros of both signs being one number."""
+    """Law: within a block and between blocks; zeros of both signs are equal."""
     logits = normal(2100)
     logits[[2, 2, 2, 2], [2050, 1030, 1029, 2099]] = 50.0
     logits[5] = np.where(np.arange(2100) < 1500, -1.0, 0.0)
@@ -122,9 +122,9 @@ def test_ties_go_to_the_lowest_id(interpreted: Interpreted) -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none(interpreted: Interpreted, number: float) -> None:
-    """Law: a row whose largest score is no finite number has no token, and no lead but over what
-    an infinity leaves behind it. One, the last, two of one block and of two, all, all but one."""
+def test_non_finite_numbers(interpreted: Interpreted, number: float) -> None:
+    """Law: a row whose largest score is not finite has no token, and a lead only over what an
+    infinity leaves. Cases: one, the last, two of two blocks, two of one, all, all but one."""
     logits = normal(1100)
     places = [[0], [1099], [1023, 1024], [7, 8], list(range(1100)), list(range(1, 1100))]
     for row, some in enumerate(places):
@@ -135,7 +135,7 @@ def test_numbers_that_are_none(interpreted: Interpreted, number: float) -> None:
 
 
 def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
-    """Law: as `device_draws` sends them."""
+    """Law: columns may be views of one float64 array, as `device_draws` sends them."""
     logits, (low, high) = normal(300), halves(KEYS)
     facts = np.zeros((ROWS, 7))
     for column, numbers in enumerate((SCALES, LOUD, low[:, 0], high[:, 0])):
@@ -145,8 +145,8 @@ def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
     assert np.array_equal(found, interpreted(drawn, logits, scales, low, high, LOUD))
 
 
-def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
-    """Law: where the kernels can run, whatever is drawn without filters is drawn by them."""
+def test_draws_on_the_device_use_these_kernels(interpreted: Interpreted) -> None:
+    """Law: where the kernels can run, they make all draws without filters."""
     logits = normal(1100)
     found, expected = interpreted(guessed, logits, True), guessed(logits, False)
     assert found[0].tolist() == expected[0].tolist()
@@ -155,8 +155,8 @@ def test_draws_on_the_device_go_this_way(interpreted: Interpreted) -> None:
 
 @pytest.mark.parametrize("across", [False, True])
 def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
-    """Law: bit for bit, behind guesses and without, for rows that ask for some, for all or for
-    nothing; whether the numbers of a row or those of an adjustment lie side by side."""
+    """Law: bit for bit, after guesses and without, for rows with some penalties, all or none,
+    whether a row's or an adjustment's numbers are contiguous."""
     generator, width = np.random.default_rng(3), 1100
     logits = normal(width)
     logits[3, :9] = -np.inf
@@ -185,8 +185,8 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
 
 @pytest.mark.parametrize(("width", "count"), [(50, 0), (50, 3), (230, 40)])
 def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, count: int) -> None:
-    """Law: of some rows, ids and ranks exactly, ties to the lower id, whether a row is one piece or
-    parts of several; NOT_FINITE counts as id 0."""
+    """Law: ids and ranks are exact, ties go to the lower id, whether a row is one piece or several;
+    NOT_FINITE counts as id 0."""
     logits = normal(width)
     logits[1:4] = np.round(logits[1:4])
     logits[3, ::2], logits[3, ::3] = -np.inf, -0.0
@@ -199,9 +199,9 @@ def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, co
 
 
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
-    """Law: tokens, leads, and where more may survive than are looked at, under each filter alone
-    and all together; where logits tie, are few, or are no numbers. A row without filters stays as
-    it is, as does a guess that is not sure."""
+    """Law: tokens, leads, and the flag that more tokens may survive than are inspected, are equal
+    under each filter alone and all together, also where logits tie, are few, or are not finite. A
+    row without filters is unchanged, and so is a guess that is not sure."""
     filters: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
         {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},
@@ -232,8 +232,8 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
 
 
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
-    """Chi-square of 100 draws at 3 degrees of freedom: 22 is exceeded once in 15 000. They are
-    few, since the interpreter takes long."""
+    """Law: chi-square of 100 draws with 3 degrees of freedom exceeds 22 once in 15 000 cases. The
+    interpreter is slow, so draws are few."""
     shares = np.array([0.4, 0.3, 0.2, 0.1])
     keys: list[Key] = [(seed, 3) for seed in range(100)]
     ones = np.ones(len(keys), np.float32)
@@ -244,8 +244,8 @@ def test_the_law_of_draws(interpreted: Interpreted) -> None:
 
 
 def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: for what `device_draws` and a chain give it; logits are read 16 bytes at a time and no
-    product is fused with a sum, so that the interpreter's numbers are the GPU's."""
+    """Law: for all arguments of `device_draws` and of a chain; logits are read 16 bytes at a time,
+    and no product is fused with a sum, so the GPU gives the interpreter's numbers."""
     import triton
     from triton.backends.compiler import GPUTarget
 

@@ -1,4 +1,4 @@
-"""`foredraft tune` on tiny models: what is asked and written, never how fast it was."""
+"""`foredraft tune` on tiny models: what it runs and writes, never how fast it was."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.support import tiny, tiny_text
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A target, its draft, and another one."""
+    """Return the folders of a target, its draft, and another draft."""
     target, folder = tiny_text.target(), tmp_path_factory.mktemp("models")
     models = {"target": target, "draft": tiny.draft_of(target), "other": tiny.draft_of(target)}
     return [tiny_text.save(model, folder / name) for name, model in models.items()]
 
 
 def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
-    """Law: off twice, n-gram and each draft answer the same prompts with the same texts, at one
-    request and at many; the target's weights and the memory of its keys are one for all."""
+    """Law: off twice, n-gram and each draft give the same texts for the same prompts, at one
+    request and at many; they share one target and one KV memory."""
     target, *drafts = folders
     config = EngineConfig.model_validate(
         {"target": {"path": target}, "device": "cpu",
@@ -59,8 +59,8 @@ def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
 def test_a_command_without_time_writes_no_configuration(
     folders: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: without an answer there was a file that switches speculation off. Law: one sentence
-    last, no such file, none replaced."""
+    """Bug: without a result it wrote a file that switches speculation off. Law: the last line is
+    one sentence; no such file is written, and none is replaced."""
     (tmp_path / "p.txt").write_text("name\ntrue\n")
     output = tmp_path / "c.toml"
     asked = [
@@ -81,11 +81,11 @@ def test_a_command_without_time_writes_no_configuration(
     assert output.read_text() == "mine"
 
 
-def test_a_draft_that_does_not_fit_is_told_before_anything_is_loaded(
+def test_an_unfit_draft_is_reported_before_loading(
     folders: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Bug: whose second draft had other words heard of it when the target was loaded and measured
-    engines were being built."""
+    """Bug: a second draft with another vocabulary was reported only after the target had been
+    loaded and engines were being built."""
     odd = tiny.draft_of(tiny_text.target())
     odd.resize_token_embeddings(tiny_text.vocab_size() + 8)
     odd.save_pretrained(tmp_path)

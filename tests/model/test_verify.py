@@ -1,4 +1,4 @@
-"""Sample-and-match: the walk, and that no proposal whatever changes what is emitted."""
+"""Sample-and-match: the walk along a proposal, and that no proposal changes what is emitted."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_twin_siblings_are_one_choice() -> None:
 
 @pytest.mark.parametrize("bad_row", range(4))
 def test_a_row_that_is_no_number_ends_the_walk_before_it(bad_row: int) -> None:
-    """What was drawn before it stands; only a bad root leaves nothing. Rows off the path are of no
-    concern."""
+    """Law: tokens drawn before the bad row stand; only a bad root leaves nothing. Rows off the
+    accepted path do not matter."""
     drawn = [1, 2, 3, 4]
     drawn[bad_row] = NOT_FINITE
     result = walk(chain([1, 2, 3], "test"), drawn)
@@ -89,19 +89,19 @@ Drafter = Callable[[tuple[int, ...], Noise], Proposal]
 
 
 def target_law(history: tuple[int, ...]) -> list[int]:
-    """Sixths of the mass of each of four tokens; different after every history."""
+    """Return each of four tokens' mass in sixths, different after every history."""
     weights = [[3, 2, 1, 0], [1, 1, 2, 2], [0, 0, 5, 1], [2, 2, 1, 1], [6, 0, 0, 0]]
     return weights[(sum(3**i * (t + 1) for i, t in enumerate(history))) % len(weights)]
 
 
 def draw(history: tuple[int, ...], noise: Noise) -> int:
-    """The token at a position from the noise of that position alone, with the target's law."""
+    """Draw a position's token from its own noise, with the target's distribution."""
     atom = noise[len(history)]
     return next(t for t in range(4) if atom < sum(target_law(history)[: t + 1]))
 
 
 def path_tokens(proposal: Proposal, node: int) -> list[int]:
-    """From the root's child down to `node`, both included; [] for -1."""
+    """Return the tokens from the root's child down to `node`, inclusive; [] for -1."""
     tokens: list[int] = []
     while node >= 0:
         tokens.append(proposal.tokens[node])
@@ -110,7 +110,7 @@ def path_tokens(proposal: Proposal, node: int) -> list[int]:
 
 
 def emitted(drafter: Drafter, noise: Noise) -> tuple[int, ...]:
-    """The first tokens of a reply made in speculative rounds."""
+    """Return the first tokens of a reply made in speculative rounds."""
     history: tuple[int, ...] = ()
     while len(history) < LENGTH:
         proposal = drafter(history, noise)
@@ -127,7 +127,7 @@ def full_tree(_: tuple[int, ...], __: Noise) -> Proposal:
 
 
 def knows_the_noise(history: tuple[int, ...], noise: Noise) -> Proposal:
-    """Right, unless it would emit token 0: a drafter that tries to keep it out of the reply."""
+    """Is right, except that it never proposes token 0: it tries to keep 0 out of the reply."""
     guess: tuple[int, ...] = ()
     while len(history) + len(guess) < LENGTH:
         token = draw(history + guess, noise)
@@ -136,7 +136,7 @@ def knows_the_noise(history: tuple[int, ...], noise: Noise) -> Proposal:
 
 
 def trims_by_value(history: tuple[int, ...], noise: Noise) -> Proposal:
-    """Drops its guesses from the first 2 on: safe under this rule (the trimming law)."""
+    """Cuts its guesses from the first 2 on: safe under this rule (the trimming law)."""
     guess = knows_the_noise(history, noise).tokens
     return chain(guess[: guess.index(2)] if 2 in guess else guess, "trimmed")
 
@@ -153,9 +153,9 @@ DRAFTERS: dict[str, Drafter] = {
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_emitted_law_is_the_targets_exactly(name: str) -> None:
-    """All outcomes of the noise on a four-token vocabulary, in fractions: every reply of three
-    tokens has exactly the target's probability, whoever proposes, even one who sees the noise; and
-    it is the reply of plain decoding, noise by noise."""
+    """Law: over all outcomes of the noise on a four-token vocabulary, in fractions, every reply of
+    three tokens has exactly the target's probability, also with a drafter that sees the noise; for
+    each noise it is the reply of plain decoding."""
     law: Counter[tuple[int, ...]] = Counter()
     for noise in product(range(ATOMS), repeat=LENGTH):
         reply = emitted(DRAFTERS[name], noise)
@@ -175,7 +175,7 @@ VOCAB = 16
 
 
 def table(seed: int) -> torch.Tensor:
-    """Logits that depend on the last two tokens."""
+    """Return logits that depend on the last two tokens."""
     return torch.randn(VOCAB, VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
@@ -188,7 +188,7 @@ def logits_of(model: torch.Tensor, contexts: list[RowContext]) -> torch.Tensor:
 
 
 def random_tree(right: list[int], size: int, generator: torch.Generator) -> Proposal:
-    """A wrong and a right node at each depth of `right`, then nodes anywhere."""
+    """Return a wrong and a right node at each depth of `right`, then nodes anywhere."""
     tokens, parents, parent = list[int](), list[int](), -1
     for token in right:
         tokens += [(token + 1) % VOCAB, token]
@@ -212,8 +212,8 @@ def random_tree(right: list[int], size: int, generator: torch.Generator) -> Prop
 def test_speculative_rounds_emit_what_plain_decoding_emits(
     seed: int, fields: dict[str, float]
 ) -> None:
-    """Three sequences in one batch with random trees, half-right chains and nothing, against the
-    same sequences alone and one token at a time."""
+    """Law: three sequences in one batch, with random trees, half-right chains and no guesses, equal
+    the same sequences alone and one token at a time."""
     model, generator = table(seed), torch.Generator().manual_seed(100 + seed)
     sequences = [
         Sequence(str(i), SamplingParams(seed=i, max_tokens=99, **fields), [i, 1], 2)  # type: ignore[arg-type]

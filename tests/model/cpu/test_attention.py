@@ -1,4 +1,4 @@
-"""Compiled attention on a CPU, held to the reference backend, and to itself in other company."""
+"""Compiled CPU attention against the reference backend, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOTS = 1920
 PLAIN: dict[str, Any] = {"scaling": None, "window": None, "softcap": None, "sinks": None}
 TREE = ancestors_of([-1, 0, 0, 1, -1, 4, 2, 6])
 DTYPES = [torch.float32, torch.bfloat16]
-# (start, rows, tree): decodes, verifications, trees and chunks, about the edges of tiles of 32.
+# (start, rows, tree): decodes, verifications, trees and chunks, around the edges of tiles of 32.
 ASKED = [
     (0, 1, False), (30, 1, False), (31, 1, False), (32, 1, False), (63, 2, False), (95, 1, False),
     (200, 5, False), (28, 9, False), (20, 9, True), (60, 11, True), (0, 9, True), (7, 64, False),
@@ -59,7 +59,7 @@ class Case:
         return torch.randn(*size, generator=self.generator)
 
     def attend(self, backend: Any, spans: list[Span] | None = None, **asked: Any) -> Tensor:
-        """Of these spans, by default all; rows as they stand in the whole."""
+        """Return the attention output of `spans` (default: all); rows keep their index."""
         spans = self.spans if spans is None else spans
         chosen = torch.cat([torch.arange(s.row, s.row + s.length) for s in spans])
         moved, row = [], 0
@@ -77,7 +77,7 @@ def case(dtype: torch.dtype, *, asked: Asked = ASKED, **shape: int) -> Case:
 
 
 def exact(given: Case) -> Tensor:
-    """The reference in float32 on the same numbers."""
+    """Return what the reference computes in float32 on the same numbers."""
     plane = given.plane
     given.plane = Plane(
         [LayerShape(0, *(plane.stacks[0][0].shape[i] for i in (1, 3, 3)))],
@@ -107,8 +107,8 @@ def exact(given: Case) -> Tensor:
     ids=["grouped", "a head each", "eight share", "one for all", "with long chunks"],
 )
 def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
-    """Law: the same numbers, for rows of all kinds in one call, and the same keys and values in
-    the same slots."""
+    """Law: compiled attention gives the output of SDPA for all kinds of rows in one call, and
+    writes the same keys and values to the same slots."""
     given = case(dtype, **shape)
     expected = exact(given)
     before = [tensor.clone() for tensor in given.plane.stacks[0]]
@@ -125,9 +125,9 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: Asked) -> None:
-    """Law: neither other sequences nor other rows of its own change a row, nor how a prompt is
-    cut."""
+def test_a_row_is_batch_invariant(dtype: torch.dtype, asked: Asked) -> None:
+    """Law: a row does not change with the other sequences, with the other rows of its own sequence,
+    or with how a prompt is cut into chunks."""
     given, backend = case(dtype, asked=asked), CompiledBackend()
     together = given.attend(backend)
     for span in given.spans:
@@ -135,7 +135,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: 
         assert torch.equal(alone[0], together[0, span.row : span.row + span.length])
         if span.ancestors:
             continue
-        for i in range(span.length):  # the keys of all are in the plane by now
+        for i in range(span.length):  # keys of all spans are already in the plane
             one = Span(span.row + i, 1, span.start + i, span.blocks)
             assert torch.equal(given.attend(backend, [one])[0, 0], together[0, span.row + i])
 
@@ -144,7 +144,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(dtype: torch.dtype, asked: 
 def test_a_key_that_is_not_a_number_spoils_its_own_sequence(
     dtype: torch.dtype,
 ) -> None:
-    """Law: a row that is not a number can be named, and its neighbours are served."""
+    """Law: NaN keys give NaN rows in their own sequence only; other sequences are unaffected."""
     given, backend = case(dtype), CompiledBackend()
     clean = given.attend(backend)
     bad = given.spans[6]
@@ -161,7 +161,7 @@ def test_a_key_that_is_not_a_number_spoils_its_own_sequence(
 
 @pytest.mark.parametrize("scaling", [0.01, 3.0, 60.0])
 def test_the_exponential_is_right_far_out(scaling: float) -> None:
-    """Scores from nearly equal to hundreds apart, against double precision."""
+    """Law: scores that are nearly equal or hundreds apart match double precision."""
     given = case(torch.float32, asked=[(100, 1, False)])
     found = given.attend(CompiledBackend(), scaling=scaling)[0, 0]
     span, (keys, values) = given.spans[0], given.plane.stacks[0]
@@ -177,7 +177,7 @@ def test_the_exponential_is_right_far_out(scaling: float) -> None:
     [{"window": 5}, {"softcap": 2.0}, {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])}],
     ids=["window", "softcap", "sinks"],
 )
-def test_what_is_not_plain_goes_through_sdpa(asked: dict[str, Any]) -> None:
+def test_unsupported_batches_take_sdpa(asked: dict[str, Any]) -> None:
     given = case(torch.float32)
     expected = given.attend(SdpaBackend(CPU), **asked)
     assert torch.equal(given.attend(CompiledBackend(), **asked), expected)
@@ -190,8 +190,8 @@ def test_a_tree_too_large_for_a_mask_goes_through_sdpa() -> None:
     assert torch.equal(given.attend(CompiledBackend(), wide), given.attend(SdpaBackend(CPU), wide))
 
 
-def test_single_precision_is_answered_in_it() -> None:
-    """Law: float32 rows over a bfloat16 plane are rounded once, and answered in float32."""
+def test_float32_rows_stay_float32() -> None:
+    """Law: float32 rows over a bfloat16 plane are rounded once, and the output is float32."""
     given = case(torch.bfloat16)
     rounded = [given.attend(backend) for backend in (SdpaBackend(CPU), CompiledBackend())]
     given.rows = [part.float() for part in given.rows]
@@ -224,11 +224,9 @@ def test_it_is_chosen_by_device_threads_and_layers() -> None:
 @pytest.mark.parametrize(
     ("dtype", "heads"), [(torch.float16, 32), (torch.float32, 24), (torch.bfloat16, 16)]
 )
-def test_what_it_does_not_know_is_refused_where_it_is_asked_for(
-    dtype: torch.dtype, heads: int
-) -> None:
-    """Bug: `attention = "compiled"` with such numbers or heads served by SDPA, and called it
-    compiled."""
+def test_unsupported_settings_are_refused_by_name(dtype: torch.dtype, heads: int) -> None:
+    """Bug: `attention = "compiled"` with an unsupported dtype or head size silently ran SDPA and
+    was reported as compiled."""
     layers = [LayerShape(0, 2, heads, heads)]
     known = rf"multiples of {LANES} \(float32\) or {2 * LANES} \(bfloat16\)"
     said = f"{known}, .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"

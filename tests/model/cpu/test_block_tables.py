@@ -1,4 +1,4 @@
-"""Tables of blocks for compiled code: kept, and never those of before."""
+"""Block tables for compiled code: they are reused between steps and are never stale."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from engine.cpu.decoder import BlockTables
 
 
-def test_a_table_holds_the_blocks_of_now() -> None:
-    """Law: whoever comes, grows, ends, changes places or is given other blocks in the same list,
-    row i begins with what sequence i has now; and it is whole, as compiled code wants it."""
+def test_a_table_holds_the_current_blocks() -> None:
+    """Law: when sequences arrive, grow, end, change places or get other blocks in the same list,
+    row i begins with the current blocks of sequence i; the table is contiguous."""
     rng = random.Random(5)
     tables = BlockTables(16)
     held: list[list[int]] = [[rng.randrange(99) for _ in range(3)] for _ in range(4)]

@@ -1,5 +1,5 @@
-"""The compiled decoder computes what the model computes, to the bit whatever the company, and is
-not offered where it would not."""
+"""The compiled decoder computes what the model computes, bit-identical in any batch, and is not
+offered for models where it would not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def load(
     folder: Path, *, role: Literal["target", "draft"] = "draft", exact: bool = True, **shape: Any
 ) -> LoadedModel:
-    """A random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
+    """Load a random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, "head_dim": 16, **shape}))
     if exact:
         with torch.no_grad():
@@ -58,7 +58,7 @@ def compiled_of(loaded: LoadedModel) -> CompiledDecoder:
 
 
 def runners(loaded: LoadedModel) -> tuple[ModelRunner, ModelRunner, KVCache]:
-    """The same model with and without the compiled way, each on a plane of its own."""
+    """Return runners of one model with and without compiled code, a plane each, and the cache."""
     cache = KVCache(64, BLOCK_SIZE, "cpu")
     with_it = ModelRunner(loaded, cache, "compiled")
     without = ModelRunner(loaded, cache, "plain")
@@ -69,7 +69,7 @@ def runners(loaded: LoadedModel) -> tuple[ModelRunner, ModelRunner, KVCache]:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize("outputs", [1, PANEL, PANEL + 7, 3 * PANEL])
 def test_a_product_is_right_and_alone_in_its_row(rows: int, outputs: int) -> None:
-    """Law: x W' of any size; a row's result is the same to the bit among others as alone; columns
+    """Law: x W' is right for any size; a row has the same bits alone and among others; columns
     beyond the outputs are zero."""
     generator = torch.Generator().manual_seed(rows * outputs)
     weight = torch.randn(outputs, 38, generator=generator).to(torch.bfloat16).float()
@@ -87,8 +87,8 @@ def test_a_product_is_right_and_alone_in_its_row(rows: int, outputs: int) -> Non
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Law: same logits as the other way to the last bits, for chunks, single rows and several
-    sequences over scattered blocks, and only the rows that were asked for."""
+    """Law: logits equal the model's up to the last bits, for chunks, single rows and several
+    sequences over scattered blocks, and only the requested rows are returned."""
     loaded = load(tmp_path, **shape)
     with_it, without, _ = runners(loaded)
     tokens = torch.randint(0, 128, (30,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -106,7 +106,7 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
 
 
 class Stepwise:
-    """The same runner, but every guess is drawn and run by itself."""
+    """The same runner, but it drafts every guess in a forward of its own."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -140,9 +140,9 @@ MIXES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path: Path) -> None:
-    """Law: all guesses in one call are the guesses made one by one, and leave the same behind,
-    through rounds of acceptance, rejection and an end, however many each one wants. (The call was
-    not made without `draws`, so for long this compared steps with steps.)"""
+    """Law: drafting all guesses in one call gives the same guesses, and leaves the same state, as
+    one forward per guess, through acceptance, rejection and ends, for any K per sequence. Bug:
+    without `draws` the one-call path was never taken, so this compared steps with steps."""
     loaded, rng = load(tmp_path, initializer_range=0.3), random.Random(5)
     proposers: list[DraftModelProposer] = []
     groups: list[list[Sequence]] = []
@@ -187,11 +187,11 @@ def sequence(index: int, fields: dict[str, Any]) -> Sequence:
 
 
 def test_both_ways_share_one_cache(tmp_path: Path) -> None:
-    """Law: keys and values that one way wrote serve the other, so they may alternate."""
+    """Law: compiled and uncompiled code can alternate: they share keys and values."""
     loaded = load(tmp_path)
     with_it, without, cache = runners(loaded)
     long = [Segment([i % 128 for i in range(MOST_ROWS + 1)], 0, list(range(20)), 1)]
-    with_it.forward(long)  # too many rows: goes the other way
+    with_it.forward(long)  # too many rows for compiled code
     without.forward(long)
     step = [Segment([5], MOST_ROWS + 1, list(range(20)), 1)]
     found, expected = with_it.forward(step).logits, without.forward(step).logits
@@ -203,8 +203,8 @@ def test_both_ways_share_one_cache(tmp_path: Path) -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    """Law: logits of a position are the same to the bit whether it is run alone, in a chunk, or
-    among other sequences."""
+    """Law: logits of a position are bit-identical whether it runs alone, in a chunk, or among other
+    sequences."""
     loaded = load(tmp_path)
     decoder, cache = compiled_of(loaded), KVCache(64, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("alone", loaded.layers, loaded.dtype)
@@ -218,8 +218,8 @@ def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
         assert torch.equal(decoder(segments, plane)[0], whole[i])
 
 
-def test_crowds_go_the_other_way(tmp_path: Path) -> None:
-    """Law: in float32 compiled code runs few rows, of trees as well."""
+def test_large_batches_are_not_compiled(tmp_path: Path) -> None:
+    """Law: in float32, compiled code runs at most `MOST_ROWS` rows, tree nodes included."""
     decoder = compiled_of(load(tmp_path))
     blocks = list(range(40))
     assert decoder.suits([Segment([1, 2, 3], 0, blocks, 3, [-1, 0])])
@@ -239,20 +239,20 @@ def test_crowds_go_the_other_way(tmp_path: Path) -> None:
     ],
     ids=["bias", "gelu", "too long", "heads of no whole vectors", "inputs of no pairs"],
 )
-def test_what_is_not_plain_is_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Law: nothing is dropped on the way; such drafts run as before."""
+def test_unsupported_models_are_not_compiled(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: no unsupported feature is silently dropped; such drafts run uncompiled."""
     assert load(tmp_path, **shape).compiled is None
 
 
 def test_weights_that_bfloat16_would_change_are_not_compiled(tmp_path: Path) -> None:
-    """Law: packing loses nothing, or is not done."""
+    """Law: weights are packed only where packing loses nothing."""
     loaded = load(tmp_path, exact=False)
     assert not all(map(is_exact, loaded.model.parameters()))
     assert loaded.compiled is None
 
 
 def test_a_target_is_not_compiled(tmp_path: Path) -> None:
-    """Law: a target's numbers are the ones transformers' own operations give."""
+    """Law: a target's logits come from transformers' own operations."""
     loaded = load(tmp_path, role="target")
     assert loaded.compiled is None
     assert compiled_decoder(loaded.model, positions=256) is not None
@@ -261,7 +261,7 @@ def test_a_target_is_not_compiled(tmp_path: Path) -> None:
 def test_it_passes_the_proof_or_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a compiled decoder that answers anything else than transformers is not used."""
+    """Law: a compiled decoder whose output differs from that of transformers is not used."""
     from engine.cpu import decoder as compiled
     from engine.cpu.fused import angle_table as genuine
 

@@ -1,5 +1,5 @@
-"""The compiled decoder in bfloat16, and with weights in int8: what transformers computes, to the
-bit in any company, and chosen only where that holds for every row."""
+"""The compiled decoder in bfloat16, and with int8 weights: it computes what transformers computes,
+bit-identical in any batch, and is chosen only where that holds for every row."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.support import tiny
 
 @pytest.fixture(autouse=True)
 def with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor with AVX512_BF16, where `auto` takes compiled code. The code is that of
-    processors whose instruction for pairs is slow: it runs anywhere."""
+    """Pretend that the processor has AVX512_BF16, so that `auto` takes compiled code. It runs the
+    variant for processors with a slow instruction for pairs, which works on any processor."""
     for module in (compiled, fused):
         monkeypatch.setattr(module, "MULTIPLIES_PAIRS", True)
 
@@ -53,7 +53,7 @@ def load(
     steady: bool = False,
     **shape: Any,
 ) -> LoadedModel:
-    """A random Llama, saved in bfloat16 as published ones are."""
+    """Load a random Llama, saved in bfloat16 as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     path = tiny.save(model.bfloat16(), folder)
     return load_model(
@@ -78,8 +78,8 @@ def tokens_of(count: int) -> list[int]:
 def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
     shape: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Law: against the same weights in float64, the compiled logits err no more than those that
-    transformers computes in bfloat16."""
+    """Law: against the same weights in float64, the error of the compiled logits is no larger than
+    that of transformers in bfloat16."""
     loaded = load(tmp_path, **shape)
     cache = KVCache(64, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("target", loaded.layers, loaded.dtype)
@@ -95,7 +95,7 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
     assert found.shape == expected.shape
     error, allowed = (float((x - expected).pow(2).mean().sqrt()) for x in (found, rounded))
     assert error <= 1.1 * allowed
-    assert error > 0  # it is bfloat16
+    assert error > 0  # it computes in bfloat16
 
 
 KINDS: tuple[QuantizationName, ...] = ("none", "int8")
@@ -103,12 +103,12 @@ KINDS: tuple[QuantizationName, ...] = ("none", "int8")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_row_is_the_same_to_the_bit_in_any_company(
+def test_a_row_is_batch_invariant(
     shape: dict[str, Any], kind: QuantizationName, tmp_path: Path
 ) -> None:
-    """Law: a position's logits, keys and values are the same whether its sequence was run at once
-    (more rows than attend together), in chunks of any size, one by one, or among others over
-    scattered blocks."""
+    """Law: logits, keys and values of a position are the same whether its sequence runs at once
+    (with more rows than are attended together), in chunks of any size, row by row, or among others
+    over scattered blocks."""
     loaded = load(tmp_path, kind=kind, **shape)
     decoder = decoder_of(loaded)
     cache = KVCache(350, BLOCK_SIZE, "cpu")
@@ -142,8 +142,8 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(
 )
 @pytest.mark.parametrize("committed", [1, 7, 40])
 def test_a_node_has_the_bits_of_a_chain(committed: int, parents: list[int], tmp_path: Path) -> None:
-    """Law: a node's logits are to the bit those of its path without the tree around it, behind the
-    same text, whatever stood in the blocks and whoever shares the forward."""
+    """Law: the logits of a tree node are bit-identical to those of its path as a chain after the
+    same text, whatever the blocks held before and whatever else is in the forward."""
     loaded = load(tmp_path, steady=True, **WIDE)
     assert loaded.compiled is not None
     decoder, cache = loaded.compiled, KVCache(64, BLOCK_SIZE, "cpu")
@@ -165,7 +165,7 @@ def test_a_node_has_the_bits_of_a_chain(committed: int, parents: list[int], tmp_
 
 
 def test_auto_is_bfloat16_where_all_of_the_model_is_compiled(tmp_path: Path) -> None:
-    """Law: never where a text could then depend on the batch; asked for, float32 stays float32."""
+    """Law: never where a text could depend on the batch; an explicit float32 is kept."""
     assert load(tmp_path / "a", **WIDE).dtype == torch.bfloat16
     assert load(tmp_path / "a", **WIDE).exact
     explicit = load(tmp_path / "b", dtype="float32", **WIDE)
@@ -178,16 +178,16 @@ def test_auto_is_bfloat16_where_all_of_the_model_is_compiled(tmp_path: Path) -> 
 
 
 def test_weights_in_float32_stay_so(tmp_path: Path) -> None:
-    """Law: auto rounds nobody's weights on a CPU."""
+    """Law: on a CPU, `auto` never rounds float32 weights."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **WIDE}))
     loaded = load_model(tiny.save(model, tmp_path), role="target", device="cpu")
     assert loaded.dtype == torch.float32
 
 
-def test_a_large_model_is_run_by_it_on_few_threads(
+def test_a_large_model_is_compiled_on_few_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: a target all of it or not at all; a draft some of it, since no text depends on it."""
+    """Law: a target is compiled as a whole or not at all; a draft also in part."""
     monkeypatch.setattr(compiled, "SMALL", 1000)
     monkeypatch.setattr(compiled, "MOST_THREADS", torch.get_num_threads())
     assert load(tmp_path, **WIDE).exact
@@ -201,9 +201,9 @@ def test_a_large_model_is_run_by_it_on_few_threads(
     assert not decoder_of(draft).takes_all_rows
 
 
-def test_what_the_files_hold_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Bug: transformers notes the type that a model was made in, so one of bfloat16 numbers ran in
-    float32. Where it cannot run in bfloat16, the log says why."""
+def test_the_dtype_is_that_of_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: transformers records the dtype that a model was created in, so a checkpoint of bfloat16
+    weights ran in float32. Where it cannot run in bfloat16, the log says why."""
     caplog.set_level("INFO")
     shape = {**tiny.GROUPED, **WIDE}
     tiny.save(tiny.build(LlamaForCausalLM, LlamaConfig(**shape)).bfloat16(), tmp_path)
@@ -216,17 +216,15 @@ def test_what_the_files_hold_counts(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "is stored in bfloat16 and runs in float32: compiled code runs Llamas" in caplog.text
 
 
-def test_what_fails_the_proof_is_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: auto falls back as a whole; half of a compiled model would be nobody's arithmetic."""
+def test_a_failed_proof_means_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: if the compiled decoder fails its proof, all of the model runs in float32."""
     monkeypatch.setattr(loader, "is_proven", lambda *given: False)
     loaded = load(tmp_path, **WIDE)
     assert (loaded.dtype, loaded.compiled, loaded.exact) == (torch.float32, None, True)
 
 
-def test_attention_that_compiled_code_replaces_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Bug: another attention was accepted, reported and not used."""
+def test_replaced_attention_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bug: another attention backend was accepted and reported, but not used."""
     loaded = load(tmp_path, **WIDE)
     config = EngineConfig.model_validate({"attention": "sdpa"})
     runner = runner_of(config, loaded, KVCache(16, BLOCK_SIZE, "cpu"))

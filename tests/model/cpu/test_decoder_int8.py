@@ -1,4 +1,4 @@
-"""A target in int8 is compiled code's: half the bytes, nearly the same logits, on any processor."""
+"""An int8 target in compiled code: half the bytes, nearly the same logits, on any processor."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def logits_of(model: LoadedModel) -> Tensor:
 
 @pytest.mark.parametrize("has_pairs", [True, False])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_is_near_to_exact_and_half_as_large(
+def test_it_is_nearly_exact_and_half_as_large(
     shape: dict[str, Any], has_pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: with and without instructions for bfloat16. What is planned and what a benchmark takes
-    for read are the bytes that are."""
+    """Law: this holds with and without bfloat16 instructions. The memory plan and the benchmark's
+    count of bytes read use the actual bytes."""
     for module in (decoder, fused):
         monkeypatch.setattr(module, "MULTIPLIES_PAIRS", has_pairs)
     small = load(tmp_path, kind="int8", **shape)
@@ -56,11 +56,11 @@ def test_it_is_near_to_exact_and_half_as_large(
     assert torch.equal(logits_of(draft), found)
 
 
-def test_what_compiled_code_does_not_run_is_torchao_s(
+def test_unsupported_models_are_quantised_by_torchao(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: other shapes, biases, another precision, too many threads, and what fails the proof are
-    quantised as before, in the precision of before, and the log says that this is slow, and why."""
+    """Law: other shapes, biases, another precision, too many threads and models that fail the proof
+    are quantised by torchao in their old precision; the log says that this is slow, and why."""
     pytest.importorskip("torchao")
     caplog.set_level("INFO")
 

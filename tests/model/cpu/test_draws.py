@@ -1,4 +1,4 @@
-"""Compiled draws say what the long way says, or nothing."""
+"""Compiled draws give the tokens of the exact path in torch, or decline to answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.sampling.plain import UNDECIDED, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 from tests.support.slow_draws import finalize, sample
 
-VOCAB = 1000  # no multiple of the blocks in which rows are read
+VOCAB = 1000  # not a multiple of the blocks in which rows are read
 ROWS = 12
 FIELDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -66,11 +66,11 @@ def slow_draws(processor: LogitsProcessor, logits: torch.Tensor, seq: Sequence) 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("width", [0.3, 3.0, 9.0])
-def test_it_says_what_the_long_way_says(
+def test_it_draws_what_the_exact_path_draws(
     fields: dict[str, Any], width: float, processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
-    """Of rows without ties at most one in a hundred is too close to call (in fact about one in a
-    thousand): without that bound, answering nothing would pass."""
+    """Law: at most one in a hundred rows without ties is too close to call (about one in a thousand
+    in practice). Without this bound, a sampler that never answers would pass."""
     generator = np.random.default_rng(7)
     unsure = 0
     for seed in (0, 5, 2**64 - 1):
@@ -89,10 +89,10 @@ def test_it_says_what_the_long_way_says(
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
-def test_ties_and_numbers_that_are_none(
+def test_ties_and_non_finite_numbers(
     fields: dict[str, Any], processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
-    """Coarse logits tie everywhere; NaN of both signs, infinities, and nothing but -inf."""
+    """Law: ties, NaN of both signs, infinities and rows of -inf are drawn right or declined."""
     generator = np.random.default_rng(8)
     for _ in range(20):
         logits = np.round(generator.standard_normal((7, VOCAB)) * 2).astype(np.float32)
@@ -107,13 +107,13 @@ def test_ties_and_numbers_that_are_none(
                 assert found == slow_draws(processor, rows[i : i + 1], seq)
 
 
-def test_greedy_rows_are_always_told(draws: QuickDraws) -> None:
+def test_greedy_rows_are_never_declined(draws: QuickDraws) -> None:
     logits = torch.tensor([[1.0] * VOCAB, [-0.0] + [0.0] * (VOCAB - 1), [-torch.inf] * VOCAB])
     assert draws.draw(logits.numpy(), [Rows(sequence(temperature=0.0), 0, 3, 5)]) == [[0, 0, -1]]
 
 
-def test_a_gap_within_rounding_is_not_told(draws: QuickDraws) -> None:
-    """Two tokens whose scores lie closer than the noise is known: nothing is said."""
+def test_a_gap_within_rounding_is_declined(draws: QuickDraws) -> None:
+    """Law: two tokens closer than the rounding error of the noise are not told apart."""
     seq = sequence()
     logits = torch.full((1, VOCAB), -80.0)
     noise = row_noise([(3, 5)], VOCAB)
@@ -143,10 +143,10 @@ SPECIAL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.0}, {"top_p": 0.8, "temperature": 2.0}])
 @pytest.mark.parametrize("fields", SPECIAL, ids=str)
-def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
+def test_adjusted_rows_are_drawn_as_on_the_exact_path(
     fields: dict[str, Any], more: dict[str, Any], processor: LogitsProcessor, draws: QuickDraws
 ) -> None:
-    """Beside a sequence that asks for nothing; some ids are impossible, as under a grammar."""
+    """Law: the same holds beside a sequence without fields, and with ids that a grammar forbids."""
     generator, unsure = np.random.default_rng(5), 0
     for seed in range(20):
         logits = generator.standard_normal((8, VOCAB)) * 3
@@ -168,14 +168,14 @@ def test_adjusted_rows_are_drawn_as_the_long_way_draws_them(
 
 
 @pytest.mark.parametrize("fields", [*SPECIAL, {"top_k": MOST_RANKED + 1, "top_p": 0.9}], ids=str)
-def test_special_wishes_go_the_long_way(fields: dict[str, Any], draws: QuickDraws) -> None:
+def test_special_fields_take_the_exact_path(fields: dict[str, Any], draws: QuickDraws) -> None:
     rows = Rows(sequence(**fields), 0, 1, 5)
     assert draws.draw(torch.zeros(1, VOCAB).numpy(), [rows]) == [None]
 
 
-def test_what_is_not_ranked_is_not_told(processor: LogitsProcessor, draws: QuickDraws) -> None:
-    """Bug: with top_p and a top_k that nobody counts out, every token but the likeliest was taken
-    for removed."""
+def test_unranked_rows_are_declined(processor: LogitsProcessor, draws: QuickDraws) -> None:
+    """Bug: with top_p and a top_k too large to be ranked, every token but the likeliest was treated
+    as removed."""
     seq = sequence(top_k=MOST_RANKED + 1, top_p=0.9)
     logits = np.random.default_rng(6).standard_normal((40, VOCAB)).astype(np.float32)
     tokens = slow_draws(processor, torch.from_numpy(logits), seq)
@@ -193,8 +193,8 @@ def test_after_min_tokens_a_sequence_is_like_any_other(draws: QuickDraws) -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_noise_is_that_of_the_long_way(seed: int) -> None:
-    """Up to the last bits of its logarithms, which the bound on what is too close counts on."""
+def test_noise_is_that_of_the_exact_path(seed: int) -> None:
+    """Law: up to the last bits of its logarithms; the bound for close calls relies on this."""
     words, key = words_of(VOCAB), row_key(seed, 11)
     low, high = np.uint32(key % 2**32), np.uint32(key >> 32)
     noise = [gumbel(mixed(word, low, high)) for word in words]
@@ -204,7 +204,7 @@ def test_noise_is_that_of_the_long_way(seed: int) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_runner_up_is_the_second_best_of_the_same_draw(temperature: float) -> None:
-    """Law: with the noise of the position, at any temperature; -1 where nothing else is left."""
+    """Law: it uses the same noise, at any temperature; -1 where no other token is left."""
     generator = np.random.default_rng(7)
     plain = plain_of(sequence(8, temperature=temperature).params)
     item, space = np.array([0, 1, 5, *plain.words], np.int64), kernels_draws.space_for(VOCAB)
@@ -241,8 +241,8 @@ def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
 def test_guesses_change_no_token_up_to_the_first_that_is_wrong(
     fields: dict[str, Any], right: int, draws: QuickDraws
 ) -> None:
-    """Law: a guess never influences a token; it only says which rows behind it are not wanted. The
-    sequence behind it in the same call is drawn as alone."""
+    """Law: a guess never changes a token; it only tells which rows after it are not needed. The
+    next sequence in the same call is drawn as if alone."""
     generator = np.random.default_rng(right)
     logits = (generator.standard_normal((ROWS + 2, VOCAB)) * 3).astype(np.float32)
     seq, other = sequence(**fields), sequence(seed=9, **fields)
@@ -257,7 +257,7 @@ def test_guesses_change_no_token_up_to_the_first_that_is_wrong(
 
 
 def test_a_row_behind_a_wrong_guess_is_not_drawn(draws: QuickDraws) -> None:
-    """Law: it may be too close to call, and nobody has to go the long way for it."""
+    """Law: it may be too close to call, but it never sends a draw to the exact path."""
     seq = sequence()
     close = torch.full((VOCAB,), -80.0)
     noise = row_noise([(3, 6)], VOCAB)

@@ -1,4 +1,4 @@
-"""Which models have weights of eight and of twelve bits, and what their logits are."""
+"""Which models have weights of eight or twelve bits, and what their logits are."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def draft_of(folder: Path, quantization: DraftQuantizationName, **shape: Any) ->
     return load_model(path, role="draft", device="cpu", dtype="bfloat16", quantization=quantization)
 
 
-def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    """Law: `auto`, the default of drafts, halves the packed copy; `none` keeps all bits. What the
-    one computes is near what the other does, and not the same."""
+def test_a_draft_has_few_bits_by_default(tmp_path: Path) -> None:
+    """Law: `auto`, the default of drafts, halves the packed copy; `none` keeps all bits. The logits
+    of the two are close but not equal."""
     assert DraftModelConfig().quantization == "auto"
     coded, whole = draft_of(tmp_path, "auto"), draft_of(tmp_path, "none")
     assert coded.compiled.packed_bytes < 0.6 * whole.compiled.packed_bytes
@@ -47,17 +47,15 @@ def test_a_draft_has_them_unless_it_is_told_not_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [{"hidden_size": 52}, {"intermediate_size": 48}])
-def test_widths_that_are_no_whole_tiles_keep_all_bits(
-    shape: dict[str, Any], tmp_path: Path
-) -> None:
-    """Law: a draft that cannot be kept in eight bits runs as before."""
+def test_partial_tiles_keep_all_bits(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: a draft whose shapes do not fit whole tiles keeps all bits and still runs."""
     coded, whole = draft_of(tmp_path, "auto", **shape), draft_of(tmp_path, "none", **shape)
     assert coded.compiled.packed_bytes == whole.compiled.packed_bytes
     assert torch.equal(logits_of(coded), logits_of(whole))
 
 
 def target_of(folder: Path, *, spread: float = 0.0) -> Any:
-    """A random Llama whose weights have exponents so far apart."""
+    """Load a random Llama whose weights have exponents up to `spread` apart."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **WIDE}))
     for layer in model.model.layers:
         scales = 2.0 ** torch.linspace(-spread, 0, 64)
@@ -72,11 +70,11 @@ def logits_of(model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("spread", "fits"), [(0.0, True), (60.0, False)])
-def test_a_large_target_has_them_where_they_fit(
+def test_a_large_target_has_twelve_bits_where_they_fit(
     spread: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: its logits are the same to the bit either way; where they do not fit all bits are kept,
-    and what is planned for the weights says which."""
+    """Law: logits are bit-identical with either format. Where twelve bits cannot hold the weights,
+    all bits are kept, and the memory plan counts accordingly."""
     small = target_of(tmp_path, spread=spread)
     monkeypatch.setattr(weights, "SMALL", 1000)
     large = target_of(tmp_path, spread=spread)

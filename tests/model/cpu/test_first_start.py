@@ -1,4 +1,4 @@
-"""The log tells of compiling, which a first start does for a minute and more."""
+"""The log announces compilation, which takes a minute or more at a first start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.cpu.jit import logged_compilation
 
 
 def compiling(folder: str | None = "/kept") -> Any:
-    """What numba says around the compiling of one function."""
+    """Send the events that numba emits around the compilation of one function."""
     dispatcher = SimpleNamespace(_cache=SimpleNamespace(cache_path=folder))
     return event.trigger_event("numba:compile", data={"dispatcher": dispatcher})
 
@@ -24,8 +24,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_one_line_before_the_first(lines: pytest.LogCaptureFixture) -> None:
-    """Bug: 88 seconds of silence. Functions that others call are compiled within these."""
+def test_compilation_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
+    """Bug: a first start was silent for 88 seconds. Nested compilation logs nothing more."""
     with logged_compilation():
         with compiling(), compiling():
             assert "once, since it is kept in /kept for later starts" in lines.messages[0]
@@ -34,15 +34,15 @@ def test_one_line_before_the_first(lines: pytest.LogCaptureFixture) -> None:
     assert len(lines.messages) == 1
 
 
-def test_nothing_where_all_was_kept(lines: pytest.LogCaptureFixture) -> None:
+def test_cached_code_logs_nothing(lines: pytest.LogCaptureFixture) -> None:
     with logged_compilation():
         pass
-    with compiling():  # afterwards it is nobody's
+    with compiling():  # no handler is listening any more
         pass
     assert lines.messages == []
 
 
-def test_it_says_where_nothing_can_be_kept(lines: pytest.LogCaptureFixture) -> None:
+def test_it_logs_that_no_cache_is_writable(lines: pytest.LogCaptureFixture) -> None:
     with logged_compilation(), compiling(None):
         pass
     assert "at every start, since no cache folder is writable" in lines.messages[0]

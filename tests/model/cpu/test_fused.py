@@ -1,5 +1,5 @@
 """The fused decoder computes what the model computes, with packed weights and without, and is not
-offered where it would not."""
+offered for models where it would not."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def loaded_llama(folder: Path, **shape: Any) -> LoadedModel:
         {},
         {"num_key_value_heads": 4, "tie_word_embeddings": True},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 4.0}},
-        {"max_position_embeddings": 1 << 16},  # too long for a table of angles
+        {"max_position_embeddings": 1 << 16},  # too long for a table of rotary angles
     ],
     ids=["grouped heads", "tied", "scaled rope", "no table"],
 )
 @torch.inference_mode()
 def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Law: same logits as the front door to the last bits, for one row, few and many."""
+    """Law: logits equal the model's own up to the last bits, for one, few and many rows."""
     loaded = loaded_llama(tmp_path, **shape)
     model = loaded.model
     fused = FusedDecoder(model)
@@ -65,8 +65,8 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_the_gate_is_silu_at_any_size(rows: int) -> None:
-    """Law: silu(gate) * up to the last bits, beyond where exp underflows and overflows too,
-    and no number becomes none."""
+    """Law: silu(gate) * up is right to the last bits, also where exp underflows or overflows, and
+    finite inputs never give NaN."""
     gates = torch.cat([torch.linspace(-12, 12, 500), torch.tensor([-300.0, -87.0, 0.0, 300.0])])
     wide = torch.cat([gates.repeat(rows, 1), torch.linspace(-2, 2, 504 * rows).view(rows, -1)], 1)
     found = np.empty((rows, 504), np.float32)
@@ -77,7 +77,7 @@ def test_the_gate_is_silu_at_any_size(rows: int) -> None:
 
 
 def test_weights_are_not_held_twice(tmp_path: Path) -> None:
-    """Law: the model's own parameters are views of the packed ones, and a change reaches both."""
+    """Law: the model's own parameters are views of the packed ones, so changes reach both."""
     loaded = loaded_llama(tmp_path)
     assert isinstance(loaded.logits, FusedDecoder)
     attention = loaded.model.base_model.layers[0].self_attn
@@ -93,8 +93,8 @@ def test_weights_are_not_held_twice(tmp_path: Path) -> None:
     [{"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}],
     ids=["attention bias", "mlp bias", "gelu"],
 )
-def test_what_is_not_plain_is_not_fused(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Law: a bias or another activation is never dropped on the way; such models go layer by
+def test_unsupported_models_are_not_fused(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Law: a bias or another activation is never silently dropped; such models run layer by
     layer."""
     loaded = loaded_llama(tmp_path, **shape)
     assert fused_decoder(loaded.model) is None
@@ -102,7 +102,7 @@ def test_what_is_not_plain_is_not_fused(shape: dict[str, Any], tmp_path: Path) -
 
 
 def test_other_families_are_not_fused(tmp_path: Path) -> None:
-    """Law: Qwen 3 normalises its queries and keys, which the fused decoder does not."""
+    """Law: Qwen 3 is not fused, because it normalises queries and keys."""
     loaded = load_model(tiny.save(tiny.FAMILIES["qwen3"](), tmp_path), role="target", device="cpu")
     assert fused_decoder(loaded.model) is None
 
@@ -114,7 +114,7 @@ DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_instruction)]
 
 
 def load(folder: Path, dtype: torch.dtype, *, exact: bool = True, **shape: Any) -> LoadedModel:
-    """A random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
+    """Load a random Llama; `exact` rounds its weights to bfloat16, as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     if exact:
         with torch.no_grad():
@@ -126,7 +126,7 @@ def load(folder: Path, dtype: torch.dtype, *, exact: bool = True, **shape: Any) 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Any:
-    """More threads than `MOST_THREADS` would turn packing off."""
+    """Set one thread: more than `MOST_THREADS` would turn packing off."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -143,7 +143,7 @@ def one_thread() -> Any:
 def test_packed_weights_equal_the_model(
     dtype: torch.dtype, shape: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Law: the front door's logits, to the last bits of float32, within bfloat16's own noise."""
+    """Law: logits equal the model's own, to the last bits of float32 or the noise of bfloat16."""
     loaded = load(tmp_path, dtype, **shape)
     model, door = loaded.model, own_forward(loaded.model)
     packed = packed_decoder(model)
@@ -162,7 +162,7 @@ def test_packed_weights_equal_the_model(
 
 @torch.inference_mode()
 def test_packed_and_plain_products_agree(tmp_path: Path) -> None:
-    """Law: of more rows than are packed the logits are the same, to the last bits."""
+    """Law: beyond the rows that are packed, logits are the same up to the last bits."""
     loaded = load(tmp_path, torch.float32, max_position_embeddings=256)
     packed = packed_decoder(loaded.model)
     assert packed is not None
@@ -179,7 +179,7 @@ def test_packed_and_plain_products_agree(tmp_path: Path) -> None:
 
 
 def test_it_is_offered_only_where_it_is_right_and_pays(tmp_path: Path) -> None:
-    """Not for weights that bfloat16 would round, other dtypes, or many threads."""
+    """Law: no packing for weights that bfloat16 would round, other dtypes, or many threads."""
     loaded = load(tmp_path / "exact", torch.float32)
     assert packed_decoder(loaded.model) is not None
     torch.set_num_threads(MOST_THREADS + 1)
@@ -202,18 +202,18 @@ def test_odd_widths_have_no_pairs(tmp_path: Path) -> None:
     ("width", "threads", "dtype", "is_packed"),
     [
         (48, 1, "bfloat16", True),
-        (48, 1, "auto", True),  # in float32
+        (48, 1, "auto", True),  # `auto` resolves to float32
         (64, 1, "bfloat16", False),
         (64, 2, "bfloat16", not HAS_TILES),
         (64, 2, "auto", not HAS_TILES),
         (48, 3, "bfloat16", False),
     ],
 )
-def test_it_runs_what_is_large_and_not_one_compiled_call(
+def test_it_runs_large_models_that_are_not_compiled(
     width: int, threads: int, dtype: Any, is_packed: bool, tmp_path: Path
 ) -> None:
-    """Law: of Llamas in bfloat16 those with heads of other sizes than compiled attention knows, and
-    on two threads without tiles all; `auto` has both in float32, packed as well."""
+    """Law: the fused decoder runs bfloat16 Llamas whose head size compiled attention lacks and, on
+    two threads without AMX tiles, all of them; with `auto` these run in float32, also packed."""
     shape = {
         "hidden_size": 4 * width,
         "head_dim": width,

@@ -1,4 +1,4 @@
-"""What compiled code may do."""
+"""Which liberties the compiler may take with floating-point code."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def of(module: ModuleType) -> Iterator[tuple[str, Any]]:
             yield f"{module.__name__}.{name}", value
 
 
-def test_compiled_code_has_no_freedom() -> None:
-    """Law: each operation is rounded as written, sums are taken as written. With freedom to take
-    sums in any order a seed had another text after the first start, where code was compiled, than
-    after the next ones, where it was kept: 120 tokens through 26 layers differed."""
+def test_compiled_code_does_not_reorder_arithmetic() -> None:
+    """Law: each operation is rounded as written, and sums are taken in the written order. With
+    reassociation, a seed gave one text at the first start, which compiled the code, and another at
+    later starts, which loaded it: 120 tokens through 26 layers differed."""
     every = dict(compiled())
     assert len(every) > 50
     free = {name: f.targetoptions.get("fastmath") for name, f in every.items()}
     assert not {name: freedom for name, freedom in free.items() if freedom}
 
 
-def test_what_is_compiled_ahead_is_what_the_engine_asks_for() -> None:
-    """Law: of the same types, or a first start would compile the draws twice; and once it is kept,
-    no process is started for it."""
+def test_ahead_of_time_types_are_the_engines() -> None:
+    """Law: ahead-of-time compilation uses the types that the engine calls with; otherwise a first
+    start would compile the draws twice. Once the code is cached, no process is started for it."""
     compile_draws()
     before = {f: set(f.signatures) for f in (kernels_draws.draw, kernels_draws.guess_rows)}
     QuickDraws(LogitsProcessor(()), 64).warm()

@@ -1,4 +1,4 @@
-"""Compiled code that is kept between starts, on disks as they are."""
+"""The cache of compiled code between starts, on disks with faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-# In a process of its own: what it logs, and whether the code came from the folder.
+# Runs in its own process: prints what it logs, and whether the code came from the cache folder.
 PROGRAM = """
 import logging, os, resource, sys
 logging.basicConfig(format="%(message)s")
@@ -40,7 +40,7 @@ def twice(number):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Which others may read."""
+    """Yield a cache folder that other users may read."""
     made = Path(tempfile.mkdtemp())
     made.chmod(0o755)
     (made / "kernels_twice.py").write_text(SOURCE)
@@ -49,7 +49,7 @@ def folder() -> Iterator[Path]:
 
 
 def start(folder: Path, case: str = "", **environment: str) -> tuple[str, str]:
-    """What it printed, and what it logged."""
+    """Start a process; return its stdout and its log."""
     given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment}
     command = [sys.executable, "-c", PROGRAM, str(folder), case]
     done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
@@ -62,7 +62,7 @@ def files(folder: Path, ending: str) -> list[Path]:
 
 
 def test_the_second_start_compiles_nothing(folder: Path) -> None:
-    """Law: it is kept in the folder of the source."""
+    """Law: compiled code is cached in the folder of the source."""
     assert start(folder) == ("compiled", "")
     assert start(folder) == ("kept", "")
 
@@ -70,7 +70,7 @@ def test_the_second_start_compiles_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("content", [b"", b"\x80\x05no pickle"])
 def test_a_damaged_file_is_set_aside(folder: Path, ending: str, content: bytes) -> None:
-    """Bug: one empty file prevented every start."""
+    """Bug: one empty cache file prevented every start."""
     start(folder)
     [file] = files(folder, ending)
     file.write_bytes(content)
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_set_aside(folder: Path, ending: str, content: bytes) 
 
 
 def test_a_full_disk_is_a_warning(folder: Path) -> None:
-    """Bug: the engine could not start where nothing could be written."""
+    """Bug: the engine could not start where the cache folder was not writable."""
     printed, logged = start(folder, "full disk")
     assert printed == "compiled"
     assert "compiled code cannot be cached in" in logged
@@ -91,7 +91,7 @@ def test_a_full_disk_is_a_warning(folder: Path) -> None:
 
 
 def test_a_read_only_installation_uses_what_it_holds(folder: Path) -> None:
-    """Bug: it was compiled at each start, though the image that was built had it all."""
+    """Bug: the code was compiled at each start, although the built image contained all of it."""
     start(folder)
     (folder / "__pycache__").chmod(0o555)
     assert start(folder, "read only", HOME="/nonexistent") == ("kept", "")

@@ -1,5 +1,5 @@
-"""Products of rows by vectors: in float32, and in bfloat16 by its instruction for pairs or as
-float32, whichever a processor does faster."""
+"""Products of rows by vector instructions: in float32, and in bfloat16 either with the instruction
+for pairs or as float32, whichever is faster on the processor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by(way: Any, rows: torch.Tensor, words: Any) -> torch.Tensor:
 @pytest.mark.parametrize("inputs", [2, 34, 192])
 @pytest.mark.parametrize("outputs", [1, 32, 70, 7 * PANEL])
 def test_it_is_the_product(way: Any, outputs: int, inputs: int) -> None:
-    """Law: any number of rows, also more than go at once, by any weights; missing outputs are 0."""
+    """Law: any weights, any number of rows, also more than run at once; missing outputs are 0."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
     words = pack(weight)
     assert len(words) * PANEL == padded(outputs)
@@ -53,8 +53,8 @@ def test_it_is_the_product(way: Any, outputs: int, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=IDS)
-def test_a_row_is_the_same_to_the_bit_in_any_company(way: Any) -> None:
-    """Law: a row's sums run over the inputs in order, however many rows go with it."""
+def test_a_row_is_batch_invariant(way: Any) -> None:
+    """Law: a row's sums run over the inputs in order, however many rows are in the call."""
     words, rows = pack(rows_of(96, 576)), rows_of(41, 576)
     expected = by(way, rows, words)
     for size in range(1, ROWS_AT_ONCE + 4):
@@ -65,7 +65,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(way: Any) -> None:
 
 @pytest.mark.parametrize("inputs", [52, 96])  # without whole tiles, and with
 def test_rows_of_bfloat16_are_rounded_as_torch_does(inputs: int) -> None:
-    """Law: by whatever this processor multiplies; and a row's bits do not depend on the others."""
+    """Law: whichever instructions multiply; a row's bits do not depend on the other rows."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, inputs, generator=generator).bfloat16()
     rows, words = torch.randn(35, inputs, generator=generator), pack(weight)
@@ -89,7 +89,7 @@ def test_rows_of_bfloat16_are_rounded_as_torch_does(inputs: int) -> None:
 
 
 def codes_of(weight: torch.Tensor, rows: torch.Tensor, way: Any = None) -> torch.Tensor:
-    """The product as it is chosen here, or by vectors in this way, without scales."""
+    """Return the int8 product by the default choice, or by the given `way`, without scales."""
     if way is not None:
         return by(way, rows, pack_int8(weight, pairs=way is as_words))
     codes = pack_int8(weight)
@@ -102,8 +102,8 @@ def codes_of(weight: torch.Tensor, rows: torch.Tensor, way: Any = None) -> torch
 @pytest.mark.parametrize("inputs", [2, 34, 192])
 @pytest.mark.parametrize("outputs", [1, 32, 70, 7 * PANEL])
 def test_of_int8_it_is_the_product_of_the_numbers(way: Any, outputs: int, inputs: int) -> None:
-    """Law: widened exactly; sums of few numbers have no error at all, and in any company the same
-    bits."""
+    """Law: int8 weights are widened exactly; sums over few inputs have no error at all, and a row
+    has the same bits in any batch."""
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1))
     numbers, _ = int8_of(weight)
     assert int(numbers.abs().amax(1).min()) == 127
@@ -120,8 +120,8 @@ def test_of_int8_it_is_the_product_of_the_numbers(way: Any, outputs: int, inputs
 
 @pytest.mark.parametrize("inputs", [52, 96])  # without whole tiles, and with
 def test_scales_of_int8_join_the_sums(inputs: int) -> None:
-    """Law: each output has its own, whatever its weights' size; one of zeros is 0, one that has a
-    NaN is NaN; a row's bits are its own."""
+    """Law: each output has its own scale, whatever the size of its weights; an all-zero output
+    gives 0, one with NaN gives NaN; a row's bits are its own."""
     generator = torch.Generator().manual_seed(0)
     weight = (
         torch.randn(70, inputs, generator=generator) * 10.0 ** torch.linspace(-9, 9, 70)[:, None]
@@ -144,7 +144,7 @@ def test_scales_of_int8_join_the_sums(inputs: int) -> None:
 
 
 def test_float32_products_of_bfloat16_are_exact() -> None:
-    """Law: products of numbers whose sums are exact are exact, smallest and largest ones too."""
+    """Law: where sums are representable, products are exact, down to the smallest numbers."""
     numbers = [3.3895e38, -3.3895e38, 1.1755e-38, -0.0, 1.0, 1.0078125, float("inf"), -3.5]
     for i, number in enumerate(numbers):
         rows = torch.zeros(1, 32).bfloat16()
@@ -156,8 +156,8 @@ def test_float32_products_of_bfloat16_are_exact() -> None:
 
 @pytest.mark.parametrize("form", [pack, pack_int8])
 def test_sums_stay_in_registers(form: Any) -> None:
-    """Law: within the loops over inputs nothing is stored. Where more rows go at once than the
-    registers hold sums of, a product takes twice as long."""
+    """Law: the loops over inputs store nothing. With more rows at once than the registers hold sums
+    for, a product takes twice as long."""
     compiled = numba.njit(error_model="numpy")(by_vectors.py_func)
     compiled(
         np.zeros((ROWS_AT_ONCE, 64), np.float32),

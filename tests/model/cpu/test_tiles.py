@@ -1,5 +1,5 @@
-"""Products on tiles (AMX), with weights of sixteen, twelve and eight bits. On processors without
-them by an emulation."""
+"""Products on AMX tiles, with weights of sixteen, twelve and eight bits; emulated on processors
+without AMX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_words(rows: Tensor) -> npt.NDArray[np.uint32]:
 
 
 def sums(rows: Tensor, weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Between rows of NaN, which must stay."""
+    """Return the product; the output lies between rows of NaN, which must not be overwritten."""
     of_words = weights.dtype == np.uint32
     product = kernels_tiles.product_of_tiles if of_words else kernels_tiles.product_of_codes
     around = np.full((len(rows) + 2, len(weights) * PANEL), np.nan, np.float32)
@@ -50,7 +50,7 @@ def sums(rows: Tensor, weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def decoded(codes: npt.NDArray[np.uint16], outputs: int, inputs: int) -> Tensor:
-    """The weights that eight bits stand for `[outputs, in]`, by the format's definition."""
+    """Return the weights `[outputs, in]` that eight-bit codes stand for, by definition."""
     size = inputs // 2 * PANEL
     pairs = codes[:, :size].reshape(len(codes), -1, PANEL).transpose(0, 2, 1)
     numbers = np.ascontiguousarray(pairs).reshape(-1, inputs // 2).view(np.uint8)
@@ -62,8 +62,8 @@ def decoded(codes: npt.NDArray[np.uint16], outputs: int, inputs: int) -> Tensor:
 
 
 def with_exceptions(weight: Tensor, count: int) -> Tensor:
-    """As many weights of the first panel have exponents of their own, from its first place to its
-    last."""
+    """Return `weight` with `count` weights of the first panel, spread from its first to its last
+    place, given an exponent of their own."""
     weight = weight.bfloat16()
     places = torch.linspace(0, PANEL * weight.shape[1] - 1, count).long()
     every = torch.linspace(-110, 110, count).round()
@@ -72,16 +72,14 @@ def with_exceptions(weight: Tensor, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("form", [pack, pack_twelve, pack_eight, INT8])
-@pytest.mark.parametrize("inputs", [32, 96, 256])  # one step of a tile, and several
-def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
-    form: Any, inputs: int
-) -> None:
-    """Law: for every count of rows about whole tiles and pairs of them, whatever their places;
-    nothing beside the rows is written, and outputs that do not exist are 0."""
+@pytest.mark.parametrize("inputs", [32, 96, 256])  # one tile step, and several
+def test_a_product_is_right_and_batch_invariant(form: Any, inputs: int) -> None:
+    """Law: this holds for every row count around whole tiles and pairs of tiles, wherever the rows
+    lie; nothing outside the rows is written, and outputs that do not exist are 0."""
     weight, rows = random(70, inputs).bfloat16(), random(max(ROWS), inputs).bfloat16()
     weights = form(weight)
     meant = decoded(weights, 70, inputs) if form is pack_eight else weight.double()
-    if form is INT8:  # scales come later
+    if form is INT8:  # scales are applied later
         meant = int8_of(weight)[0].double()
     alone = np.concatenate([sums(rows[i : i + 1], weights) for i in range(len(rows))])
     exact = (rows.double() @ meant.T).numpy()
@@ -94,9 +92,9 @@ def test_a_product_is_right_and_a_row_the_same_to_the_bit_in_any_company(
 
 
 @pytest.mark.parametrize("inputs", [32, 64, 352])
-def test_twelve_bits_are_the_sixteen(inputs: int) -> None:
-    """Law: to the bit, with weights that are zero, weights that have another exponent than the
-    rest, up to as many as there is room for, and outputs that fill no panel."""
+def test_twelve_bits_equal_sixteen(inputs: int) -> None:
+    """Law: twelve-bit products are bit-identical to sixteen-bit ones, with zero weights, with as
+    many exceptional exponents as fit, and with outputs that do not fill a panel."""
     weight = with_exceptions(random(70, inputs), inputs // 8)
     weight[40:43] = 0.0
     weight[50, ::3] *= -0.0
@@ -109,7 +107,7 @@ def test_twelve_bits_are_the_sixteen(inputs: int) -> None:
 
 
 def test_every_weight_of_twelve_bits_is_found_again() -> None:
-    """Law: behind a row that is one at an input and zero elsewhere stands that input's weight."""
+    """Law: a row that is one at a single input and zero elsewhere returns that input's weights."""
     weight = with_exceptions(random(96, 128), 16)
     found = sums(torch.eye(128), pack_twelve(weight))
     np.testing.assert_array_equal(found.T, weight.float().numpy())
@@ -121,15 +119,15 @@ def test_twelve_bits_take_little_more_than_three_quarters() -> None:
 
 
 def test_too_many_exponents_do_not_fit() -> None:
-    """Law: one exception more than there is room for is refused, not left out."""
+    """Law: one exponent exception more than fits is refused, not dropped."""
     pack_twelve(with_exceptions(random(32, 128), 16))
     with pytest.raises(DoesNotFit):
         pack_twelve(random(32, 128) * 2.0 ** torch.linspace(-40, 40, 128))
 
 
 def test_a_weight_of_eight_bits_is_kept_to_one_part_in_32_unless_it_is_small() -> None:
-    """Law: of the format. The largest weight of each output sets its exponents, whatever the other
-    outputs' are; what is below their range becomes the least of it."""
+    """Law: the largest weight of each output sets its exponent range, independent of other outputs;
+    weights below the range become its smallest value."""
     weight = random(70, 96) * 10.0 ** torch.linspace(-6, 3, 70)[:, None]
     weight[3] *= 0
     weight[5, 7], weight[6, 8] = -2.0, 3.999
@@ -143,15 +141,15 @@ def test_a_weight_of_eight_bits_is_kept_to_one_part_in_32_unless_it_is_small() -
     assert float(wrong[other].pow(2).sum() / weight.pow(2).sum()) < 0.02**2
 
 
-def test_what_is_zero_in_eight_bits_does_not_add_up() -> None:
-    """Law: there is no code for zero, so zeros are the least there is, with signs in turns."""
+def test_zeros_in_eight_bits_cancel_out() -> None:
+    """Law: the format lacks zero: zeros become its smallest value, with alternating signs."""
     weight = torch.zeros(32, 64)
     weight[:, 0] = 1.0
     assert float(decoded(pack_eight(weight), 32, 64)[:, 2:].sum(1).abs().max()) == 0.0
 
 
-def test_room_begins_at_a_border_of_cache_lines() -> None:
-    """Law: whatever was asked for before, each room is its own and holds all that was asked for."""
+def test_allocations_start_at_cache_lines() -> None:
+    """Law: each allocation starts at a cache line, is its own, and holds all that was asked for."""
     shapes = [(1, 1), (3, 7), (17, 32), (64, 192), (256, 1152)]
     rooms = [kernels_tiles.room(*shape) for shape in shapes]
     for i, mine in enumerate(rooms):
