@@ -273,7 +273,7 @@ def obstacle_to_bfloat16(config: Any, *, every_row: bool, int8: bool = False) ->
     size = _size(config)
     if takes_all_rows(size) or (not every_row and size <= LARGEST):
         return None
-    return f"on {torch.get_num_threads()} threads not all of its rows would be compiled code's"
+    return f"on {torch.get_num_threads()} threads compiled code would not run all of its rows"
 
 
 def takes_all_rows(size: int) -> bool:

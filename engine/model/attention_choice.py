@@ -30,16 +30,16 @@ def choose_attention(
     dtype: torch.dtype,
     layers: Sequence[LayerShape],
     in_fp8: bool = False,
-    steady: bool = False,
+    batch_invariant: bool = False,
 ) -> AttentionName:
-    """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `steady`: a row's bits must
-    not depend on other rows. Raises ConfigError if `wanted` cannot serve this model here."""
+    """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `batch_invariant`: a
+    row's bits must not depend on other rows. Raises ConfigError if `wanted` cannot serve this model here."""
 
     def obstacle(name: AttentionName) -> str | None:
         reason = without_fp8(name, device) if in_fp8 else None
         return reason or _obstacle(name, device, dtype, layers)
 
-    if steady:
+    if batch_invariant:
         other = wanted not in ("auto", "triton")
         if reason := f"attention is {wanted!r}" if other else obstacle("triton"):
             raise ConfigError(f"target.batch_invariant needs attention = 'triton', but {reason}")

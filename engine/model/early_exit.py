@@ -52,7 +52,7 @@ def early_exit(target: LoadedModel, count: int) -> LoadedModel:
     expected = reference(model, name)
     prove(draft, expected, name)
     if draft.compiled and not is_proven(draft.compiled, draft.layers, expected, model):
-        raise ModelError(f"{name} computes other logits by compiled code")
+        raise ModelError(f"{name} gives different logits in compiled code")
     return draft
 
 

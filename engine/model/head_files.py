@@ -28,7 +28,7 @@ def head_config(path: str, folder: Path | None, revision: str | None, name: str)
     try:
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{name} have a {CONFIG} that is no JSON") from error
+        raise ModelError(f"{name} have a {CONFIG} that is not valid JSON") from error
     return config if isinstance(config, dict) else {}
 
 
@@ -50,7 +50,7 @@ def head_tensors(
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
     ):
-        raise ModelError(f"{name}: {file.name} holds something else than named tensors")
+        raise ModelError(f"{name}: {file.name} does not hold named tensors alone")
     for key, each in tensors.items():
         if each.layout is not torch.strided or each.is_nested or each.is_meta:
             raise ModelError(f"{name}: the tensor {key[:100]!r} of {file.name} is not dense")

@@ -128,8 +128,8 @@ class _Source:
             model = model.eval().requires_grad_(False)
             int8 = self._quantised(model)
             expected = reference(model, name)
-        steady = self.batch_invariant and where.type == "cuda"
-        return _proven(make, model, expected, name, lossy=lossy, int8=int8, steady=steady)
+        same = {"batch_invariant": self.batch_invariant and where.type == "cuda"}
+        return _proven(make, model, expected, name, lossy=lossy, int8=int8, **same)
 
     def _quantised(self, model: Any) -> Quantised | None:
         return quantised(model) if self.own_int8 else None
@@ -158,10 +158,9 @@ def _proven(
     *,
     lossy: bool,
     int8: Quantised | None,
-    steady: bool = False,
+    batch_invariant: bool = False,
 ) -> LoadedModel:
-    """Verify the model and choose its fastest call, or with `steady` a batch-invariant one. Raises
-    ModelError."""
+    """Verify the model and choose its fastest call, or a batch-invariant one. Raises ModelError."""
     report(f"checking the {make.keywords['role']}")
     loaded = make(
         model=model,
@@ -171,7 +170,7 @@ def _proven(
         logits=own_forward(model),
     )
     prove(loaded, expected, name)
-    if steady:
+    if batch_invariant:
         return _batch_invariant(loaded, expected, name)
     return (
         loaded if is_quantized(model) else _with_own_code(loaded, expected, lossy=lossy, int8=int8)
@@ -194,7 +193,7 @@ def _with_own_code(
         if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
     if int8 is not None:
-        raise _NotCompiled("compiled code does not know what this model has")
+        raise _NotCompiled("compiled code does not support a feature of this model")
     return _called(loaded, packed_decoder(model), expected)
 
 

@@ -208,7 +208,7 @@ def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:
         return None
     if pair.target.compiled is not None:
         raise ConfigError(
-            "cache.dtype is 'fp8', but compiled code runs the target, and does not read it: set"
+            "cache.dtype is 'fp8', but compiled code runs the target and does not support it: set"
             " target.dtype to 'float32' or cache.dtype to 'auto'"
         )
     return FP8
@@ -315,7 +315,7 @@ def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
         dtype=model.dtype,
         layers=model.layers,
         in_fp8=config.cache.dtype == "fp8",
-        steady=model.batch_invariant,
+        batch_invariant=model.batch_invariant,
     )
 
 

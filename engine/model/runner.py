@@ -196,7 +196,7 @@ class ModelRunner:
                 dtype=model.dtype,
                 layers=model.layers,
                 in_fp8=cache.dtype == FP8,
-                steady=model.batch_invariant,
+                batch_invariant=model.batch_invariant,
             ),
             model.device,
         )

@@ -69,7 +69,7 @@ class Services:
         """Log that a request's unknown fields were ignored, at most once in QUIET_SECONDS."""
         if (now := time.monotonic()) >= self._quiet_until:
             self._quiet_until = now + QUIET_SECONDS
-            logger.warning("fields that this server does not know were ignored: %s", names)
+            logger.warning("unknown request fields were ignored: %s", names)
 
     def fingerprint(self, ready: Ready) -> str:
         """Return a hash of all that may change the reply to the same request: code, model and

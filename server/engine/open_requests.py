@@ -211,10 +211,8 @@ class OpenRequests:
         late = [each for each in every if each.cut_at is not None and each.cut_at <= cut]
         for request in late:
             self._end_held(request, "too_late")
-            message = (
-                f"{self._sentence}; the reply could not be resumed within {self.hold_seconds:g} s"
-            )
-            request.stream.fail(message)
+            why = f"the reply could not be resumed within {self.hold_seconds:g} s"
+            request.stream.fail(f"{self._sentence}; {why}")
         self._let_go(late)
 
     def _end_held(self, request: OpenRequest, outcome: ResumeOutcome) -> None:

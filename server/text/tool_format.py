@@ -289,7 +289,7 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
     if not tokenizer.has_chat_template:
         return "this model has no chat template"
     if NAME not in _rendered(tokenizer, [HELLO]):
-        return "the chat template of this model does not know tools"
+        return "this model's chat template does not support tools"
     forms = [form for form in FORMS if wanted in ("auto", form.name)]
     # Some templates serialize arguments themselves, others insert them unchanged and need text.
     for arguments in (ARGUMENTS, _SAMPLE):

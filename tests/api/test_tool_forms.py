@@ -34,8 +34,8 @@ class Foreign(ByteTokenizer):
 @pytest.mark.parametrize(
     ("tokenizer", "settings", "said"),
     [
-        (Deaf(), {}, "does not know tools"),
-        (Deaf(), {"tool_parser": "hermes"}, "does not know tools"),
+        (Deaf(), {}, "does not support tools"),
+        (Deaf(), {"tool_parser": "hermes"}, "does not support tools"),
         (Foreign(), {}, "server.tool_parser"),
         (ByteTokenizer(), {"tool_parser": "none"}, "switched off"),
     ],

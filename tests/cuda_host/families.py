@@ -73,9 +73,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def captured(folder: Path, dtype: DTypeName, config: EngineConfig, *, steady: bool) -> bool:
+def captured(
+    folder: Path, dtype: DTypeName, config: EngineConfig, *, batch_invariant: bool
+) -> bool:
     """Return whether the model's forwards are captured as graphs."""
-    how: dict[str, Any] = {"dtype": dtype, "device": "cuda", "batch_invariant": steady}
+    how: dict[str, Any] = {"dtype": dtype, "device": "cuda", "batch_invariant": batch_invariant}
     model = load_model(str(folder), role="target", **how)
     cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
     return bool(runner_of(config, model, cache).padded)
@@ -96,7 +98,7 @@ def main() -> None:
             errors: list[str] = []
             dtype = own.get("dtype", "bfloat16")
             try:
-                graphs = captured(folder, dtype, config, steady=family == STEADY)
+                graphs = captured(folder, dtype, config, batch_invariant=family == STEADY)
             except Exception as error:  # report whatever the family's code raises
                 errors.append(" ".join(str(error).split())[:300])
             nodes = standin.counts["last graph nodes"] - standin.drawing if graphs else 0

@@ -16,11 +16,11 @@ PROMPT = [5, 17, 9, 5, 17, 9, 40, 41, 42, 5, 17]
 
 
 def replies(
-    target: str, draft: str, dtype: str, k: int, *, steady: bool = False
+    target: str, draft: str, dtype: str, k: int, *, batch_invariant: bool = False
 ) -> dict[str, list[int]]:
     config = EngineConfig.model_validate(
         {
-            "target": {"path": target, "dtype": dtype, "batch_invariant": steady},
+            "target": {"path": target, "dtype": dtype, "batch_invariant": batch_invariant},
             "device": "cuda",
             "cache": {"num_blocks": 512},
             "speculation": {
@@ -67,5 +67,5 @@ def test_bfloat16_serves(tiny_target: str, tiny_draft: str) -> None:
 def test_batch_invariant_bfloat16_says_the_same_at_any_k(tiny_target: str, tiny_draft: str) -> None:
     """Law: with graphs, too, a row's bits do not depend on the batch: in a verification among other
     sequences they equal those of plain decoding."""
-    found = [replies(tiny_target, tiny_draft, "bfloat16", k, steady=True) for k in (0, 4)]
+    found = [replies(tiny_target, tiny_draft, "bfloat16", k, batch_invariant=True) for k in (0, 4)]
     assert found[0] == found[1]

@@ -142,5 +142,5 @@ def test_backends_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16")
 def test_a_compiled_target_is_refused() -> None:
     """Law: not silently run by slower code that guarantees less."""
-    with pytest.raises(ConfigError, match="compiled code runs the target, and does not read it"):
+    with pytest.raises(ConfigError, match="compiled code runs the target and does not support it"):
         Engine(in_fp8(config_for("demo", "demo", "draft_model", 3, {})))

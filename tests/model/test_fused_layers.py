@@ -309,7 +309,9 @@ def test_steady_attention_is_our_kernel() -> None:
 
     def choose(wanted: AttentionName, device: str) -> AttentionName:
         where, shapes = torch.device(device), [LayerShape(0, 2, 64, 64)]
-        return choose_attention(wanted, where, dtype=torch.bfloat16, layers=shapes, steady=True)
+        return choose_attention(
+            wanted, where, dtype=torch.bfloat16, layers=shapes, batch_invariant=True
+        )
 
     assert choose("auto", "cuda") == choose("triton", "cuda") == "triton"
     with pytest.raises(ConfigError, match="batch_invariant needs .* but attention is 'sdpa'"):

@@ -50,14 +50,19 @@ def load(
     role: Literal["target", "draft"] = "target",
     dtype: Any = "auto",
     kind: QuantizationName = "none",
-    steady: bool = False,
+    batch_invariant: bool = False,
     **shape: Any,
 ) -> LoadedModel:
     """Load a random Llama, saved in bfloat16 as published ones are."""
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**{**tiny.GROUPED, **shape}))
     path = tiny.save(model.bfloat16(), folder)
     return load_model(
-        path, role=role, device="cpu", dtype=dtype, quantization=kind, batch_invariant=steady
+        path,
+        role=role,
+        device="cpu",
+        dtype=dtype,
+        quantization=kind,
+        batch_invariant=batch_invariant,
     )
 
 
@@ -144,7 +149,7 @@ def test_a_row_is_batch_invariant(
 def test_a_node_has_the_bits_of_a_chain(committed: int, parents: list[int], tmp_path: Path) -> None:
     """Law: the logits of a tree node are bit-identical to those of its path as a chain after the
     same text, whatever the blocks held before and whatever else is in the forward."""
-    loaded = load(tmp_path, steady=True, **WIDE)
+    loaded = load(tmp_path, batch_invariant=True, **WIDE)
     assert loaded.compiled is not None
     decoder, cache = loaded.compiled, KVCache(64, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("p", loaded.layers, loaded.dtype)

@@ -77,7 +77,7 @@ def test_unsupported_models_are_quantised_by_torchao(
     assert reason(dtype="float32") == ""
     monkeypatch.setattr(decoder, "SMALL", 1000)
     monkeypatch.setattr(decoder, "MOST_THREADS", 0)
-    assert "threads not all of its rows" in reason()
+    assert "threads compiled code would not run all" in reason()
     monkeypatch.undo()
     monkeypatch.setattr(loader, "is_proven", lambda *given: False)
     assert "slow on a CPU: compiled code does not know" in reason()
