@@ -32,8 +32,8 @@ def choose_attention(
     in_fp8: bool = False,
     batch_invariant: bool = False,
 ) -> AttentionName:
-    """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `batch_invariant`: a
-    row's bits must not depend on other rows. Raises ConfigError if `wanted` cannot serve this model here."""
+    """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `batch_invariant`: a row's
+    bits must not depend on other rows. Raises ConfigError if `wanted` cannot serve this model."""
 
     def obstacle(name: AttentionName) -> str | None:
         reason = without_fp8(name, device) if in_fp8 else None

@@ -189,7 +189,7 @@ def test_any_config_is_a_shape_or_a_sentence(
 
 
 def test_device_files_are_not_read() -> None:
-    with pytest.raises(ModelError, match="/dev/zero is neither a preset nor a config.json"):
+    with pytest.raises(ModelError, match="/dev/zero is neither a preset"):
         find_model("/dev/zero", "target")
 
 

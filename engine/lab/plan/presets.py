@@ -48,7 +48,7 @@ def find_model(name: str, role: Role) -> ModelShape:
         raise
     except OSError as error:
         raise ModelError(
-            f"--{role} {name} is neither a preset nor a valid config.json, a folder with"
+            f"--{role} {name} is neither a preset, a config.json, a folder with"
             " one, or a model in the hub's local cache, and plan downloads nothing; presets: "
             + ", ".join([BUILTIN, *PRESETS])
         ) from error
