@@ -149,8 +149,8 @@ def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_p
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("{", "no JSON"),
-        pytest.param("[" * 200_000, "no JSON", id="deep"),
+        ("{", "not valid JSON"),
+        pytest.param("[" * 200_000, "not valid JSON", id="deep"),
         ("[]", "medusa_num_heads"),
         ('{"model_type": "llama"}', "medusa_num_heads"),
         ('{"medusa_num_heads": 3, "medusa_num_layers": 2}', "medusa_num_layers is 2"),
