@@ -142,7 +142,7 @@ def test_metrics_count_requests(http: httpx.Client) -> None:
 
 
 def test_version(http: httpx.Client) -> None:
-    """Name and proposer, for a bug report."""
+    """The version and the engine's facts, for a bug report."""
     version = http.get("/version").json()
     assert version["name"] == "foredraft"
     assert version["proposer"] == "draft_model"

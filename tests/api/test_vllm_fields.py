@@ -146,8 +146,8 @@ def test_special_tokens_are_added_as_asked(served: Served) -> None:
 def test_a_request_is_called_by_its_own_id(
     served: Served, endpoint: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: reply, header and log use `request_id`; an X-Request-Id header wins in the header. Two
-    requests may share an id."""
+    """Law: reply, header and log use `request_id`; an X-Request-Id header wins in the header and
+    the log. Two requests at a time may share an id."""
     with caplog.at_level(logging.INFO):
         reply = post(served, endpoint, request_id="job/7", stream=stream)
         served.until(lambda: "request=job/7" in caplog.text, seconds=60)  # may follow the reply
