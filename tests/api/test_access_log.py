@@ -84,7 +84,7 @@ def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
 @pytest.mark.parametrize(
     "given", ["a" * 129, "a b", "ü".encode(), "a\tb", "a;b", ""], ids=lambda given: repr(given)[:9]
 )
-def test_an_id_that_is_no_label_is_replaced(lines: Lines, given: str | bytes) -> None:
+def test_an_unsafe_request_id_is_replaced(lines: Lines, given: str | bytes) -> None:
     """Law: an id that is not short and of a safe character set is replaced by one of ours."""
     with asking() as (served, http):
         headers: Any = {b"X-Request-Id": given}
@@ -128,7 +128,7 @@ def test_refusals_are_lines_with_their_code(
     assert fields["error"] == reply.json()["error"]["code"]
 
 
-def test_a_fault_of_ours_has_its_id_and_line(lines: Lines) -> None:
+def test_an_internal_error_has_an_id_and_a_line(lines: Lines) -> None:
     """Bug to avoid: Starlette answers a 500 outside of all middleware, past the access log."""
 
     class Broken(FakeClient):
@@ -144,7 +144,7 @@ def test_a_fault_of_ours_has_its_id_and_line(lines: Lines) -> None:
     assert (fields["error"], fields["finish"]) == ("internal", "error")
 
 
-def test_what_is_not_http_has_an_id_and_a_line(lines: Lines) -> None:
+def test_malformed_http_has_an_id_and_a_line(lines: Lines) -> None:
     """Law: bytes that are no HTTP request also get an id and a line."""
     with asking() as (served, _):
         host, _, port = served.url.removeprefix("http://").partition(":")
@@ -185,7 +185,7 @@ def test_a_body_that_breaks_http_is_one_line(lines: Lines, body: str, cut: bool)
     assert fields["error"] == code
 
 
-def test_a_body_that_breaks_http_behind_its_answer(
+def test_a_body_that_breaks_http_after_its_answer(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Law: bytes that break HTTP after a reply add no second reply, and the connection ends."""
@@ -204,7 +204,7 @@ def test_a_body_that_breaks_http_behind_its_answer(
     assert message.startswith("POST /v1/completions 401 ")
 
 
-def test_a_client_that_left_is_a_line(lines: Lines) -> None:
+def test_a_client_that_leaves_is_logged(lines: Lines) -> None:
     """Law: the tokens generated so far are counted, and the finish is `abort`."""
     gate = asyncio.Semaphore(2)
     with asking(FakeClient(gate=gate)) as (served, http):
@@ -216,7 +216,7 @@ def test_a_client_that_left_is_a_line(lines: Lines) -> None:
     assert 1 <= fields["reply_tokens"] <= 2
 
 
-def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
+def test_on_end_runs_before_the_line_is_written(lines: Lines) -> None:
     """Law: `on_end` gets the caller's context and all facts first; the line has its trace."""
     told: list[Exchange] = []
 
@@ -237,7 +237,7 @@ def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
     assert exchange.total >= exchange.ended.total
 
 
-def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
+def test_successful_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     """Law: successful probes and scrapes are logged at DEBUG only; failures are always logged."""
     caplog.set_level("INFO")
     with asking(FakeClient(state="lost")) as (served, http):

@@ -93,7 +93,7 @@ def call(id: str, city: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_it_is_the_chat_endpoint_in_other_words(
+def test_replies_equal_those_of_chat(
     served: Served, http: httpx.Client, asked: dict[str, Any], chat: dict[str, Any]
 ) -> None:
     """Law: prompt, parameters, text and usage equal those of the equivalent chat request, and
@@ -116,7 +116,7 @@ def test_it_is_the_chat_endpoint_in_other_words(
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 500])
 @pytest.mark.parametrize("more", [{}, {"provenance": True, "return_token_ids": True}])
-def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
+def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
     """Law: the events are in order and add up to the unstreamed message, text and calls, whatever
     the number of tokens per step."""
     body = {**BODY, **more, "tools": CUSTOM, "max_tokens": 400}
@@ -148,7 +148,7 @@ def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) ->
         ("one " * 600, {"max_tokens": 9000}, "model_context_window_exceeded", None),
     ],
 )
-def test_why_it_ended(
+def test_stop_reasons(
     text: str, asked: dict[str, Any], reason: str, sequence: str | None, stream: bool
 ) -> None:
     """Law: stop reasons are Anthropic's; a `max_tokens` beyond the context ends at the context."""
@@ -165,7 +165,7 @@ def test_why_it_ended(
     assert text.startswith(block["text"])
 
 
-def test_a_schema_holds_the_text() -> None:
+def test_a_schema_constrains_the_text() -> None:
     """`output_config.format`, as the SDK's `parse` sends it, becomes a grammar."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     config = {"format": {"type": "json_schema", "schema": schema}}
@@ -243,7 +243,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("more", "param", "code"), BAD)
-def test_what_is_wrong_is_named(
+def test_errors_name_the_field(
     http: httpx.Client, more: dict[str, Any], param: str, code: str
 ) -> None:
     """Law: a 400 in Anthropic's envelope that names the field of this API, and no field that only

@@ -313,7 +313,7 @@ def test_malformed_json(http: httpx.Client, body: bytes) -> None:
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "presence_penalty", "n", "seed", "user"])
-def test_no_field_takes_what_is_no_number(http: httpx.Client, field: str, number: str) -> None:
+def test_fields_refuse_nan_and_infinity(http: httpx.Client, field: str, number: str) -> None:
     """Python's json writes NaN and Infinity, and 1e999 reads as infinity. The reply names the
     field; it used to name a column of the body."""
     body = f'{{"model": "{MODEL}", "prompt": "a", "{field}": {number}}}'
@@ -322,7 +322,7 @@ def test_no_field_takes_what_is_no_number(http: httpx.Client, field: str, number
     assert "must be" in error["message"]
 
 
-def test_what_is_no_number_is_told_in_words(http: httpx.Client) -> None:
+def test_the_refusal_of_nan_is_in_plain_words(http: httpx.Client) -> None:
     """Bug: for a field of several types the validator's raw message appeared in our sentence."""
     body = f'{{"model": "{MODEL}", "messages": [], "chat_template_kwargs": {{"a": NaN}}}}'
     said = error_of(http.post(CHAT, content=body.replace("[]", json.dumps(HELLO))), 400)["message"]
@@ -331,7 +331,7 @@ def test_what_is_no_number_is_told_in_words(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
-def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
+def test_entries_of_fields_refuse_nan_and_infinity(http: httpx.Client, number: str) -> None:
     """The same law for the entries of lists and objects."""
     for field, text, param in (
         ("logit_bias", f'{{"5": {number}}}', "logit_bias.5"),
@@ -523,7 +523,7 @@ def test_messages_that_the_template_refuses(strict: httpx.Client) -> None:
     assert "alternate" in error["message"]
 
 
-def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
+def test_an_internal_error_is_a_500_without_details(strict: httpx.Client) -> None:
     """Neither a traceback nor any of the request leaves, streamed or not; no [DONE] either."""
     reply = strict.post(COMPLETIONS, json={"model": MODEL, "prompt": SECRET})
     assert error_of(reply, 500)["type"] == "server_error"

@@ -150,9 +150,7 @@ def test_several_servers_are_measured_in_turn(
     assert set(Other.keys) == {"", "Bearer sk-theirs"}
 
 
-def test_another_server_beside_one_that_is_not_ours(
-    other: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_foreign_servers_are_compared(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Law: two foreign servers, or one under two settings, are compared without Foredraft."""
     words = ["--url", other, *SMALL, "--against", f"again={other}"]
     assert main(words) == 0
@@ -174,7 +172,7 @@ def test_another_server_beside_one_that_is_not_ours(
         (["--against", "a=http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
     ],
 )
-def test_mistakes_about_other_servers_are_sentences(
+def test_mistakes_about_other_servers_are_one_line_errors(
     words: list[str], said: str, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the message quotes the option and names the server, and nothing is measured."""
@@ -187,7 +185,7 @@ def test_tokens_are_never_counted_by_events(other: str, capsys: pytest.CaptureFi
     assert "sends no usage" in sentence(["--url", other, *SMALL], capsys)
 
 
-def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_server_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: an unreachable server and a malformed URL each get a one-line message."""
     assert "no server answers at http://127.0.0.1:9" in sentence(
         ["--url", "http://127.0.0.1:9"], capsys
@@ -204,7 +202,7 @@ def test_modes_of_another_server_cannot_be_switched(
     assert "cannot be switched" in said
 
 
-def test_a_stream_that_breaks_off_is_a_sentence(
+def test_a_stream_that_breaks_off_is_a_one_line_error(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: half a stream yields no figures and no file."""
@@ -229,7 +227,7 @@ def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> N
         assert "K = 16, but this server allows K up to 4" in said
 
 
-def test_guesses_are_what_the_counters_grew_by() -> None:
+def test_guesses_are_counted_by_the_growth_of_counters() -> None:
     """Law: counter growth is split by position and by K; a server without counters has none."""
     name = "spec_decode_num_{}_tokens_per_pos_total"
     before: Counters = {(name.format("draft"), 0): 5.0}

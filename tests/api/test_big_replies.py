@@ -102,7 +102,7 @@ def test_more_than_a_reply_may_hold_is_refused(
     assert not client.submitted
 
 
-def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
+def test_log_probabilities_do_not_require_max_tokens() -> None:
     """Law: a chat with log-probabilities but no `max_tokens` is served at any context length."""
     client = FakeClient(ready=make_ready(max_model_len=10**6))
     body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 20, "stop": "a"}
@@ -111,7 +111,7 @@ def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_length_that_nobody_named_ends_where_its_log_probabilities_do(stream: bool) -> None:
+def test_a_default_length_is_bounded_by_the_log_probabilities(stream: bool) -> None:
     """Bug: a reply of any length was kept in memory, each token with its alternatives. Law: choices
     share the allowed log-probabilities and end by `length`; a larger `min_tokens` is refused."""
     client = FakeClient(ready=make_ready(max_model_len=10**6, eos_ids=[]), tokens_per_step=9)

@@ -42,7 +42,7 @@ def test_every_field_of_every_endpoint() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_is_told_is_what_is_done(setting: str) -> None:
+def test_capabilities_agree_with_replies(setting: str) -> None:
     """Law: a field that the settings refuse is a 400 that names it; the other fields are served."""
     with serve(FakeClient(), tokenizer=SETTINGS[setting]) as served:
         endpoints = told(served)["endpoints"]

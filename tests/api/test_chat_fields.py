@@ -75,7 +75,7 @@ def test_only_an_assistants_text_can_be_continued(served: Served, last: dict[str
     assert refusal(served, body)["param"] == "messages[1]"
 
 
-def test_to_begin_and_to_continue_contradict_each_other(served: Served) -> None:
+def test_continuing_and_a_generation_prompt_conflict(served: Served) -> None:
     """vLLM refuses this pair, too."""
     messages = [*HELLO, {"role": "assistant", "content": "x"}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": True}
@@ -145,7 +145,7 @@ def test_spelled_special_tokens_are_text(served: Served, sdk: OpenAI) -> None:
     assert (ids.count(IM_START), ids.count(IM_END)) == (4, 3)
 
 
-def test_what_the_assistant_refused_to_say_is_its_message(served: Served, sdk: OpenAI) -> None:
+def test_an_assistants_refusal_is_its_message(served: Served, sdk: OpenAI) -> None:
     """A refusal is the message's text, as a field beside empty content or as a content part."""
     said: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "refusal": "I cannot."},
@@ -168,7 +168,7 @@ def test_a_null_in_a_text_part_is_as_good_as_left_out(served: Served, sdk: OpenA
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_what_the_assistant_thought_goes_to_templates_that_read_it(name: str) -> None:
+def test_an_assistants_thinking_goes_to_templates_that_read_it(name: str) -> None:
     """Law: as in vLLM, thinking under either name reaches a template that reads it; other templates
     leave it out. Bug: a reasoning model's reply, sent back, was a 400."""
     thought: dict[str, Any] = {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}
@@ -185,7 +185,7 @@ def test_what_the_assistant_thought_goes_to_templates_that_read_it(name: str) ->
     assert "assistant\n<think>Hm<|im_end|></think>A.<|im_end|>" in said[("reasoning_content",)]
 
 
-def test_only_the_assistant_thinks(served: Served, sdk: OpenAI) -> None:
+def test_only_assistant_messages_have_thinking(served: Served, sdk: OpenAI) -> None:
     """Content may still be missing. Other roles, and two names that disagree, are refused."""
     thought = {"role": "assistant", "content": None, "reasoning_content": "Hm", "reasoning": "Hm"}
     assert prompt_of(served, sdk, [*HELLO, thought, *HELLO])
@@ -204,7 +204,7 @@ def test_a_hint_for_the_cache_changes_nothing(served: Served, sdk: OpenAI) -> No
     assert refusal(served, {"messages": other})["param"] == "messages[0].cache_control.type"
 
 
-def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) -> None:
+def test_service_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) -> None:
     """As in OpenAI's replies, `service_tier` says which tier served the request."""
     reply = sdk.chat.completions.create(
         model=MODEL, messages=HELLO, max_tokens=1, service_tier="flex"
@@ -218,13 +218,13 @@ def test_the_one_tier_is_named_in_replies_that_ask(served: Served, sdk: OpenAI) 
     assert plain.service_tier is None
 
 
-def test_the_usual_verbosity_asks_for_nothing(served: Served, sdk: OpenAI) -> None:
+def test_the_default_verbosity_is_accepted(served: Served, sdk: OpenAI) -> None:
     """Bug: "medium", the API's default, which some clients always send, was a 400."""
     assert prompt_of(served, sdk, HELLO, verbosity="medium") == prompt_of(served, sdk, HELLO)
     assert refusal(served, {"verbosity": "low"})["param"] == "verbosity"
 
 
-def test_a_cache_in_memory_is_what_there_is(served: Served, sdk: OpenAI) -> None:
+def test_in_memory_is_the_only_cache_retention(served: Served, sdk: OpenAI) -> None:
     """Bug: "in_memory", a default of the API and what this server does anyway, was a 400. "24h" is
     refused, since the server does not promise that."""
     asked = prompt_of(served, sdk, HELLO, prompt_cache_retention="in_memory")
@@ -244,7 +244,7 @@ def test_obfuscation_may_be_switched_off_only(served: Served, sdk: OpenAI) -> No
     assert error["param"] == "stream_options.include_obfuscation"
 
 
-def test_settings_of_tools_that_ask_for_nothing_need_none(served: Served) -> None:
+def test_default_tool_settings_need_no_tools(served: Served) -> None:
     """Bug: SDKs that always send tool settings, even without tools, were refused."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     for defaults in (
@@ -295,7 +295,7 @@ def test_every_character_may_be_written(stream: bool) -> None:
         assert ODD in prompt_of(served, sdk, [*HELLO, {"role": "assistant", "content": text}])
 
 
-def test_a_byte_order_mark_means_nothing(served: Served) -> None:
+def test_a_byte_order_mark_is_ignored(served: Served) -> None:
     """Bug: JSON with a byte order mark, as some editors save it, was refused."""
     said = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     body = json.dumps(said).encode("utf-8-sig")
@@ -303,7 +303,7 @@ def test_a_byte_order_mark_means_nothing(served: Served) -> None:
     assert reply.status_code == 200
 
 
-def test_a_stream_says_once_what_becomes_of_the_connection(served: Served) -> None:
+def test_a_stream_has_one_connection_header(served: Served) -> None:
     """Bug: one reply had both `connection: keep-alive` and `connection: close`."""
     said = [{"role": "user", "content": "a"}]
     body = {"model": MODEL, "messages": said, "max_tokens": 1, "stream": True}

@@ -122,7 +122,7 @@ def test_a_prompt_is_scored_without_generating(served: Served, sdk: OpenAI) -> N
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_suffix_asks_for_what_is_between(served: Served, sdk: OpenAI) -> None:
+def test_suffix_asks_for_the_middle(served: Served, sdk: OpenAI) -> None:
     """The prompt is prefix, suffix, middle. Special tokens spelled in the code are text, ids stay
     ids, and the fill-in-the-middle tokens end the text."""
     mixed: Any = ["a<|fim_middle|>", [98, 257]]
@@ -248,7 +248,7 @@ def test_token_ids_of_a_chat(served: Served) -> None:
     assert [ids[0], ids[1]] == [choice["token_ids"] for choice in reply["choices"]]
 
 
-def test_nobody_gets_what_was_not_asked_for(served: Served) -> None:
+def test_extensions_are_left_out_unless_requested(served: Served) -> None:
     """Without these fields a reply has the plain shape."""
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     [choice] = httpx.post(f"{served.url}{COMPLETIONS}", json=body).json()["choices"]

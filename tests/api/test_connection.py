@@ -101,7 +101,7 @@ async def dialogue(
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /health HTT"])
-def test_a_head_that_does_not_come_is_not_waited_for(head: bytes) -> None:
+def test_a_missing_head_times_out(head: bytes) -> None:
     """Bug: such connections stayed open for ever, each with a file descriptor."""
     assert asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30)) == b""
 
@@ -116,7 +116,7 @@ def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_half_of_a_second_head_is_not_waited_for_either() -> None:
+def test_half_of_a_second_head_times_out() -> None:
     """The same on a kept-alive connection, whose first bytes stop uvicorn's own timer."""
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     said = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
@@ -124,7 +124,7 @@ def test_half_of_a_second_head_is_not_waited_for_either() -> None:
 
 
 @pytest.mark.parametrize("head", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"{}\r\n\r\n"])
-def test_what_is_no_http_gets_the_envelope(head: bytes) -> None:
+def test_malformed_http_gets_the_envelope(head: bytes) -> None:
     """Bug: TLS on a plain port, another protocol and JSON without a head got a line of text."""
     said = asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30))
     status, _, body = said.partition(b"\r\n\r\n")
@@ -142,7 +142,7 @@ def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_a_head_has_an_end(pieces: int) -> None:
+def test_a_head_is_bounded(pieces: int) -> None:
     """An endless head could fill the memory. Bug: a head that was too long but came in one packet
     was accepted."""
 
@@ -166,7 +166,7 @@ def assert_too_long(said: bytes, most: int) -> None:
 
 @pytest.mark.parametrize("size", [200_000, 3_000_000])
 @pytest.mark.parametrize("cut", [None, 100, 40_000, 70_000])
-def test_whoever_sends_a_long_head_hears_it(size: int, cut: int | None) -> None:
+def test_a_client_with_a_long_head_reads_the_error(size: int, cut: int | None) -> None:
     """Bug: the connection was closed, and so reset, while the rest of the head was on its way."""
     head = b"GET /health HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * size + b"\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
@@ -182,7 +182,7 @@ ENDLESS = (b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"2;x=
 
 
 @pytest.mark.parametrize("behind", ENDLESS)
-def test_what_trails_a_body_has_an_end(behind: bytes) -> None:
+def test_trailers_and_chunk_extensions_are_bounded(behind: bytes) -> None:
     """Bug: trailers and chunk extensions had no bound: of 100 MB of short trailers the server kept
     2 GB."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -193,7 +193,7 @@ def test_what_trails_a_body_has_an_end(behind: bytes) -> None:
     assert_too_long(said, most=64 * 1024)
 
 
-def test_long_bodies_are_no_heads() -> None:
+def test_the_bound_on_heads_spares_bodies() -> None:
     """The bound is for heads only, also on a connection's second request."""
 
     class Small(Connection):
@@ -222,7 +222,7 @@ def test_an_old_client_gets_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
+def test_leaving_ends_pipelined_requests(stream: bool) -> None:
     """Bug: uvicorn told only the last of several pipelined requests that its client was gone: the
     first one's generation went on, if streamed up to a write into the closed connection."""
     client = FakeClient(ready=make_ready(max_model_len=1_000_000))
@@ -236,7 +236,7 @@ def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_whoever_says_that_nothing_more_will_come_is_gone(stream: bool) -> None:
+def test_a_half_closed_connection_counts_as_gone(stream: bool) -> None:
     """A closed socket and one shut down for writing look alike to the server, and an unstreamed
     reply writes nothing that could fail, so it would be generated to its end for nobody."""
     client = FakeClient(ready=make_ready(max_model_len=1_000_000))
@@ -290,7 +290,7 @@ def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early
 
 
 @pytest.mark.parametrize("bad", [b"\x00\r\n\r\n", LONG + b"\r\n\r\n"])
-def test_whoever_goes_on_behind_a_refusal_is_cut_in_the_end(
+def test_a_client_that_sends_on_after_a_refusal_is_cut(
     bad: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: the server reads on, so that the client can read the refusal, but not for ever."""
@@ -312,7 +312,7 @@ def test_whoever_goes_on_behind_a_refusal_is_cut_in_the_end(
         served.until(is_cut)
 
 
-def test_a_body_that_is_none_ends_its_request() -> None:
+def test_a_malformed_body_ends_its_request() -> None:
     """Its reader sees a disconnect, since any answer would come after the refusal."""
     told: list[str] = []
 
@@ -331,7 +331,7 @@ def test_a_body_that_is_none_ends_its_request() -> None:
 
 
 @pytest.mark.parametrize("cut", [None, 40])
-def test_whoever_offers_to_speak_http_2_is_heard(cut: int | None) -> None:
+def test_an_offer_of_http_2_keeps_the_body(cut: int | None) -> None:
     """Bug: Java's client offers an h2c upgrade with every request, and the body of such a request
     was dropped: a 400 about empty JSON."""
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2}).encode()
@@ -367,7 +367,7 @@ BODILESS = b"GET / HTTP/1.1\r\n" + OFFER + b"\r\n"
         ([OFFERED.replace(b"/1.1", b"/1.0")], [b"hi"]),
     ],
 )
-def test_an_offer_to_upgrade_is_looked_for_in_heads_alone(
+def test_upgrade_offers_are_looked_for_in_heads_only(
     requests: list[bytes], bodies: list[bytes]
 ) -> None:
     """Bug: all bytes before the end of a head were searched, so a body in the same packet was
@@ -403,7 +403,7 @@ def test_a_request_names_one_host(hosts: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", [b"example.org:443", b"/", b"http://x/"])
-def test_who_asks_for_a_tunnel_is_refused_quietly(
+def test_connect_is_refused_without_a_warning(
     target: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: uvicorn answered some of these in its own words, and advised the operator to install a
@@ -418,7 +418,7 @@ def test_who_asks_for_a_tunnel_is_refused_quietly(
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/completions", b"413"), ("/nothing", b"404"), ("/health", b"405")]
 )
-def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -> None:
+def test_a_client_refused_in_mid_body_reads_the_error(path: str, status: bytes) -> None:
     """Bug: a client that closes once it has the answer (urllib does) was reset in the middle of its
     body and never read the error."""
     size = 20_000_000  # more than any buffer on the way holds
@@ -430,7 +430,7 @@ def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -
     assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == {"error"}
 
 
-def test_who_goes_on_speaking_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the answer comes at once, and the connection soon ends, with or without the body."""
     monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
     head = (

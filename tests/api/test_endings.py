@@ -181,7 +181,7 @@ GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "param"), GRAMMARS)
-def test_a_grammar_that_leaves_no_way_on(path: str, body: dict[str, Any], param: str) -> None:
+def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], param: str) -> None:
     """A grammar that allows no next token is the client's error: a 400 that names the field, or an
     event that does not blame the server."""
     client = FakeClient(refusal="the grammar allows nothing here", bad_request=True)

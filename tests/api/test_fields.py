@@ -231,9 +231,7 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize(("name", "endpoint"), OPTIONAL)
-def test_null_and_neutral_values_are_as_good_as_nothing(
-    http: httpx.Client, name: str, endpoint: str
-) -> None:
+def test_null_and_neutral_values_are_accepted(http: httpx.Client, name: str, endpoint: str) -> None:
     """SDKs send nulls and defaults for fields that the user never touched."""
     for value in (None, *ROWS[PATHS[endpoint]][name].neutral):
         reply = http.post(PATHS[endpoint], json={**BODIES[endpoint], name: value})

@@ -88,7 +88,7 @@ async def _event(lines: Any) -> str:
         {"text": ["a, b"] * 100_000, "other": '\\",' * 100_000},
     ],
 )
-def test_every_value_is_counted_and_few_that_are_none(data: Any) -> None:
+def test_the_count_bounds_the_values_closely(data: Any) -> None:
     """The count is never below the number of values, and not far above it: commas and brackets
     within long texts do not count."""
     body = json.dumps(data).encode()

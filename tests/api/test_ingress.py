@@ -135,7 +135,7 @@ def test_the_log_names_a_reply_as_its_client_knows_it(caplog: pytest.LogCaptureF
     assert f"reply={id} " in lines[-1]
 
 
-def test_what_has_not_begun_is_asked_for_again() -> None:
+def test_an_unstreamed_reply_is_retried() -> None:
     """Law: after two deaths an unstreamed reply, with any field, equals the undisturbed one. The
     third death is a 503, since one request must not cost one replica after another."""
 
@@ -231,7 +231,7 @@ ENDS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("route", "own", "end"), ENDS)
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_replica_that_dies_behind_the_last_event_changes_nothing(
+def test_a_replica_that_dies_after_the_last_event_changes_nothing(
     route: str, own: dict[str, Any], end: str, late: int
 ) -> None:
     """Bug: if the replica died after the last event, before the end was known, a response got an
@@ -283,7 +283,7 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
     assert found.known() == whole.known()
 
 
-def test_a_client_that_leaves_takes_its_request_along() -> None:
+def test_a_client_that_leaves_ends_its_request() -> None:
     """Law: the replica sees that its client has left, and the engine aborts the request."""
 
     async def leave() -> None:
@@ -325,13 +325,13 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
         (json.dumps({**BODY, "resume": 3}).encode(), 400, "`resume`"),
     ],
 )
-def test_bad_input_is_a_sentence(body: bytes, status: int, says: str) -> None:
+def test_bad_input_is_a_clear_error(body: bytes, status: int, says: str) -> None:
     reply = asyncio.run(World(FakeClient()).post(COMPLETIONS, body))
     assert reply.status_code == status
     assert says in reply.json()["error"]["message"]
 
 
-def test_no_replica_is_a_sentence() -> None:
+def test_no_replica_is_a_clear_error() -> None:
     """Law: as long as nothing was sent, the error that `ask` raises is the reply."""
     world = World(FakeClient())
 

@@ -38,7 +38,7 @@ READS = (
 
 
 @pytest.mark.parametrize("path", READS)
-def test_whoever_asks_for_the_head_gets_it(http: httpx.Client, path: str) -> None:
+def test_head_is_answered_like_get(http: httpx.Client, path: str) -> None:
     """Bug: HEAD was a 405 on every route, though load balancers probe with it. Law: HEAD has GET's
     status and headers, the content length included, and no body."""
     key = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "balancer"}
@@ -55,7 +55,7 @@ def test_whoever_asks_for_the_head_gets_it(http: httpx.Client, path: str) -> Non
     assert told == meant
 
 
-def test_a_head_leaves_the_connection_in_step(http: httpx.Client, served: Served) -> None:
+def test_head_leaves_the_connection_in_sync(http: httpx.Client, served: Served) -> None:
     """Law: the next request on that connection gets its own reply, not a leftover body."""
     address = served.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as asking:
@@ -149,7 +149,7 @@ def test_version(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_load_is_told_under_the_names_of_routers_where_they_are_wanted(named: bool) -> None:
+def test_router_names_expose_the_load(named: bool) -> None:
     """Law: with `router_names` the load has the names that routers expect, with our values and
     without a key; otherwise these names do not exist."""
     gate = asyncio.Semaphore(0)

@@ -91,9 +91,7 @@ def own(reply: httpx.Response) -> list[str]:
         ("chrome-extension://foredraft", 403),
     ],
 )
-def test_a_page_whose_name_was_made_to_point_here_is_refused(
-    plain: Served, origin: str, status: int
-) -> None:
+def test_dns_rebinding_is_refused(plain: Served, origin: str, status: int) -> None:
     """Bug: a foreign page whose name now resolves to this machine (DNS rebinding) passed as the
     server's own. Law: nobody else is refused: programs under any name, pages that a proxy serves by
     HTTPS, names of this network."""
@@ -102,13 +100,13 @@ def test_a_page_whose_name_was_made_to_point_here_is_refused(
     assert complete(plain, None, host=host).status_code == 200
 
 
-def test_the_origin_of_nobody_is_refused(plain: Served) -> None:
+def test_a_null_origin_is_refused(plain: Served) -> None:
     """Bug: a page without an origin (a sandboxed frame) passed as the server's own where a proxy
     drops `Host`."""
     assert complete(plain, "null", host="").status_code == 403
 
 
-def test_a_proxy_may_tell_the_port_that_browsers_leave_out(plain: Served) -> None:
+def test_a_proxy_may_add_the_default_port(plain: Served) -> None:
     """Bug: an HTTPS page was refused behind `proxy_set_header Host $host:$server_port`."""
     assert complete(plain, "https://llm.example", host="llm.example:443").status_code == 200
     assert complete(plain, "http://localhost", host="localhost:80").status_code == 200
@@ -182,7 +180,7 @@ def test_a_page_may_read_every_answer(
     assert reply.headers["x-request-id"]
 
 
-def test_a_page_may_read_of_our_own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_may_read_internal_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: an internal error lacked the CORS header, so the page saw a network error."""
     with serve(cors_origins=[PAGE]) as served:
         monkeypatch.setattr(served.client, "require_open", None)
@@ -191,7 +189,7 @@ def test_a_page_may_read_of_our_own_faults(monkeypatch: pytest.MonkeyPatch) -> N
     assert reply.headers["access-control-allow-origin"] == PAGE
 
 
-def test_all_pages_may_be_let_in_by_one_word() -> None:
+def test_a_star_allows_all_pages() -> None:
     """Law: `*` alone means the same as a list of it."""
     with serve(cors_origins="*") as served:
         reply = complete(served, "https://any.example")
@@ -199,7 +197,7 @@ def test_all_pages_may_be_let_in_by_one_word() -> None:
         assert reply.headers["access-control-allow-origin"] == "*"
 
 
-def test_with_a_key_preflights_need_none() -> None:
+def test_preflights_need_no_key() -> None:
     """Law: preflights, which browsers send without the key, are answered; requests need it."""
     with serve(cors_origins=["*"], api_key="secret") as served:
         ask = {"origin": PAGE, "access-control-request-method": "POST"}

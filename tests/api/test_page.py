@@ -81,7 +81,7 @@ def test_other_paths_are_no_files(path: str) -> None:
 
 
 @pytest.mark.parametrize(("settings", "status"), [({}, 404), ({"api_key": KEY}, 401)])
-def test_it_can_be_left_out(settings: dict[str, Any], status: int) -> None:
+def test_the_page_can_be_disabled(settings: dict[str, Any], status: int) -> None:
     """Law: with `server.page` false its paths behave like unknown paths."""
     with serve(page=False, **settings) as served:
         for path in (*FILES, "/speculation/live"):
@@ -90,7 +90,7 @@ def test_it_can_be_left_out(settings: dict[str, Any], status: int) -> None:
         assert keyed.status_code == 404
 
 
-def test_what_the_live_view_reads_is_there(served: Served) -> None:
+def test_the_live_view_reads_what_exists(served: Served) -> None:
     """Law: the metrics and the fields of GET /speculation that it reads exist."""
     told = httpx.get(f"{served.url}/metrics").text
     source = (FOLDER / "metrics.js").read_text() + (FOLDER / "live.js").read_text()

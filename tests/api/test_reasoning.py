@@ -113,7 +113,7 @@ def test_a_prompt_may_have_closed_the_thinking() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_that_the_length_cuts(stream: bool) -> None:
+def test_thinking_cut_by_the_length(stream: bool) -> None:
     """All of it is thinking, the content is empty, and the finish is "length"."""
     size = len(f"<think>\n{THOUGHT}\n</thi".encode())
     reply, _ = post(REPLY, max_tokens=size, stream=stream)
@@ -184,7 +184,7 @@ def test_calls_behind_thinking(required: bool) -> None:
     assert [call.function.arguments for call in message.tool_calls] == ['{"city": "Rome"}']
 
 
-def test_a_reply_is_gone_on_with_anywhere() -> None:
+def test_a_reply_resumes_anywhere() -> None:
     """`resume` works within the thinking, within its tags and after them: the rest is what was
     missing, and its usage counts the whole."""
     asked: Any = {"return_token_ids": True, "stream": True, "temperature": 0}

@@ -88,7 +88,7 @@ def test_the_request_is_repeated(sdk: OpenAI) -> None:
 
 
 def test_a_reply_that_ends_by_itself_is_completed() -> None:
-    """So is an empty one: it has a message with empty text."""
+    """An empty reply is completed, too: it has a message with empty text."""
     for text in (b"one two", b""):
         script = listed_script(list(text), then=257)
         with serve(FakeClient(script=script)) as served:
@@ -129,7 +129,7 @@ def test_a_reply_that_ends_by_itself_is_completed() -> None:
         ),
     ],
 )
-def test_it_is_the_chat_endpoint_in_other_words(
+def test_replies_equal_those_of_chat(
     served: Served, http: httpx.Client, asked: dict[str, Any], messages: list[Any]
 ) -> None:
     """Law: prompt, parameters, text and usage equal those of the same chat request."""
@@ -158,7 +158,7 @@ def test_it_is_the_chat_endpoint_in_other_words(
         {"prediction": {"type": "content", "content": "abc"}, "speculation": {"max_draft": 1}},
     ],
 )
-def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
+def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
     """Law: the events are in order, and the last Response equals the unstreamed one but for ids."""
     with serve(FakeClient(tokens_per_step=tokens_per_step)) as served:
         streamed = told(events_of(served.url, {**BODY, **more}))
@@ -169,7 +169,7 @@ def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) ->
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 500])
 @pytest.mark.parametrize("more", [{}, LOGPROBS])
-def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> None:
+def test_a_stream_contains_calls(tokens_per_step: int, more: dict[str, Any]) -> None:
     """Law: text, then one item per call, whatever the tokens per step; the text before the first
     call has one log-probability per token."""
     body = {"model": MODEL, "input": "hi", "tools": FLAT, "seed": 1, **more}
@@ -190,7 +190,7 @@ def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> Non
         assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
 
 
-def test_extensions_are_chats() -> None:
+def test_extensions_equal_those_of_chat() -> None:
     """Provenance, token ids and prediction usage equal chat's, in streams piece by piece."""
     client = FakeClient(script=listed_script(list(b"one two"), then=257), tokens_per_step=3)
     predicted = {"type": "content", "content": "one two"}
@@ -314,7 +314,7 @@ def test_output_can_be_sent_back() -> None:
             assert served.client.submitted[-1].prompt == ours
 
 
-def test_what_is_not_stored_says_so(sdk: OpenAI) -> None:
+def test_stored_responses_are_refused(sdk: OpenAI) -> None:
     """Clients that rely on stored responses get a clear answer."""
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
@@ -386,7 +386,7 @@ def test_no_chat_template() -> None:
         assert told_of["input"]["status"] == "refused"
 
 
-def test_what_a_reply_tells_may_be_asked_for(http: httpx.Client) -> None:
+def test_a_replys_settings_may_be_sent_back(http: httpx.Client) -> None:
     """Bug: a client that sent a reply's own settings back was refused, with tools or without."""
     said = http.post(RESPONSES, json=BODY).json()
     told = {name: said[name] for name in ("tool_choice", "parallel_tool_calls", "tools")}

@@ -169,7 +169,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SAME)
-def test_the_grammar_is_chats(served: Served, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def test_grammars_equal_chats(served: Served, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Law: one constraint in either API's words gives the same prompt and the same grammar."""
     common = {"model": MODEL, "seed": 1}
     response = httpx.post(

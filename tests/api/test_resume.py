@@ -169,7 +169,7 @@ def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
         ({}, {"text": "ab"}, "`resume"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_a_sentence(
+def test_what_cannot_be_resumed_is_refused(
     fields: dict[str, Any], resume: dict[str, Any], says: str, served: Served
 ) -> None:
     """Law: a 400 that names the field, before anything is submitted."""
@@ -184,7 +184,7 @@ def test_what_cannot_be_gone_on_with_is_a_sentence(
     assert len(served.client.submitted) == before
 
 
-def test_tools_are_gone_on_with_in_streams_alone(served: Served) -> None:
+def test_tools_resume_in_streams_only(served: Served) -> None:
     """Law: a message can begin in the middle of a call only in a stream, part by part."""
     body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
     resume = {"token_ids": [97], "seed": 7}
@@ -193,7 +193,7 @@ def test_tools_are_gone_on_with_in_streams_alone(served: Served) -> None:
     assert "`stream`" in reply.json()["error"]["message"]
 
 
-def test_the_likeliest_tokens_need_no_seed(served: Served) -> None:
+def test_temperature_0_needs_no_seed(served: Served) -> None:
     """Law: at temperature 0 no seed is required."""
     body = {"model": MODEL, "prompt": "ab", "temperature": 0, "resume": {"token_ids": [97]}}
     assert httpx.post(f"{served.url}{COMPLETIONS}", json=body).status_code == 200

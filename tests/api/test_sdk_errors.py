@@ -154,7 +154,7 @@ def test_without_the_key(served: Served) -> None:
 @pytest.mark.parametrize(
     ("state", "seconds"), [("starting", "2"), ("lost", "2"), ("draining", "2"), ("failed", "2")]
 )
-def test_an_engine_that_is_not_there(served: Served, sdk: OpenAI, state: Any, seconds: str) -> None:
+def test_an_unavailable_engine(served: Served, sdk: OpenAI, state: Any, seconds: str) -> None:
     """InternalServerError, which the SDK retries by itself after the time in Retry-After."""
     served.client.state = state
     try:

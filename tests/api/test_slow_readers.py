@@ -64,7 +64,7 @@ def waiting(served: Served) -> int:
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
-def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> None:
+def test_pending_chunks_of_a_slow_reader_are_merged(logprobs: int | None) -> None:
     """A late reader gets the whole text in order, in few chunks, with one end and the usage of all
     tokens; the server's buffer did not grow with the text."""
     client, count = patient(), 30_000 if logprobs is None else 6_000
@@ -89,7 +89,7 @@ def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> Non
         assert "".join(tokens) == expected
 
 
-def test_a_reader_that_stopped_holds_up_nobody() -> None:
+def test_a_stalled_reader_delays_nobody() -> None:
     """Others get their text beside it; when it leaves, its request is aborted once."""
     client = patient()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
@@ -143,7 +143,7 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
     assert client.inflight == 0
 
 
-def test_a_stream_without_news_is_kept_alive() -> None:
+def test_a_silent_stream_is_kept_alive() -> None:
     """Comments are sent while the engine is silent, and none between the events of a stream."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate)
@@ -169,7 +169,7 @@ def test_a_stream_without_news_is_kept_alive() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_does_not_read_the_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: a complete or aborted reply that was not read held its connection and its unsent bytes
     for as long as the client liked. A slow reader still gets it all."""
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", 0.5)

@@ -80,7 +80,7 @@ def test_a_switch_reaches_the_engine(
         (Estimates(k=2, reason="pays", speedup=1.25), {"mode": "auto"}, ("pays", 2, 1.25)),
     ],
 )
-def test_a_switch_while_nothing_runs_is_told_whole(
+def test_a_switch_of_an_idle_engine_is_reported_at_once(
     http: httpx.Client, served: Served, before: Estimates, said: dict[str, Any], told: Any
 ) -> None:
     """Bug: reason and speed-up were those of the last step, which ran in the previous mode."""
@@ -133,7 +133,7 @@ def test_a_wrong_switch_is_a_400_that_names_the_field(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"off", b"\xff", b'{"mode": "off"'])
-def test_what_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
     assert http.post("/speculation", content=body).status_code == 400
 
 
@@ -187,7 +187,7 @@ def test_an_engine_that_ends_is_not_switched(state: Any) -> None:
         assert httpx.get(url).status_code == 200
 
 
-def test_a_lost_engine_is_switched_for_its_next_life() -> None:
+def test_a_switch_of_a_lost_engine_applies_to_the_next() -> None:
     with serve(FakeClient(state="lost"), admin_key=ADMIN) as served:
         url = f"{served.url}/speculation"
         assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 200
@@ -203,7 +203,7 @@ def test_before_the_engine_was_ever_ready() -> None:
         assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 503
 
 
-def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served) -> None:
+def test_estimates_are_reported_with_their_reason(http: httpx.Client, served: Served) -> None:
     """Law: known figures are reported, others are null, and no odd number breaks the reply."""
     empty = http.get("/speculation").json()
     assert (empty["k"], empty["acceptance"], empty["survival"]) == (0, None, [])
@@ -221,7 +221,7 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     served.client.estimates = None
 
 
-def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
+def test_the_measured_speedup_is_reported_beside_the_expected_one() -> None:
     """Bug: with n-gram look-ups before the draft, a reader saw the draft's expected speed-up only:
     1.2 instead of 2.5. Law: after a switch nothing of the previous mode is reported."""
     estimates = Estimates(k=2, reason="pays", rates=[100.0, 110.0, 120.0], speedup=1.2)
@@ -266,7 +266,7 @@ class Swapping(FakeClient):
         return self.swap
 
 
-def test_a_draft_is_answered_by_what_became_of_it() -> None:
+def test_a_draft_swap_is_answered_by_its_outcome() -> None:
     """Law: a draft on trial is reported as the running one; a refused one is a 400 with the
     engine's message; a second swap meanwhile is a 409; later replies report the trial's outcome."""
     client = Swapping(ready=make_ready(draft="demo"))
@@ -336,7 +336,7 @@ def test_the_description_admits_what_is_admitted(
 
 
 @pytest.mark.parametrize("server", [{}, {"admin_key": ADMIN}])
-def test_other_methods_are_told_both_that_there_are(server: dict[str, Any]) -> None:
+def test_other_methods_get_all_allowed_ones(server: dict[str, Any]) -> None:
     """Bug: Allow named GET only, the first route of that path."""
     with serve(**server) as served:
         reply = httpx.delete(f"{served.url}/speculation", headers=bearer(ADMIN))

@@ -190,7 +190,7 @@ def test_strict_schemas_of_the_sdk_are_honoured(served: Served) -> None:
     assert json.loads(grammar.source)["additionalProperties"] is False
 
 
-def test_what_explodes_in_the_engine_is_the_requests_own_error() -> None:
+def test_a_grammar_that_fails_in_the_engine_is_a_400() -> None:
     """Law: bad input is never a 5xx, even if it is detected in the middle of the reply."""
     client = FakeClient(refusal="the grammar takes too long to follow", bad_request=True)
     with serve(client) as served, httpx.Client(base_url=served.url, timeout=30) as http:

@@ -107,7 +107,7 @@ def test_requests_at_a_time(tmp_path: Path) -> None:
         assert ask(served, "single").status_code == 200
 
 
-def test_priority_is_for_those_who_may(tmp_path: Path) -> None:
+def test_priority_needs_permission(tmp_path: Path) -> None:
     """Law: priority is off unless the operator allows it for the key; anyone may send 0."""
     with keyed(tmp_path) as served:
         assert ask(served, "urgent", priority=-5).status_code == 200
@@ -181,7 +181,7 @@ def test_a_request_that_ends_in_time_is_not_disturbed() -> None:
         assert not served.client.aborted
 
 
-def test_tokens_that_wait_are_bounded() -> None:
+def test_waiting_tokens_are_bounded() -> None:
     """Law: a 429 while other prompts wait for their first token; one long prompt is served."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate, ready=make_ready(max_model_len=1000))
@@ -220,7 +220,7 @@ def waiting(served: Served) -> float:
         (["10.0.0.8"], ("10.0.0.7", "http")),
     ],
 )
-def test_forwarded_headers_are_believed_of_trusted_proxies_alone(
+def test_only_trusted_proxies_may_name_the_client(
     trusted: list[str], seen: tuple[str, str]
 ) -> None:
     """Law: no other peer can pose as another client."""

@@ -64,7 +64,7 @@ def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("text", ["", "a", "x<|im_start|>y", "日本語 🙂", "\n\t"])
-def test_detokenize_is_the_way_back(http: httpx.Client, text: str) -> None:
+def test_detokenize_inverts_tokenize(http: httpx.Client, text: str) -> None:
     """Law: detokenizing a text's tokens gives the text, special tokens spelled out."""
     tokens = ask(http, prompt=text, add_special_tokens=False)["tokens"]
     for path in ("/detokenize", "/v1/detokenize"):

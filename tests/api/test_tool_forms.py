@@ -115,7 +115,7 @@ def test_a_tag_that_leaves_no_text_is_seen(stream: bool) -> None:
     assert reply("print(1)", skip_special_tokens=False) == ("<|python_tag|>print(1)", [])
 
 
-def test_every_token_is_told_once_whatever_the_chunks_are() -> None:
+def test_every_token_is_reported_once() -> None:
     """Ids and provenance of a reply with calls cover every token once, streamed or not."""
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "return_token_ids": True}

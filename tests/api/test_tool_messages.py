@@ -61,7 +61,7 @@ def test_calls_and_results_reach_the_template() -> None:
     assert first["name"] == "get_weather"
 
 
-def test_arguments_that_are_no_object_are_told_as_they_are() -> None:
+def test_arguments_that_are_no_object_pass_unchanged() -> None:
     """A broken call must be representable, or no model could be told that its call was broken."""
     messages = [
         *HELLO,

@@ -80,7 +80,7 @@ def test_a_reply_without_a_call_is_as_without_tools() -> None:
         assert choice["finish_reason"] == "stop"
 
 
-def test_a_call_that_the_length_cuts() -> None:
+def test_a_call_cut_by_the_length() -> None:
     """The arguments so far arrive, and the finish is "length"."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         size = CALLS.encode().index(b"rich")
@@ -129,7 +129,7 @@ def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-def test_the_model_is_told_of_the_tools_unless_none_may_be_called() -> None:
+def test_the_prompt_lists_tools_unless_tool_choice_is_none() -> None:
     """With tool_choice "none" the prompt has no tools, and what looks like a call is text."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
@@ -166,7 +166,7 @@ ALLOWED = {
         ({"tools": [tool(strict=True)]}, True),
     ],
 )
-def test_a_promise_is_a_grammar(saying_hi: Served, fields: dict[str, Any], held: bool) -> None:
+def test_constraints_become_grammars(saying_hi: Served, fields: dict[str, Any], held: bool) -> None:
     """A constraint that the model alone might break is enforced; otherwise there is no grammar."""
     body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, **fields}
     assert httpx.post(saying_hi.url + CHAT, json=body, timeout=30).is_success

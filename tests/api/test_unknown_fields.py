@@ -68,7 +68,7 @@ def test_names_cannot_break_the_header(served: Served) -> None:
     assert reply.headers["x-ignored-fields"].endswith(", f19, and 79 more")
 
 
-def test_what_is_known_is_held_to_its_row(served: Served) -> None:
+def test_known_fields_keep_their_checks(served: Served) -> None:
     """Law: a known field with a wrong value, or one that is refused, is still a 400."""
     wrong: list[dict[str, Any]] = [
         {"top_k": "a"},

@@ -55,7 +55,7 @@ def test_a_conversation_is_cut_as_the_template_wrote_it(served: Served) -> None:
     assert prompt(served, "chat", truncate_prompt_tokens=7) == whole[-7:]
 
 
-def test_of_a_long_text_the_end_is_read() -> None:
+def test_only_the_end_of_a_long_text_is_read() -> None:
     """Law: the context bounds the tokenising, as it does for texts that are refused."""
 
     class Reader(ByteTokenizer):
@@ -78,7 +78,7 @@ def test_of_a_long_text_the_end_is_read() -> None:
     ("fields", "kept"),
     [({"max_tokens": 12}, CONTEXT - 12), ({"max_tokens": None}, CONTEXT - 1)],
 )
-def test_minus_one_is_what_the_context_holds(
+def test_minus_one_keeps_what_the_context_holds(
     served: Served, fields: dict[str, Any], kept: int
 ) -> None:
     """Law: -1 keeps what the context holds beside the requested tokens, of a text of any length."""
@@ -143,7 +143,7 @@ def test_special_tokens_are_added_as_asked(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("endpoint", BODIES)
-def test_a_request_is_called_by_its_own_id(
+def test_request_id_names_the_request(
     served: Served, endpoint: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Law: reply, header and log use `request_id`; an X-Request-Id header wins in the header and
@@ -184,7 +184,7 @@ def test_a_request_is_called_by_its_own_id(
         ("/v1/nothing", "unknown_route", "no route /v1/nothing"),
     ],
 )
-def test_what_there_is_not_is_said(served: Served, path: str, code: str, said: str) -> None:
+def test_missing_routes_are_explained(served: Served, path: str, code: str, said: str) -> None:
     """Law: a 404, at which SDKs raise at once, says what is missing and names a similar route."""
     reply = httpx.post(f"{served.url}{path}", json={"model": "m"}, timeout=120)
     error = reply.json()["error"]

@@ -179,7 +179,7 @@ async def added() -> float:
 
 
 def scale(app: str, replicas: int) -> None:
-    """Wait until exactly `replicas` run. (`serve.run` would replace the existing ones.)"""
+    """Scale, and wait until exactly `replicas` run. (`serve.run` would replace the old ones.)"""
     controller = _get_global_client()._controller
     name = ScriptedReplica.__name__
     ray.get(controller.update_deployment_replicas.remote(DeploymentID(name, app), replicas))

@@ -25,7 +25,7 @@ async def told(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="it reads /proc")
-def test_it_tells_of_both_kinds_of_replies(tmp_path: Path) -> None:
+def test_it_reports_both_kinds_of_replies(tmp_path: Path) -> None:
     """Law: every reply is whole (it refuses others); stdout has a card, the file all figures."""
     file = tmp_path / "found.json"
     words = "--streams 3 --tokens 12 --seconds 1 --rate 3000 --scenes load --json"

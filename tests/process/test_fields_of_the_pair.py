@@ -113,7 +113,7 @@ def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: floa
 
 
 @pytest.mark.parametrize("temperature", [0, 1.2])
-def test_wishes_of_a_crowd_change_nothing(http: httpx.Client, temperature: float) -> None:
+def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: float) -> None:
     """Law: sixteen concurrent requests, each with its own draft limit and proposers, with right and
     wrong predictions among them, say what each says alone without speculation."""
     plain = {

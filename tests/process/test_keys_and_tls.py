@@ -169,7 +169,7 @@ def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_reader_that_does_not_read_does_not_hold_up_the_end(tmp_path: Path, ended: bool) -> None:
+def test_a_client_that_does_not_read_does_not_delay_the_end(tmp_path: Path, ended: bool) -> None:
     """Bug: with such a client the server overran its grace by six seconds and logged a traceback
     for each one. Law: it costs no time beyond the grace, whether the engine has finished its
     request or not."""

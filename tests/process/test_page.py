@@ -157,7 +157,7 @@ def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
     switch(page, "auto")
 
 
-def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
+def test_a_reply_can_be_stopped_and_continued(visit: Visit) -> None:
     """Law: tokens appear while the reply comes, and the text shown is the text continued."""
     page = visit.open("chat")
     page.check("#mode-completion")
@@ -223,7 +223,7 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
     assert visit.complaints == []
 
 
-def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
+def test_a_message_is_edited_and_the_chat_continues(visit: Visit) -> None:
     """Law: later turns are removed, and the model gets only the new text."""
     page = visit.open("chat")
     say(page, "What is the capital of France?")
@@ -238,7 +238,7 @@ def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
     expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
 
 
-def test_a_schema_is_honoured_and_a_bad_one_is_told(visit: Visit) -> None:
+def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Visit) -> None:
     page = visit.open("chat")
     page.fill("#schema", "{")
     page.fill("#say", "Bob is 7.")
@@ -362,7 +362,7 @@ def counted(text: str) -> dict[str, float]:
     return {"tokens": float(tokens), **{k: float(count) for k, count in rounds}}
 
 
-def test_a_lost_engine_is_told_and_forgotten(visit: Visit, pair: Server) -> None:
+def test_a_lost_engine_is_announced_until_it_is_back(visit: Visit, pair: Server) -> None:
     """Law: the notice is in plain words, and the page recovers when the engine is back."""
     page = visit.open("chat")
     expect(page.locator("#notice")).to_be_hidden()
@@ -450,7 +450,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
         assert all("401" in complaint for complaint in visit.complaints)
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, pair: Server) -> None:
+def test_a_lost_connection_is_announced_and_restored(browser: Any, pair: Server) -> None:
     """Law: a request that failed meanwhile can be tried again."""
     visit = Visit(browser, str(pair.http.base_url))
     page = visit.open("chat")

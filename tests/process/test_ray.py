@@ -37,7 +37,7 @@ def test_replicas_come_and_go_without_an_error() -> None:
         ({"config": "nowhere.toml"}, "cannot read the configuration nowhere.toml"),
     ],
 )
-def test_bad_options_are_a_sentence(options: dict[str, object], says: str) -> None:
+def test_bad_options_are_a_clear_error(options: dict[str, object], says: str) -> None:
     from engine.errors import ConfigError
     from server.replicas.ray_app import build
 

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_a_killed_replica_costs_clients_a_pause_alone() -> None:
+def test_a_killed_replica_costs_clients_only_a_pause() -> None:
     """Law: bodies, refusals and clients that leave pass the router. When a replica is killed under
     32 streams, all of them end as if undisturbed, except for those that the server says it cannot
     resume."""
@@ -33,7 +33,7 @@ def test_a_killed_replica_costs_clients_a_pause_alone() -> None:
     assert all('"param":"resume"' in sentence for sentence in tally.refused)
 
 
-def test_it_sends_to_the_replica_with_less_to_do() -> None:
+def test_it_sends_to_the_less_loaded_replica() -> None:
     """Law: with `router_names` a load-balancing router knows the load of plain replicas. Without
     it, all of them look idle."""
     command = (*SCRIPTED, "server.router_names=true")

@@ -241,7 +241,7 @@ def test_engine_given_up_after_serving() -> None:
         assert served.wait() == 1
 
 
-def test_the_front_end_holds_no_torch() -> None:
+def test_the_front_end_does_not_import_torch() -> None:
     """Bug: transformers imported torch for a tokenizer, which took seconds in each start. Nor may
     it print that no models are available."""
     script = (

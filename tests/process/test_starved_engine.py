@@ -34,7 +34,7 @@ def cpu() -> Iterator[int]:
         other.wait()
 
 
-def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
+def test_waiting_for_a_cpu_is_distinguished_from_hanging(cpu: int) -> None:
     """Bug: on a fully loaded machine the watchdog killed a healthy engine. Law: a stopped engine
     has no wait for a CPU."""
 

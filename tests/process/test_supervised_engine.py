@@ -307,7 +307,7 @@ def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
     asyncio.run(scenario())
 
 
-def test_what_comes_while_there_is_no_engine_waits_for_it() -> None:
+def test_requests_between_engines_wait() -> None:
     """Law: a request between two engines is served by the next one; it is refused before the first
     engine is ready, and when the server is about to end."""
 
@@ -346,7 +346,7 @@ def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_always_kills_is_let_go_before_the_last_try() -> None:
+def test_fatal_requests_are_dropped_before_the_last_restart() -> None:
     """Law: a request must not take the server down. Here each engine dies after some tokens, so the
     culprit is unknown: before the last restart all are let go, and the server serves again."""
     script = Script(step_seconds=0.01, die_after=4)
@@ -364,7 +364,7 @@ def test_what_always_kills_is_let_go_before_the_last_try() -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
+def test_giving_up_ends_held_streams() -> None:
     """Law: no stream outlives the last engine."""
     settings = ServerConfig(max_restarts=0)
 
@@ -379,7 +379,7 @@ def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
     asyncio.run(scenario())
 
 
-def test_what_an_engine_measured_is_the_next_ones_too() -> None:
+def test_measurements_pass_to_the_next_engine() -> None:
     """Law: after a loss, measurements are handed on to the next engine of the same configuration.
     If the operator wants another engine, or one of updated code, they are not."""
 
@@ -437,7 +437,7 @@ def test_a_configuration_that_cannot_start_is_taken_back(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("end", ["in time", "grace is over", "second stop"])
-def test_a_server_that_ends_while_it_holds(end: str) -> None:
+def test_shutdown_while_requests_are_held(end: str) -> None:
     """Law: requests that are held at shutdown may finish within the grace, like running ones; then
     they get an error."""
     script = Script(step_seconds=0.02, start_seconds=0.5)
@@ -493,7 +493,7 @@ def test_drain_finishes_running_streams() -> None:
 
 
 @pytest.mark.parametrize("end", ["grace is over", "second stop"])
-def test_what_does_not_finish_in_time_is_told(end: str) -> None:
+def test_streams_past_the_grace_get_an_error(end: str) -> None:
     """Streams that outlive the grace end with an error, not as if they were complete."""
 
     async def scenario() -> None:
@@ -512,7 +512,7 @@ def test_what_does_not_finish_in_time_is_told(end: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_hung_engine_cannot_hold_up_the_end() -> None:
+def test_a_hung_engine_cannot_delay_the_shutdown() -> None:
     """It ignores Drain and Stop, so it is killed, and nothing is left."""
 
     async def scenario() -> None:
@@ -585,7 +585,7 @@ def test_signals_to_the_engine_alone() -> None:
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
-def test_what_comes_to_an_engine_that_was_told_to_end(seconds: float) -> None:
+def test_requests_to_an_ending_engine(seconds: float) -> None:
     """Bug: after a SIGTERM to the engine, new requests failed with a 500. Law: the next engine
     takes them over at once, with the running ones; if none are held, clients may try again."""
     settings = ServerConfig(resume_seconds=seconds)

@@ -86,7 +86,7 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "Book", "auto"])
-def test_promises_are_kept_by_a_grammar(sdk: OpenAI, choice: str) -> None:
+def test_tool_calls_satisfy_their_schemas(sdk: OpenAI, choice: str) -> None:
     """At temperature 1.5 a model of this size makes no valid call by itself; here every call
     satisfies its schema, and a stream with the same seed says the same."""
     named = {"type": "function", "function": {"name": choice}}
