@@ -380,8 +380,8 @@ def test_entries_of_fields_refuse_nan_and_infinity(http: httpx.Client, number: s
 def test_the_sentence_says_what_is_wrong(
     http: httpx.Client, fields: dict[str, Any], sentence: str
 ) -> None:
-    """Bug: 10**30 was told to be `at least 1`, a string of 513 characters to be at most 512 long,
-    `true` to be `False`, and `logprobs` was checked against the bounds of two endpoints."""
+    """Bug: the sentence misled: 10**30 had to be `at least 1`, 513 characters to be a string of at
+    most 512, `true` to be `False`, and `logprobs` was held to the bounds of two endpoints."""
     error = error_of(http.post(CHAT, json={"model": MODEL, "messages": HELLO, **fields}), 400)
     assert sentence in error["message"]
 

@@ -1,4 +1,4 @@
-"""Replies with very many log-probabilities are bounded, and writing them blocks nobody."""
+"""Replies with very many log-probabilities are bounded, and writing them blocks no one else."""
 
 from __future__ import annotations
 

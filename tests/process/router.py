@@ -47,7 +47,7 @@ class Tally:
     replies: int = 0
     resumed: int = 0  # streams that broke off and were resumed
     unstreamed: int = 0
-    refused: list[str] = field(default_factory=list)  # why a stream could not go on
+    refused: list[str] = field(default_factory=list)  # why a stream could not be resumed
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
 

@@ -308,7 +308,7 @@ def test_a_race_counts_what_differs(visit: Visit) -> None:
 
 def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
     """Law: K and tokens/s equal those of /metrics over the same time, within 5 %."""
-    told: list[tuple[float, str]] = []  # time and text of each of the page's looks at /metrics
+    told: list[tuple[float, str]] = []  # time and text of each /metrics that it read
 
     def on_metrics(response: Any) -> None:
         if response.url.endswith("/metrics"):
