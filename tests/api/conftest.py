@@ -1,5 +1,5 @@
-"""A server with an engine that says what its seed makes it, for each module of these tests, and a
-client of it. A module whose server is another one has a fixture `served` of its own."""
+"""Fixtures: one server per test module, whose engine derives its text from the seed, and a client
+of it. A module that needs another server defines its own fixture `served`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line a request in the log, its id on every answer, and nothing that a client wrote."""
+"""The access log: one line per request, its id on every reply, and no text of a client."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def asking(
 
 
 class Lines:
-    """What the log says of requests: the message, and its fields."""
+    """The request lines of the access log, each as its message and its fields."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("DEBUG")
         self._caplog = caplog
 
     def take(self, served: Served, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
-        """The next so many; the last byte goes out before the line is written."""
+        """Return the next `count` lines. It waits, since a line follows its reply's last byte."""
         found: list[logging.LogRecord] = []
 
         def enough() -> bool:
@@ -63,8 +63,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
-    """Law: its id, route, status, tokens in and out, kept guesses, times and finish; the same as
-    text and as fields; also for a stream, when it has ended."""
+    """Law: the line has the request's id, route, status, prompt and reply tokens, accepted guesses,
+    times and finish, as text and as fields; a stream's line is written when it ends."""
     with asking(FakeClient(tokens_per_step=2)) as (served, http):
         body = {**BODY, "stream": stream}
         reply = http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine:1"})
@@ -84,8 +84,8 @@ def test_a_request_is_one_line(lines: Lines, stream: bool) -> None:
 @pytest.mark.parametrize(
     "given", ["a" * 129, "a b", "ü".encode(), "a\tb", "a;b", ""], ids=lambda given: repr(given)[:9]
 )
-def test_an_id_that_is_no_label_is_replaced(lines: Lines, given: str | bytes) -> None:
-    """Law: what goes into logs and comes back is short, and of a charset without surprises."""
+def test_an_unsafe_request_id_is_replaced(lines: Lines, given: str | bytes) -> None:
+    """Law: an id that is not short and of a safe character set is replaced by one of ours."""
     with asking() as (served, http):
         headers: Any = {b"X-Request-Id": given}
         reply = http.post("/v1/completions", json=BODY, headers=headers)
@@ -111,7 +111,7 @@ def test_an_id_that_is_no_label_is_replaced(lines: Lines, given: str | bytes) ->
 def test_refusals_are_lines_with_their_code(
     lines: Lines, request_: tuple[str, str, Any], status: int, line: str
 ) -> None:
-    """Law: of a path the log has what is declared, so that it cannot be written by strangers."""
+    """Law: the line shows the declared route, never the requested path, which a client wrote."""
     gate = asyncio.Semaphore(0)
     with asking(FakeClient(gate=gate), max_body_bytes=2048, max_inflight=8) as (served, http):
         if status == 429:
@@ -128,8 +128,8 @@ def test_refusals_are_lines_with_their_code(
     assert fields["error"] == reply.json()["error"]["code"]
 
 
-def test_a_fault_of_ours_has_its_id_and_line(lines: Lines) -> None:
-    """Bug to avoid: Starlette answers a 500 outside of all middleware."""
+def test_an_internal_error_has_an_id_and_a_line(lines: Lines) -> None:
+    """Bug to avoid: Starlette answers a 500 outside of all middleware, past the access log."""
 
     class Broken(FakeClient):
         def submit(self, submit: Any) -> Any:
@@ -144,8 +144,8 @@ def test_a_fault_of_ours_has_its_id_and_line(lines: Lines) -> None:
     assert (fields["error"], fields["finish"]) == ("internal", "error")
 
 
-def test_what_is_not_http_has_an_id_and_a_line(lines: Lines) -> None:
-    """Law: also where there is no request to name."""
+def test_malformed_http_has_an_id_and_a_line(lines: Lines) -> None:
+    """Law: bytes that are no HTTP request also get an id and a line."""
     with asking() as (served, _):
         host, _, port = served.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as raw:
@@ -168,7 +168,7 @@ BODIES = {
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_body_that_breaks_http_is_one_line(lines: Lines, body: str, cut: bool) -> None:
-    """Bug: it was two, and the answer had another id than the client's."""
+    """Bug: it was logged as two lines, and the reply had another id than the client's."""
     sent, status, code = BODIES[body]
     head = CHUNKED + f"X-Request-Id: mine:1\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
     with asking() as (served, _):
@@ -185,10 +185,10 @@ def test_a_body_that_breaks_http_is_one_line(lines: Lines, body: str, cut: bool)
     assert fields["error"] == code
 
 
-def test_a_body_that_breaks_http_behind_its_answer(
+def test_a_body_that_breaks_http_after_its_answer(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: the answer before it stands alone, and the connection ends."""
+    """Law: bytes that break HTTP after a reply add no second reply, and the connection ends."""
     with asking() as (served, _):
         host, _, port = served.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as raw:
@@ -204,8 +204,8 @@ def test_a_body_that_breaks_http_behind_its_answer(
     assert message.startswith("POST /v1/completions 401 ")
 
 
-def test_a_client_that_left_is_a_line(lines: Lines) -> None:
-    """Law: what was done for it is counted, and it ended by `abort`."""
+def test_a_client_that_leaves_is_logged(lines: Lines) -> None:
+    """Law: the tokens generated so far are counted, and the finish is `abort`."""
     gate = asyncio.Semaphore(2)
     with asking(FakeClient(gate=gate)) as (served, http):
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as reply:
@@ -216,8 +216,8 @@ def test_a_client_that_left_is_a_line(lines: Lines) -> None:
     assert 1 <= fields["reply_tokens"] <= 2
 
 
-def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
-    """Law: with the caller's context and with all that is known, and the line has the trace."""
+def test_on_end_runs_before_the_line_is_written(lines: Lines) -> None:
+    """Law: `on_end` gets the caller's context and all facts first; the line has its trace."""
     told: list[Exchange] = []
 
     def on_end(exchange: Exchange) -> None:
@@ -237,8 +237,8 @@ def test_whoever_makes_traces_is_told_first(lines: Lines) -> None:
     assert exchange.total >= exchange.ended.total
 
 
-def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
-    """Law: a probe and a scrape every few seconds do not fill the log; bad news is there."""
+def test_successful_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    """Law: successful probes and scrapes are logged at DEBUG only; failures are always logged."""
     caplog.set_level("INFO")
     with asking(FakeClient(state="lost")) as (served, http):
         for path in ("/health", "/metrics", "/ready", "/v1/models"):
@@ -254,8 +254,8 @@ def test_probes_that_went_well_are_for_debugging(caplog: pytest.LogCaptureFixtur
 def test_a_refusal_by_the_engine_is_not_quoted(
     caplog: pytest.LogCaptureFixture, own: bool, count: int
 ) -> None:
-    """Bug to avoid: the engine's sentence about a grammar may have a part of it. What is wrong with
-    the engine is in the log."""
+    """Bug to avoid: the engine's message about a grammar may quote the grammar, so it is not
+    logged. A message about a fault of the engine itself is."""
     caplog.set_level("DEBUG", logger="server")
     with asking(FakeClient(refusal="no canary here", bad_request=own)) as (served, http):
         reply = http.post("/v1/completions", json={**BODY, "stream": True})

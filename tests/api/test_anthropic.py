@@ -1,4 +1,4 @@
-"""/v1/messages: chat in Anthropic's words. Texts, blocks, events, ends, errors."""
+"""/v1/messages, Anthropic's form of the chat endpoint: text, blocks, events, stops, errors."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def call(id: str, city: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_it_is_the_chat_endpoint_in_other_words(
+def test_replies_equal_those_of_chat(
     served: Served, http: httpx.Client, asked: dict[str, Any], chat: dict[str, Any]
 ) -> None:
-    """Law: the same prompt, the same parameters, the same text and counts; and count_tokens counts
-    what the prompt has."""
+    """Law: prompt, parameters, text and usage equal those of the equivalent chat request, and
+    count_tokens counts that prompt."""
     fields: dict[str, Any] = {"model": MODEL, "seed": 5, "temperature": 0.7, "top_k": 5}
     said = http.post(MESSAGES, json={**fields, **asked, "max_tokens": 9}).json()
     ours = served.client.submitted[-1]
@@ -116,9 +116,9 @@ def test_it_is_the_chat_endpoint_in_other_words(
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 500])
 @pytest.mark.parametrize("more", [{}, {"provenance": True, "return_token_ids": True}])
-def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
-    """Law: the events are in order and add up to the message unstreamed, text and calls, whatever
-    a step brought."""
+def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
+    """Law: the events are in order and add up to the unstreamed message, text and calls, whatever
+    the number of tokens per step."""
     body = {**BODY, **more, "tools": CUSTOM, "max_tokens": 400}
     calls = CALLS.replace("get_weather", "look_up").replace("get_time", "look_up")
     with serve(scripted(calls, tokens_per_step=tokens_per_step)) as served:
@@ -148,10 +148,10 @@ def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) ->
         ("one " * 600, {"max_tokens": 9000}, "model_context_window_exceeded", None),
     ],
 )
-def test_why_it_ended(
+def test_stop_reasons(
     text: str, asked: dict[str, Any], reason: str, sequence: str | None, stream: bool
 ) -> None:
-    """Law: the reason is Anthropic's, and what does not fit the context ends there."""
+    """Law: stop reasons are Anthropic's; a `max_tokens` beyond the context ends at the context."""
     ready = make_ready(eos_ids=[EOS])
     script = listed_script(list(text.encode()), then=EOS)
     client = FakeClient(script=script, ready=ready, tokens_per_step=2)
@@ -165,8 +165,8 @@ def test_why_it_ended(
     assert text.startswith(block["text"])
 
 
-def test_a_schema_holds_the_text() -> None:
-    """`output_config.format`, as the SDK's `parse` sends it."""
+def test_a_schema_constrains_the_text() -> None:
+    """`output_config.format`, as the SDK's `parse` sends it, becomes a grammar."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     config = {"format": {"type": "json_schema", "schema": schema}}
     with serve() as served:
@@ -243,11 +243,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("more", "param", "code"), BAD)
-def test_what_is_wrong_is_named(
+def test_errors_name_the_field(
     http: httpx.Client, more: dict[str, Any], param: str, code: str
 ) -> None:
-    """Law: a 400 in Anthropic's envelope, with the name of the field here, and with no field that
-    only chat has."""
+    """Law: a 400 in Anthropic's envelope that names the field of this API, and no field that only
+    chat has."""
     reply = http.post(MESSAGES, json={**BODY, **more})
     found = reply.json()
     assert reply.status_code == 400, found
@@ -258,7 +258,7 @@ def test_what_is_wrong_is_named(
 
 
 def test_other_refusals(http: httpx.Client) -> None:
-    """An unknown model, a wrong method, a route that is none: in the same envelope."""
+    """An unknown model, a wrong method and an unknown route get Anthropic's envelope as well."""
     unknown = http.post(MESSAGES, json={**BODY, "model": "other"})
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     assert http.get(MESSAGES).json()["type"] == "error"
@@ -276,7 +276,7 @@ def test_other_refusals(http: httpx.Client) -> None:
     ],
 )
 def test_keys_by_either_header(headers: dict[str, str], status: int) -> None:
-    """Anthropic's clients send `x-api-key`; `Authorization` goes before it."""
+    """Anthropic's clients send `x-api-key`; `Authorization` wins if both are sent."""
     with serve(api_key="sk-one") as served:
         reply = httpx.post(f"{served.url}{MESSAGES}", json=BODY, headers=headers)
     assert reply.status_code == status
@@ -285,7 +285,7 @@ def test_keys_by_either_header(headers: dict[str, str], status: int) -> None:
 
 
 def test_a_stream_that_breaks_off_says_so() -> None:
-    """The last event is an error; there is no message_stop."""
+    """The last event is an error, and there is no message_stop."""
     gate = asyncio.Semaphore(2)
     with serve(FakeClient(gate=gate)) as served:
         body = {**BODY, "max_tokens": 100, "stream": True}
@@ -301,7 +301,7 @@ def test_a_stream_that_breaks_off_says_so() -> None:
 
 
 class Cached(FakeClient):
-    """Has four tokens of each prompt already."""
+    """Finds four tokens of each prompt in the prefix cache."""
 
     def submit(self, submit: Submit) -> Stream:
         stream = super().submit(submit)
@@ -315,7 +315,7 @@ class Cached(FakeClient):
 
 
 def test_cached_tokens_are_counted_apart() -> None:
-    """Law: input tokens and those read from the cache are the prompt, from the first event on."""
+    """Law: input and cache-read tokens add up to the prompt, from the first event on."""
     with serve(Cached()) as served:
         reply = httpx.post(f"{served.url}{MESSAGES}", json={**BODY, "stream": True})
         size = len(served.client.submitted[-1].prompt)

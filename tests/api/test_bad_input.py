@@ -239,7 +239,7 @@ CHAT_BAD: list[tuple[str, Any, str]] = [
     ("logprobs", 5, "logprobs"),
     ("top_logprobs", 5, "top_logprobs"),  # without logprobs: true
     ("continue_final_message", "yes", "continue_final_message"),
-    ("continue_final_message", True, "messages[0]"),  # which is the user's
+    ("continue_final_message", True, "messages[0]"),  # the last message is the user's
     ("add_generation_prompt", 1, "add_generation_prompt"),
     ("chat_template", "{{ messages }}", "chat_template"),
     ("chat_template_kwargs", [], "chat_template_kwargs"),
@@ -305,7 +305,7 @@ def test_chat(http: httpx.Client, field: str, value: Any, param: str) -> None:
     ],
 )
 def test_malformed_json(http: httpx.Client, body: bytes) -> None:
-    """Bytes that are not a JSON object: a 400 that says so."""
+    """Bytes that are not a JSON object get a 400 that says so."""
     error = error_of(http.post(COMPLETIONS, content=body), 400)
     assert error["code"] == "invalid_json"
     assert "JSON" in error["message"]
@@ -313,17 +313,17 @@ def test_malformed_json(http: httpx.Client, body: bytes) -> None:
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "presence_penalty", "n", "seed", "user"])
-def test_no_field_takes_what_is_no_number(http: httpx.Client, field: str, number: str) -> None:
-    """Python's json writes NaN and Infinity; 1e999 reads as infinity. The reply names the field:
-    it used to name a column of the body."""
+def test_fields_refuse_nan_and_infinity(http: httpx.Client, field: str, number: str) -> None:
+    """Python's json writes NaN and Infinity, and 1e999 reads as infinity. The reply names the
+    field; it used to name a column of the body."""
     body = f'{{"model": "{MODEL}", "prompt": "a", "{field}": {number}}}'
     error = error_of(http.post(COMPLETIONS, content=body), 400)
     assert error["param"] == field
     assert "must be" in error["message"]
 
 
-def test_what_is_no_number_is_told_in_words(http: httpx.Client) -> None:
-    """Bug: for a field that takes several types the validator's own sentence stood in ours."""
+def test_the_refusal_of_nan_is_in_plain_words(http: httpx.Client) -> None:
+    """Bug: for a field of several types the validator's raw message appeared in our sentence."""
     body = f'{{"model": "{MODEL}", "messages": [], "chat_template_kwargs": {{"a": NaN}}}}'
     said = error_of(http.post(CHAT, content=body.replace("[]", json.dumps(HELLO))), 400)["message"]
     allowed = "true or false or an integer or a number or a string"
@@ -331,8 +331,8 @@ def test_what_is_no_number_is_told_in_words(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
-def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
-    """The same law for what has entries."""
+def test_entries_of_fields_refuse_nan_and_infinity(http: httpx.Client, number: str) -> None:
+    """The same law for the entries of lists and objects."""
     for field, text, param in (
         ("logit_bias", f'{{"5": {number}}}', "logit_bias.5"),
         ("prompt", f"[{number}]", "prompt"),
@@ -380,14 +380,14 @@ def test_nor_does_an_entry_of_a_field(http: httpx.Client, number: str) -> None:
 def test_the_sentence_says_what_is_wrong(
     http: httpx.Client, fields: dict[str, Any], sentence: str
 ) -> None:
-    """Bug: 10**30 was told to be `at least 1`, a string of 513 characters to be a string of at most
-    512, and `true` to be `False`; and `logprobs` was held against the bounds of two endpoints."""
+    """Bug: the sentence misled: 10**30 had to be `at least 1`, 513 characters to be a string of at
+    most 512, `true` to be `False`, and `logprobs` was held to the bounds of two endpoints."""
     error = error_of(http.post(CHAT, json={"model": MODEL, "messages": HELLO, **fields}), 400)
     assert sentence in error["message"]
 
 
 def test_a_length_beyond_the_context_names_its_own_field(http: httpx.Client) -> None:
-    """max_tokens alone was too much, and `param` said that the prompt was."""
+    """Bug: `max_tokens` alone exceeded the context, but `param` blamed the prompt."""
     for route, field in ((COMPLETIONS, "max_tokens"), (CHAT, "max_completion_tokens")):
         body: dict[str, Any] = {"model": MODEL, field: 512}
         said: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
@@ -397,14 +397,14 @@ def test_a_length_beyond_the_context_names_its_own_field(http: httpx.Client) -> 
 
 
 def test_a_prompt_that_fills_the_context(http: httpx.Client) -> None:
-    """Too many tokens is context_length_exceeded, with the numbers."""
+    """Too many tokens are refused as context_length_exceeded, with the numbers."""
     error = error_of(http.post(COMPLETIONS, json={"model": MODEL, "prompt": [1] * 512}), 400)
     assert error["code"] == "context_length_exceeded"
     assert "512" in error["message"]
 
 
 def test_a_text_that_cannot_fit_is_not_tokenised(http: httpx.Client) -> None:
-    """More bytes than the context times the longest token: refused without tokenising."""
+    """A text with more bytes than context times longest token is refused without tokenising."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": SECRET * 2000}]}
     error = error_of(http.post(CHAT, json=body), 400)
     assert error["code"] == "context_length_exceeded"
@@ -414,7 +414,7 @@ def test_a_text_that_cannot_fit_is_not_tokenised(http: httpx.Client) -> None:
 
 
 def test_a_named_length_must_fit_a_default_is_clipped(served: Served, http: httpx.Client) -> None:
-    """max_tokens of the client's own is a promise: it fits or is refused. Defaults are clipped."""
+    """An explicit max_tokens is a promise: it fits or is refused. A default is clipped to fit."""
     body = {"model": MODEL, "prompt": [1] * 505, "max_tokens": 8}
     error = error_of(http.post(COMPLETIONS, json=body), 400)
     assert error["code"] == "context_length_exceeded"
@@ -425,7 +425,7 @@ def test_a_named_length_must_fit_a_default_is_clipped(served: Served, http: http
 
 
 def test_unknown_model(http: httpx.Client) -> None:
-    """Another model's name is a 404, as with OpenAI, which says it again."""
+    """An unknown model name is a 404, as with OpenAI, and the message repeats the name."""
     error = error_of(http.post(COMPLETIONS, json={"model": "gpt-4o", "prompt": "a"}), 404)
     assert error["code"] == "model_not_found"
     assert MODEL in error["message"]
@@ -436,7 +436,7 @@ def test_unknown_model(http: httpx.Client) -> None:
 
 
 def test_several_unknown_fields_are_all_named(http: httpx.Client) -> None:
-    """One round trip tells all of them."""
+    """One reply names all unknown fields."""
     body = {"model": MODEL, "prompt": "a", "one": 1, "two": 2}
     message = error_of(http.post(COMPLETIONS, json=body), 400)["message"]
     assert "`one`" in message
@@ -444,7 +444,7 @@ def test_several_unknown_fields_are_all_named(http: httpx.Client) -> None:
 
 
 def test_unknown_route_and_wrong_method(http: httpx.Client) -> None:
-    """Also what the framework itself refuses comes in the envelope."""
+    """What the framework itself refuses also comes in the envelope."""
     assert error_of(http.get("/v2/nothing"), 404)["code"] == "unknown_route"
     reply = http.get(COMPLETIONS)
     assert error_of(reply, 405)["code"] == "method_not_allowed"
@@ -493,7 +493,7 @@ def test_refusals_are_counted_and_nothing_reached_the_engine(http: httpx.Client)
 
 
 class Strict(ByteTokenizer):
-    """A chat template that refuses, and a decoder and an encoder with a bug."""
+    """A chat template that refuses all messages, and a decoder and an encoder with a bug."""
 
     def render(self, messages: Any, /, **options: Any) -> str:
         raise ChatTemplateError("roles must alternate")
@@ -517,14 +517,14 @@ def strict() -> Iterator[httpx.Client]:
 
 
 def test_messages_that_the_template_refuses(strict: httpx.Client) -> None:
-    """The caller's messages do not suit the model: a 400 with the template's words."""
+    """Messages that the chat template rejects are a 400 with the template's own words."""
     error = error_of(strict.post(CHAT, json={"model": MODEL, "messages": HELLO}), 400)
     assert error["param"] == "messages"
     assert "alternate" in error["message"]
 
 
-def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
-    """No traceback and nothing of the request leaves, whole or streamed; no [DONE] either."""
+def test_an_internal_error_is_a_500_without_details(strict: httpx.Client) -> None:
+    """Neither a traceback nor any of the request leaves, streamed or not; no [DONE] either."""
     reply = strict.post(COMPLETIONS, json={"model": MODEL, "prompt": SECRET})
     assert error_of(reply, 500)["type"] == "server_error"
     assert SECRET not in reply.text
@@ -536,7 +536,7 @@ def test_a_bug_of_ours_is_a_500_without_details(strict: httpx.Client) -> None:
 
 
 def test_an_unknown_field_that_is_null_is_left_out() -> None:
-    """Law: as docs/api.md says; with any other value it is refused."""
+    """Law: a null for an unknown field is ignored (docs/api.md); any other value is refused."""
     body: dict[str, Any] = {"model": MODEL, "prompt": "x", "nonsense": None}
     assert CompletionRequest.read(body).prompt == ("x",)
     with pytest.raises(ApiError, match="unknown field `nonsense`"):

@@ -1,4 +1,4 @@
-"""/v1/responses: what is refused, by the field that is wrong, in its own words."""
+"""/v1/responses: refusals name the wrong field of this API, in this API's words."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ BAD = [
 def test_bad_fields_are_named(
     http: httpx.Client, fields: dict[str, Any], param: str | None, code: str | None
 ) -> None:
-    """A 400 with this API's path, also where it is the chat endpoint that refuses; the sentence
-    names no field of that one."""
+    """A 400 with this API's path, even where the chat endpoint behind it refuses; the message names
+    no field of chat."""
     reply = http.post(RESPONSES, json={**BODY, **fields})
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]

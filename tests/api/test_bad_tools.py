@@ -1,4 +1,4 @@
-"""Tools, choices and messages of calls that are refused, by the field that is wrong."""
+"""Wrong tools, tool choices and tool messages are refused, each by the field that is wrong."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "param"), BAD)
 def test_bad_tools(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
-    """A 400 whose `param` is the path of what is wrong."""
+    """A 400 whose `param` is the path of the wrong field."""
     reply = http.post(CHAT, json={"model": MODEL, "messages": HELLO, **fields})
     assert reply.status_code == 400
     error = reply.json()["error"]
@@ -134,14 +134,14 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("message", "param"), BAD_MESSAGES)
 def test_bad_messages(http: httpx.Client, message: Any, param: str) -> None:
-    """Calls and results that do not fit together, by path."""
+    """Calls and results that do not match are refused by the path of the wrong field."""
     reply = http.post(CHAT, json={"model": MODEL, "messages": [*HELLO, message]})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == f"messages[1].{param}"
 
 
 def test_a_call_is_answered_once(http: httpx.Client) -> None:
-    """A second result of one call, or one of a call of an earlier turn, is a mistake."""
+    """A second result for a call, or a result for a call of an earlier turn, is refused."""
     asked = {"role": "assistant", "tool_calls": [call("a", "Rome")]}
     for messages, index in (
         ([*HELLO, asked, result("a", "1"), result("a", "2")], 3),

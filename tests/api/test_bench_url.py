@@ -1,4 +1,4 @@
-"""`foredraft bench --url` against servers that are none, refuse, or are not ours."""
+"""`foredraft bench --url` against foreign servers, servers that refuse, and no server at all."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SMALL = ["--kinds", "random", "--temperatures", "0", "--concurrency", "2", "--ro
 
 
 class Other(BaseHTTPRequestHandler):
-    """Some OpenAI-compatible server: no /speculation, text in chunks of unknown size. It names
-    itself by its path: those under /slow take their time, those under /strict refuse top_k too."""
+    """An OpenAI-compatible server that is not ours: no /speculation, text in chunks of unknown
+    size. The path selects its kind: /slow adds delays, /strict refuses top_k too."""
 
     asked: list[dict[str, Any]] = []
     keys: list[str] = []
@@ -65,7 +65,7 @@ class Other(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(said).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def other() -> Iterator[str]:
 
 
 def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a mistake gets: one line and exit code 2, nothing on stdout."""
+    """Return the one line that a mistake prints; the exit code is 2 and stdout is empty."""
     assert main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -96,7 +96,7 @@ def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_any_server_is_measured_as_it_is(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: one arm, tokens by the server's own count, fields that it refuses are left out."""
+    """Law: one arm, tokens by the server's own count, and without the fields that it refuses."""
     found = tmp_path / "found.json"
     assert main(["--url", other + "/v1", *SMALL, "--json", str(found)]) == 0
     said = capsys.readouterr().out
@@ -110,14 +110,14 @@ def test_any_server_is_measured_as_it_is(
     assert all("ignore_eos" not in body and "return_token_ids" not in body for body in Other.asked)
     assert Other.asked[-1].items() >= {"top_k": 0, "min_p": 0, "top_p": 1.0}.items()
     salted = [body for body in Other.asked if body.get("cache_salt")]
-    assert {body["max_tokens"] for body in salted} == {1}  # first tokens alone
+    assert {body["max_tokens"] for body in salted} == {1}  # salted requests measure TTFT only
 
 
 def test_several_servers_are_measured_in_turn(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: an arm each beside the modes, the same prompts, seeds and lengths; every arm against
-    the fastest other server; texts are held equal among our own modes alone."""
+    """Law: each other server is an arm beside the modes, with the same prompts, seeds and lengths;
+    every arm is compared with the fastest other server, texts only among our own modes."""
     monkeypatch.setenv("STRICT_API_KEY", "sk-theirs")
     found = tmp_path / "found.json"
     with serve(admin_key="sk-2") as served:
@@ -150,10 +150,8 @@ def test_several_servers_are_measured_in_turn(
     assert set(Other.keys) == {"", "Bearer sk-theirs"}
 
 
-def test_another_server_beside_one_that_is_not_ours(
-    other: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Law: two foreign servers, or one under two settings, need no Foredraft."""
+def test_two_foreign_servers_are_compared(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: two foreign servers, or one under two settings, are compared without Foredraft."""
     words = ["--url", other, *SMALL, "--against", f"again={other}"]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -174,21 +172,21 @@ def test_another_server_beside_one_that_is_not_ours(
         (["--against", "a=http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
     ],
 )
-def test_mistakes_about_other_servers_are_sentences(
+def test_mistakes_about_other_servers_are_one_line_errors(
     words: list[str], said: str, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: what was given, and which server it is about; nothing is measured."""
+    """Law: the message quotes the option and names the server, and nothing is measured."""
     assert said in sentence(["--url", other, *SMALL, *words], capsys)
 
 
 def test_tokens_are_never_counted_by_events(other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bug: a server that told neither ids nor usage was counted by its chunks."""
+    """Bug: a server that reported neither ids nor usage was counted by its chunks."""
     Other.usage = False
     assert "sends no usage" in sentence(["--url", other, *SMALL], capsys)
 
 
-def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: nobody there, or no URL."""
+def test_no_server_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Law: an unreachable server and a malformed URL each get a one-line message."""
     assert "no server answers at http://127.0.0.1:9" in sentence(
         ["--url", "http://127.0.0.1:9"], capsys
     )
@@ -199,15 +197,15 @@ def test_what_is_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> 
 def test_modes_of_another_server_cannot_be_switched(
     other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: modes that were asked for are not silently left out."""
+    """Law: requested modes are refused, not silently skipped."""
     said = sentence(["--url", other, *SMALL, "--modes", "off,auto"], capsys)
     assert "cannot be switched" in said
 
 
-def test_a_stream_that_breaks_off_is_a_sentence(
+def test_a_stream_that_breaks_off_is_a_one_line_error(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: no figures from half a stream, and no file."""
+    """Law: half a stream yields no figures and no file."""
     Other.breaks_off = True
     found = tmp_path / "found.json"
     said = sentence(["--url", other, *SMALL, "--json", str(found)], capsys)
@@ -216,7 +214,7 @@ def test_a_stream_that_breaks_off_is_a_sentence(
 
 
 def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """Law: the server's own sentence, and the option that would help."""
+    """Law: the message quotes the server's refusal and names the option that would help."""
     with serve() as served:
         said = sentence(["--url", served.url, *SMALL], capsys)
         assert "/speculation with 403" in said
@@ -229,8 +227,8 @@ def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> N
         assert "K = 16, but this server allows K up to 4" in said
 
 
-def test_guesses_are_what_the_counters_grew_by() -> None:
-    """Law: by position and by K; a server without such counters has none."""
+def test_guesses_are_counted_by_the_growth_of_counters() -> None:
+    """Law: counter growth is split by position and by K; a server without counters has none."""
     name = "spec_decode_num_{}_tokens_per_pos_total"
     before: Counters = {(name.format("draft"), 0): 5.0}
     after: Counters = {

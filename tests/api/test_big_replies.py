@@ -1,4 +1,4 @@
-"""Replies with very many log-probabilities: bounded, and written while others are served."""
+"""Replies with very many log-probabilities are bounded, and writing them blocks no one else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TURNS = [{"role": "user", "content": "a"}]
 
 
 class Held(ByteTokenizer):
-    """Its tokens have no bytes yet, for whoever is not the loop, until they are given free."""
+    """Outside the event loop's thread, `token_bytes` blocks until `free` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("what", REQUESTS)
 def test_others_are_served_while_it_is_written(what: str) -> None:
-    """Bug: 100 prompts of 2,000 tokens with 20 alternatives each held the event loop for 14
+    """Bug: 100 prompts of 2,000 tokens with 20 alternatives each blocked the event loop for 14
     seconds, /health and every stream included."""
     path, fields = REQUESTS[what]
     tokenizer, client = Held(), FakeClient(ready=make_ready(max_model_len=4096))
@@ -91,7 +91,7 @@ SIXTY = [{"role": "user", "content": "a" * 60}]
 def test_more_than_a_reply_may_hold_is_refused(
     param: str, path: str, fields: dict[str, Any]
 ) -> None:
-    """Law: a 400 that names the field and the bound, before the engine does anything."""
+    """Law: a 400 that names the field and the bound, before anything reaches the engine."""
     client = FakeClient(ready=make_ready(max_model_len=4096))
     with serve(client, max_logprobs=1024) as served:
         reply = httpx.post(f"{served.url}{path}", json={"model": MODEL, **fields})
@@ -102,8 +102,8 @@ def test_more_than_a_reply_may_hold_is_refused(
     assert not client.submitted
 
 
-def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
-    """Law: a chat with log-probabilities and without `max_tokens` is served in any context."""
+def test_log_probabilities_do_not_require_max_tokens() -> None:
+    """Law: a chat with log-probabilities but no `max_tokens` is served at any context length."""
     client = FakeClient(ready=make_ready(max_model_len=10**6))
     body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 20, "stop": "a"}
     with serve(client, max_logprobs=1024) as served:
@@ -111,9 +111,9 @@ def test_a_length_that_nobody_named_is_no_reason_to_refuse() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_length_that_nobody_named_ends_where_its_log_probabilities_do(stream: bool) -> None:
-    """Bug: a reply of any length was kept in memory, each token with its alternatives. Law: it has
-    as many as it may, shared by its choices, and ends by `length`; `min_tokens` are named."""
+def test_a_default_length_is_bounded_by_the_log_probabilities(stream: bool) -> None:
+    """Bug: a reply of any length was kept in memory, each token with its alternatives. Law: choices
+    share the allowed log-probabilities and end by `length`; a larger `min_tokens` is refused."""
     client = FakeClient(ready=make_ready(max_model_len=10**6, eos_ids=[]), tokens_per_step=9)
     body = {"model": MODEL, "messages": TURNS, "logprobs": True, "top_logprobs": 7, "n": 2}
     with serve(client, max_logprobs=1024) as served:

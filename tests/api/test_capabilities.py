@@ -1,4 +1,4 @@
-"""/v1/capabilities tells what the server does: held to the table, and to replies under settings."""
+"""/v1/capabilities agrees with the table of fields and, under settings, with real replies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told(served: Served) -> Any:
 
 
 def test_every_field_of_every_endpoint() -> None:
-    """One entry per row, with its status; a row that settings refuse says why."""
+    """One entry per row, with its status; a row that the settings refuse has a reason."""
     with serve(FakeClient()) as served:
         endpoints = told(served)["endpoints"]
     assert set(endpoints) == set(ROWS)
@@ -42,8 +42,8 @@ def test_every_field_of_every_endpoint() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_is_told_is_what_is_done(setting: str) -> None:
-    """Law: a field that the settings refuse is a 400 naming it, any other of those is served."""
+def test_capabilities_agree_with_replies(setting: str) -> None:
+    """Law: a field that the settings refuse is a 400 that names it; the other fields are served."""
     with serve(FakeClient(), tokenizer=SETTINGS[setting]) as served:
         endpoints = told(served)["endpoints"]
         for endpoint in BODIES:
@@ -55,7 +55,7 @@ def test_what_is_told_is_what_is_done(setting: str) -> None:
                 reply = httpx.post(f"{served.url}{PATHS[endpoint]}", json=sent)
                 if entry["status"] == "refused":
                     assert reply.status_code == 400, name
-                    # Or of another field that is refused and was sent as well.
+                    # The error may name another refused field of the same body.
                     named = reply.json()["error"]["param"].partition(".")[0]
                     assert named in sent
                     assert endpoints[PATHS[endpoint]][named]["status"] == "refused"
@@ -75,7 +75,7 @@ def test_what_is_told_is_what_is_done(setting: str) -> None:
     ],
 )
 def test_settings_matter(setting: str, path: str, name: str, reason: str) -> None:
-    """The same field is supported by one model and refused, with the reason, by another."""
+    """A field that one model supports is refused, with the reason, by another."""
     entries = []
     for tokenizer in (SETTINGS["all"], SETTINGS[setting]):
         with serve(FakeClient(), tokenizer=tokenizer) as served:
@@ -86,7 +86,7 @@ def test_settings_matter(setting: str, path: str, name: str, reason: str) -> Non
 
 
 def test_limits_names_and_engine() -> None:
-    """Numbers that clients need; those of the engine are null until it is ready."""
+    """Limits that clients need; those of the engine are null until it is ready."""
     client = FakeClient()
     with serve(client, served_model_name=[MODEL, "other"], max_inflight=3) as served:
         found = told(served)

@@ -1,4 +1,4 @@
-"""best_of, suffix, scoring, prompt_logprobs, return_token_ids: over HTTP, as the fields say."""
+"""best_of, suffix, scoring, prompt_logprobs and return_token_ids over HTTP."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def chunks_of(reply: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_best_of_returns_the_likeliest_of_what_it_generates(sdk: OpenAI) -> None:
-    """The candidates are the choices that n = best_of would give; the n with the highest
-    log-probability per token come back, best first, per prompt; all of them are counted."""
+    """The candidates are the choices of n = best_of. Per prompt, the n with the highest
+    log-probability per token are returned, best first; the usage counts all candidates."""
     every = sdk.completions.create(model=MODEL, prompt=PROMPTS, n=5, max_tokens=4, seed=3)
     texts = [choice.text for choice in every.choices]
     expected = []
@@ -59,7 +59,7 @@ def test_best_of_returns_the_likeliest_of_what_it_generates(sdk: OpenAI) -> None
 
 
 def test_best_of_compares_by_token_not_by_length() -> None:
-    """A long likely text beats a short unlikely one, though its sum is lower."""
+    """A long likely text beats a short unlikely one, though its total log-probability is lower."""
 
     def script(submit: Submit, position: int) -> int:
         if submit.params.seed == 7:  # choice 0
@@ -82,7 +82,7 @@ def test_best_of_compares_by_token_not_by_length() -> None:
 
 
 def test_best_of_has_limits(sdk: OpenAI) -> None:
-    """At least n; not streamed, unless nothing is thrown away."""
+    """best_of is at least n, is streamed only if equal to n, and is bounded over all prompts."""
     for fields, param in (
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
@@ -97,8 +97,8 @@ def test_best_of_has_limits(sdk: OpenAI) -> None:
 
 
 def test_a_prompt_is_scored_without_generating(served: Served, sdk: OpenAI) -> None:
-    """max_tokens 0 with echo: the prompt, its log-probabilities and nothing more, streamed too,
-    also when the prompt fills the context."""
+    """max_tokens 0 with echo returns the prompt and its log-probabilities only, streamed or not,
+    even if the prompt fills the context."""
     reply = sdk.completions.create(
         model=MODEL, prompt=[104, 105, 106], max_tokens=0, echo=True, logprobs=1
     )
@@ -122,9 +122,9 @@ def test_a_prompt_is_scored_without_generating(served: Served, sdk: OpenAI) -> N
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_suffix_asks_for_what_is_between(served: Served, sdk: OpenAI) -> None:
-    """Prefix, suffix, middle; special tokens that the code spells out are text; ids stay ids; the
-    special tokens of the task end the text."""
+def test_suffix_asks_for_the_middle(served: Served, sdk: OpenAI) -> None:
+    """The prompt is prefix, suffix, middle. Special tokens spelled in the code are text, ids stay
+    ids, and the fill-in-the-middle tokens end the text."""
     mixed: Any = ["a<|fim_middle|>", [98, 257]]
     sdk.completions.create(model=MODEL, prompt=mixed, suffix="z", max_tokens=2)
     first, second = served.client.submitted[-2:]
@@ -145,7 +145,7 @@ def test_suffix_asks_for_what_is_between(served: Served, sdk: OpenAI) -> None:
 
 
 def test_a_model_that_cannot_fill_in_says_so() -> None:
-    """A vocabulary without the tokens: a 400 with the reason."""
+    """A vocabulary without fill-in-the-middle tokens: a 400 with the reason."""
     with (
         serve(tokenizer=ByteTokenizer(fim=False)) as served,
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
@@ -159,8 +159,8 @@ def test_a_model_that_cannot_fill_in_says_so() -> None:
 
 
 def test_prompt_logprobs_in_vllms_shape() -> None:
-    """One object per prompt token but the first: token id to logprob, rank and text; in each
-    choice. Only the first choice of a prompt costs the engine anything."""
+    """For every prompt token but the first, each choice has an object from token id to logprob,
+    rank and text. Only the first choice of a prompt costs the engine anything."""
     with serve(FakeClient()) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "prompt": PROMPTS, "n": 2, "max_tokens": 2, "prompt_logprobs": 2}
         reply = http.post(COMPLETIONS, json=body).json()
@@ -179,7 +179,7 @@ def test_prompt_logprobs_in_vllms_shape() -> None:
 
 
 def test_prompt_logprobs_beside_an_echo(served: Served) -> None:
-    """Each shows as many alternatives as it was asked for; the engine scores once."""
+    """Each returns as many alternatives as it asks for; the engine scores the prompt once."""
     body = {
         "model": MODEL, "prompt": [104, 105], "max_tokens": 1, "echo": True, "logprobs": 1,
         "prompt_logprobs": 3,
@@ -196,7 +196,7 @@ def test_prompt_logprobs_beside_an_echo(served: Served) -> None:
 
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_prompt_logprobs_are_not_streamed(served: Served, route: str) -> None:
-    """As with vLLM, and said."""
+    """As in vLLM, the combination is refused."""
     asked: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
     body = {"model": MODEL, **asked, "stream": True, "prompt_logprobs": 0}
     error = httpx.post(f"{served.url}{route}", json=body).json()["error"]
@@ -204,8 +204,8 @@ def test_prompt_logprobs_are_not_streamed(served: Served, route: str) -> None:
 
 
 def test_token_ids_of_a_completion() -> None:
-    """As many as are counted: the end-of-text token too, and those of a stop string up to the one
-    that completed it. Streams put together say the same."""
+    """There are as many ids as the usage counts: the end-of-text token, and those of a stop string
+    up to the one that completes it. A stream's ids add up to the same."""
     script = listed_script(list(b"one two three"), then=257)
     with (
         serve(FakeClient(script=script, tokens_per_step=4)) as served,
@@ -229,7 +229,7 @@ def test_token_ids_of_a_completion() -> None:
 
 
 def test_token_ids_of_a_chat(served: Served) -> None:
-    """The prompt's beside the choices, as in vLLM; in a stream on its first chunk."""
+    """Prompt ids are beside the choices, as in vLLM; in a stream, on its first chunk."""
     body = {
         "model": MODEL, "messages": HELLO, "max_tokens": 7, "n": 2, "seed": 1,
         "return_token_ids": True,
@@ -248,8 +248,8 @@ def test_token_ids_of_a_chat(served: Served) -> None:
     assert [ids[0], ids[1]] == [choice["token_ids"] for choice in reply["choices"]]
 
 
-def test_nobody_gets_what_was_not_asked_for(served: Served) -> None:
-    """The extensions leave the plain shape alone."""
+def test_extensions_are_left_out_unless_requested(served: Served) -> None:
+    """Without these fields a reply has the plain shape."""
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
     [choice] = httpx.post(f"{served.url}{COMPLETIONS}", json=body).json()["choices"]
     assert set(choice) == {"index", "text", "logprobs", "finish_reason"}

@@ -1,4 +1,4 @@
-"""Clients that do not get to the point, and such as ask for more than they wait for."""
+"""Connections: slow or endless heads, bad HTTP, pipelining, upgrades, clients that leave early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.serving import MODEL, Served, serve
 
 
 def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> None:
-    """`Connection` extends uvicorn's protocol and reads its cycle, which no version promises."""
+    """`Connection` extends internals of uvicorn, which may change with every version."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     needed = (Requirement(line) for line in project["project"]["dependencies"])
     [wanted] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
@@ -50,7 +50,7 @@ class Hasty(Connection):
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Takes longer than the deadline of a head, and lets the body take longer too."""
+    """Take longer than the deadline of a head, and let the body take longer, too."""
     await asyncio.sleep(0.2)
     while (await receive()).get("more_body"):
         pass
@@ -61,7 +61,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """The body, between brackets."""
+    """Answer with the body, in angle brackets."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -71,7 +71,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def unbounded(scope: Scope, receive: Receive, send: Send) -> None:
-    """An answer that does not say how long it is."""
+    """Answer without a content length."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for part in (b"one ", b"two ", b"ok"):
         await send({"type": "http.response.body", "body": part, "more_body": part != b"ok"})
@@ -84,7 +84,7 @@ async def dialogue(
     app: ASGIApp = application,
     pause: float = 0.15,
 ) -> bytes:
-    """What the server answers to messages that are sent with pauses in between."""
+    """Return what the server answers to messages that are sent with pauses in between."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, http=http, lifespan="off", ws="none", log_config=None)
         server = uvicorn.Server(config)
@@ -101,14 +101,14 @@ async def dialogue(
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /health HTT"])
-def test_a_head_that_does_not_come_is_not_waited_for(head: bytes) -> None:
-    """Such connections stayed open for ever, each with a file descriptor."""
+def test_a_missing_head_times_out(head: bytes) -> None:
+    """Bug: such connections stayed open for ever, each with a file descriptor."""
     assert asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30)) == b""
 
 
 def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
-    """Bug: pooled clients and proxies keep a connection for a minute, and saw resets: it was closed
-    by the clock of heads, before any byte of one."""
+    """Bug: the deadline for heads also closed idle connections before the first byte of a head, so
+    pooled clients and proxies, which keep one for a minute, saw resets."""
     get = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     answer = asyncio.run(
         asyncio.wait_for(dialogue(get, get, until_closed=False, app=unbounded, pause=0.4), 30)
@@ -116,16 +116,16 @@ def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_half_of_a_second_head_is_not_waited_for_either() -> None:
-    """The same on a kept-alive connection, where the first bytes stopped uvicorn's own clock."""
+def test_half_of_a_second_head_times_out() -> None:
+    """The same on a kept-alive connection, whose first bytes stop uvicorn's own timer."""
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     said = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
     assert said.endswith(b"ok")
 
 
 @pytest.mark.parametrize("head", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"{}\r\n\r\n"])
-def test_what_is_no_http_gets_the_envelope(head: bytes) -> None:
-    """TLS to a plain port, another protocol, JSON without a head: they got a line of text."""
+def test_malformed_http_gets_the_envelope(head: bytes) -> None:
+    """Bug: TLS on a plain port, another protocol and JSON without a head got a line of text."""
     said = asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30))
     status, _, body = said.partition(b"\r\n\r\n")
     assert status.startswith(b"HTTP/1.1 400")
@@ -135,16 +135,16 @@ def test_what_is_no_http_gets_the_envelope(head: bytes) -> None:
 
 
 def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
-    """The deadline is for heads alone."""
+    """The deadline is for heads only."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
     said = asyncio.run(asyncio.wait_for(dialogue(head, b"a", b"bc", until_closed=False), 30))
     assert said.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_a_head_has_an_end(pieces: int) -> None:
-    """A client could fill the memory with an endless head. Bug: one that came in one packet was
-    taken."""
+def test_a_head_is_bounded(pieces: int) -> None:
+    """An endless head could fill the memory. Bug: a head that was too long but came in one packet
+    was accepted."""
 
     class Small(Connection):
         HEAD_BYTES = 1000
@@ -166,8 +166,8 @@ def assert_too_long(said: bytes, most: int) -> None:
 
 @pytest.mark.parametrize("size", [200_000, 3_000_000])
 @pytest.mark.parametrize("cut", [None, 100, 40_000, 70_000])
-def test_whoever_sends_a_long_head_hears_it(size: int, cut: int | None) -> None:
-    """Bug: the connection was closed while the rest of the head was on its way, and so reset."""
+def test_a_client_with_a_long_head_reads_the_error(size: int, cut: int | None) -> None:
+    """Bug: the connection was closed, and so reset, while the rest of the head was on its way."""
     head = b"GET /health HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * size + b"\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.sendall(head[:cut])
@@ -182,9 +182,9 @@ ENDLESS = (b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"2;x=
 
 
 @pytest.mark.parametrize("behind", ENDLESS)
-def test_what_trails_a_body_has_an_end(behind: bytes) -> None:
-    """Bug: trailers, and what may stand behind the length of a chunk, had none. Of 100 MB of short
-    trailers the server kept 2 GB."""
+def test_trailers_and_chunk_extensions_are_bounded(behind: bytes) -> None:
+    """Bug: trailers and chunk extensions had no bound: of 100 MB of short trailers the server kept
+    2 GB."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
@@ -193,8 +193,8 @@ def test_what_trails_a_body_has_an_end(behind: bytes) -> None:
     assert_too_long(said, most=64 * 1024)
 
 
-def test_long_bodies_are_no_heads() -> None:
-    """The bound is for heads alone, on the second request of a connection too."""
+def test_the_bound_on_heads_spares_bodies() -> None:
+    """The bound is for heads only, also on a connection's second request."""
 
     class Small(Connection):
         HEAD_BYTES = 200
@@ -210,7 +210,7 @@ def test_long_bodies_are_no_heads() -> None:
 
 
 def test_an_old_client_gets_no_chunks() -> None:
-    """HTTP/1.0 has none. The end of the connection is the end of the body."""
+    """HTTP/1.0 has no chunked encoding; the end of the connection ends the body."""
     request = b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
     talk = dialogue(request, until_closed=True, http=Connection, app=unbounded)
     head, _, body = asyncio.run(asyncio.wait_for(talk, 30)).partition(b"\r\n\r\n")
@@ -222,9 +222,9 @@ def test_an_old_client_gets_no_chunks() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
-    """uvicorn told only the last of several pipelined requests that their client was gone: the
-    first one's generation went on, up to a write into a closed connection if it streamed."""
+def test_leaving_ends_pipelined_requests(stream: bool) -> None:
+    """Bug: uvicorn told only the last of several pipelined requests that its client was gone: the
+    first one's generation went on, if streamed up to a write into the closed connection."""
     client = FakeClient(ready=make_ready(max_model_len=1_000_000))
     with serve(client) as served:
         with socket.create_connection(address_of(served)) as asking:
@@ -236,9 +236,9 @@ def test_whoever_asks_twice_and_leaves_is_missed(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_whoever_says_that_nothing_more_will_come_is_gone(stream: bool) -> None:
-    """A socket that was closed and one that was shut down for writing look alike from here, and an
-    unstreamed reply writes nothing that a closed one would refuse: it would be made to its end."""
+def test_a_half_closed_connection_counts_as_gone(stream: bool) -> None:
+    """A closed socket and one shut down for writing look alike to the server, and an unstreamed
+    reply writes nothing that could fail, so it would be generated to its end for nobody."""
     client = FakeClient(ready=make_ready(max_model_len=1_000_000))
     with serve(client) as served, socket.create_connection(address_of(served)) as asking:
         asking.sendall(long_request(stream=stream))
@@ -253,7 +253,7 @@ def address_of(served: Served) -> tuple[str, int]:
 
 
 def long_request(*, stream: bool) -> bytes:
-    """One whose reply nobody waits for to the end."""
+    """Return a request whose reply nobody reads to the end."""
     fields = {"max_tokens": 900_000, "ignore_eos": True, "stream": stream}
     body = json.dumps({"model": MODEL, "prompt": "a", **fields})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
@@ -270,8 +270,8 @@ LONG = b"GET / HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * 70_000
 @pytest.mark.parametrize("before", [1, 3])
 @pytest.mark.parametrize("early", [False, True])
 def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early: bool) -> None:
-    """Law: RFC 9112, section 9.3.2. Bug: what is no request was answered before the requests ahead
-    of it, or, where an answer had begun, cut that off."""
+    """Law: RFC 9112, section 9.3.2. Bug: the refusal of malformed input overtook the replies to
+    earlier requests, or cut off one that had begun."""
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         if early:
@@ -290,10 +290,10 @@ def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early
 
 
 @pytest.mark.parametrize("bad", [b"\x00\r\n\r\n", LONG + b"\r\n\r\n"])
-def test_whoever_goes_on_behind_a_refusal_is_cut_in_the_end(
+def test_a_client_that_sends_on_after_a_refusal_is_cut(
     bad: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: what he sends is let in, or he might not read why; but not for ever."""
+    """Law: the server reads on, so that the client can read the refusal, but not for ever."""
     monkeypatch.setattr(connection, "LINGER_SECONDS", 0.3)
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
@@ -312,8 +312,8 @@ def test_whoever_goes_on_behind_a_refusal_is_cut_in_the_end(
         served.until(is_cut)
 
 
-def test_a_body_that_is_none_ends_its_request() -> None:
-    """Whoever reads it learns that the client is gone; his answer would come behind the refusal."""
+def test_a_malformed_body_ends_its_request() -> None:
+    """Its reader sees a disconnect, since any answer would come after the refusal."""
     told: list[str] = []
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
@@ -331,9 +331,9 @@ def test_a_body_that_is_none_ends_its_request() -> None:
 
 
 @pytest.mark.parametrize("cut", [None, 40])
-def test_whoever_offers_to_speak_http_2_is_heard(cut: int | None) -> None:
-    """Bug: Java's client asks for an upgrade with every request, and the body of such a one was
-    dropped: a 400 that the JSON was empty."""
+def test_an_offer_of_http_2_keeps_the_body(cut: int | None) -> None:
+    """Bug: Java's client offers an h2c upgrade with every request, and the body of such a request
+    was dropped: a 400 about empty JSON."""
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 2}).encode()
     wishes = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ"
     wishes = f"{wishes}\r\nHost: x\r\nContent-Length: {len(body)}"
@@ -367,11 +367,11 @@ BODILESS = b"GET / HTTP/1.1\r\n" + OFFER + b"\r\n"
         ([OFFERED.replace(b"/1.1", b"/1.0")], [b"hi"]),
     ],
 )
-def test_an_offer_to_upgrade_is_looked_for_in_heads_alone(
+def test_upgrade_offers_are_looked_for_in_heads_only(
     requests: list[bytes], bodies: list[bytes]
 ) -> None:
-    """Bug: whatever came before a head was known was searched, so a body in the same packet was
-    changed, and an offer behind another request's body was missed."""
+    """Bug: all bytes before the end of a head were searched, so a body in the same packet was
+    changed, and an offer after another request's body was missed."""
     sent = b"".join([*requests, CLOSE])
     talk = dialogue(sent, until_closed=True, http=Connection, app=echo)
     said = asyncio.run(asyncio.wait_for(talk, 60))
@@ -381,7 +381,7 @@ def test_an_offer_to_upgrade_is_looked_for_in_heads_alone(
 
 
 def test_an_offer_is_seen_however_it_is_cut_into_packets() -> None:
-    """Bug: `Upg` in one packet and `rade:` in the next was an offer, and the body was dropped."""
+    """Bug: with `Upg` in one packet and `rade:` in the next, the body was dropped."""
     letters = (bytes([letter]) for letter in OFFERED + OFFERED + CLOSE)
     talk = dialogue(*letters, until_closed=True, http=Connection, app=echo, pause=0.001)
     said = asyncio.run(asyncio.wait_for(talk, 60))
@@ -390,7 +390,7 @@ def test_an_offer_is_seen_however_it_is_cut_into_packets() -> None:
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nhost: y\r\n", b"Host: x\r\nHost: x\r\n"])
 def test_a_request_names_one_host(hosts: bytes) -> None:
-    """Law: RFC 9112, section 3.2. HTTP/1.0 had no such header."""
+    """Law: RFC 9112, section 3.2: exactly one `Host`. HTTP/1.0 needs none."""
     head = b"POST / HTTP/1.1\r\n" + hosts + b"Content-Length: 2\r\n\r\nhi"
     talk = dialogue(head, until_closed=True, http=Connection, app=echo)
     said = asyncio.run(asyncio.wait_for(talk, 30))
@@ -403,11 +403,11 @@ def test_a_request_names_one_host(hosts: bytes) -> None:
 
 
 @pytest.mark.parametrize("target", [b"example.org:443", b"/", b"http://x/"])
-def test_who_asks_for_a_tunnel_is_refused_quietly(
+def test_connect_is_refused_without_a_warning(
     target: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bug: uvicorn answered some of these in its own words, and told the operator which WebSocket
-    library to install."""
+    """Bug: uvicorn answered some of these in its own words, and advised the operator to install a
+    WebSocket library."""
     request = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03\x01"
     said = asyncio.run(asyncio.wait_for(dialogue(request, until_closed=True), 30))
     assert said.startswith(b"HTTP/1.1 400")
@@ -418,9 +418,9 @@ def test_who_asks_for_a_tunnel_is_refused_quietly(
 @pytest.mark.parametrize(
     ("path", "status"), [("/v1/completions", b"413"), ("/nothing", b"404"), ("/health", b"405")]
 )
-def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -> None:
-    """Bug: a client that closes with the answer (urllib does) was reset in the middle of its body
-    and never read what was wrong."""
+def test_a_client_refused_in_mid_body_reads_the_error(path: str, status: bytes) -> None:
+    """Bug: a client that closes once it has the answer (urllib does) was reset in the middle of its
+    body and never read the error."""
     size = 20_000_000  # more than any buffer on the way holds
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
@@ -430,8 +430,8 @@ def test_whoever_is_refused_while_he_speaks_hears_it(path: str, status: bytes) -
     assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == {"error"}
 
 
-def test_who_goes_on_speaking_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: the answer comes at once, and the connection ends soon, sent body or not."""
+def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law: the answer comes at once, and the connection soon ends, with or without the body."""
     monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
     head = (
         b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Keys that come twice in one object: nothing is taken and ignored, so the request is refused."""
+"""A key that comes twice in one object is refused, since one of its values would be ignored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def http() -> Iterator[httpx.Client]:
 def test_a_key_that_comes_twice_is_named(
     http: httpx.Client, route: str, body: str, param: str
 ) -> None:
-    """Bug: the last one was taken, the others were dropped without a word."""
+    """Bug: the last value won, and the others were silently dropped."""
     reply = http.post(f"/v1/{route}", content=f"{{{HEAD}, {body}}}")
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param), error
@@ -79,7 +79,7 @@ NAMES = st.sampled_from(["a", "b", ":", '"', "\\", "é", "a:b"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | NAMES,
     lambda inner: st.lists(inner, max_size=3)
-    | st.lists(st.tuples(NAMES, inner), max_size=3).map(tuple),  # an object, as it is written
+    | st.lists(st.tuples(NAMES, inner), max_size=3).map(tuple),  # an object as its pairs
 )
 
 
@@ -107,9 +107,9 @@ def twice(value: Any) -> bool:
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=4).map(tuple), st.booleans(), st.booleans())
 def test_found_wherever_they_stand(body: tuple[Any, ...], ascii: bool, escaped: bool) -> None:
-    """Law: a key is named when, and only when, some object of the text has it twice, whatever the
-    strings around it hold and however they are escaped."""
+    """Law: a key is reported if and only if some object of the text has it twice, whatever the
+    strings around it contain and however they are escaped."""
     text = written(body, ascii=ascii)
-    if escaped:  # every colon within a string
+    if escaped:  # escape every colon within a string
         text = text.replace('":"', '"\\u003a"').replace("a:b", "a\\u003Ab")
     assert (duplicate_key(text.encode()) is not None) == twice(body)

@@ -1,4 +1,4 @@
-"""Every request ends once: the client leaves, the engine dies or refuses, the server drains."""
+"""Every request ends once, whether the client leaves, the engine dies or the server drains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def release(served: Served, gate: asyncio.Semaphore, steps: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_client_leaves_a_stream(n: int) -> None:
-    """The connection closes: every choice is aborted, while others go on."""
+    """When the connection closes, every choice is aborted."""
     gate, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         body = {**LONG, "stream": True, "n": n}
@@ -63,7 +63,7 @@ def test_client_leaves_before_the_first_token() -> None:
 
 
 def test_client_leaves_without_streaming() -> None:
-    """Nobody reads the socket while the body is gathered, yet the client's leave is noticed."""
+    """The client's leaving is noticed although nothing is written before the body is complete."""
     _, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         with pytest.raises(httpx.ReadTimeout):
@@ -73,7 +73,7 @@ def test_client_leaves_without_streaming() -> None:
 
 
 def test_client_leaves_before_the_stream_begins() -> None:
-    """The socket breaks at the headers: the iterator never runs, its `finally` neither; the
+    """The socket breaks at the headers, so neither the iterator nor its `finally` runs; the
     response itself must close the generation."""
     client = FakeClient(gate=asyncio.Semaphore(0))
     params = SamplingParams(seed=1, max_tokens=5)
@@ -132,7 +132,7 @@ def test_engine_dies_within_a_stream(path: str) -> None:
 
 
 def test_engine_dies_while_a_body_is_gathered() -> None:
-    """No bytes were sent yet, so it is a clean 503 that a client may retry."""
+    """No bytes were sent yet, so the client gets a plain 503, which it may retry."""
     gate, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
 
@@ -154,7 +154,7 @@ def test_engine_dies_while_a_body_is_gathered() -> None:
 
 
 def test_engine_refuses_a_sequence() -> None:
-    """finish "error" of the engine: a 500 with its sentence, or an error event."""
+    """The engine's finish "error" is a 500 with its message, or an error event."""
     client = FakeClient(refusal="the logits were not finite")
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         reply = http.post(COMPLETIONS, json=LONG)
@@ -181,9 +181,9 @@ GRAMMARS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "param"), GRAMMARS)
-def test_a_grammar_that_leaves_no_way_on(path: str, body: dict[str, Any], param: str) -> None:
-    """It is the caller's error: a 400 that names the field, which it did not, or an event that does
-    not blame the server."""
+def test_a_grammar_that_allows_no_next_token(path: str, body: dict[str, Any], param: str) -> None:
+    """A grammar that allows no next token is the client's error: a 400 that names the field, or an
+    event that does not blame the server."""
     client = FakeClient(refusal="the grammar allows nothing here", bad_request=True)
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         reply = http.post(path, json={"model": MODEL, **body})
@@ -197,7 +197,7 @@ def test_a_grammar_that_leaves_no_way_on(path: str, body: dict[str, Any], param:
 
 @pytest.mark.parametrize("state", ["starting", "draining", "lost", "failed", "stopped"])
 def test_states_that_take_no_requests(state: Any) -> None:
-    """503 with Retry-After for work; /ready is red; /health only when it failed for good."""
+    """Requests get 503 with Retry-After; /ready is 503; /health only if the engine has failed."""
     with serve(FakeClient(state=state)) as served, httpx.Client(base_url=served.url) as http:
         reply = http.post(COMPLETIONS, json=LONG)
         assert reply.status_code == 503
@@ -209,7 +209,7 @@ def test_states_that_take_no_requests(state: Any) -> None:
 
 
 def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
-    """Events end with an empty line of LF, as OpenAI's do; the last one is [DONE]."""
+    """Events end with an empty LF line, as OpenAI's do; the last one is [DONE]."""
     with serve() as served, httpx.Client(base_url=served.url) as http:
         reply = http.post(COMPLETIONS, json={**LONG, "max_tokens": 3, "stream": True})
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -223,7 +223,7 @@ def test_a_finished_stream_says_done_once_and_is_plain_sse() -> None:
 
 
 def test_a_running_stream_survives_the_stop_signal() -> None:
-    """Streams run to their end; sse-starlette cuts them half a second after uvicorn's SIGTERM."""
+    """A stream runs to its end; sse-starlette would cut it half a second after SIGTERM."""
     gate, client = gated()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         body = {**LONG, "max_tokens": 2, "stream": True}

@@ -1,4 +1,4 @@
-"""The table of fields cannot drift: every row is sent to the server and does what it says."""
+"""The table of fields stays true: every row is sent to the server and does what it says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS: dict[str, str] = {
     "responses": "/v1/responses",
     "messages": "/v1/messages",
 }
-# A value that is not the default, per field and (where it matters) endpoint.
+# A value other than the default, per field and, where it matters, per endpoint.
 GOOD: dict[str, Any] = {
     "model": MODEL,
     "prompt": [[104, 105], [106]],
@@ -194,7 +194,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 
 
 def good_body(name: str, endpoint: str) -> dict[str, Any]:
-    """A request with this field, and with a value for it if the tests know one."""
+    """Return a request with this field, with a valid value if the tests know one."""
     value, needed = GOOD.get(name, "anything"), NEEDED.get(name, {})
     if name == "logprobs":
         value = GOOD["logprobs"].get(endpoint, "anything")
@@ -207,7 +207,7 @@ def good_body(name: str, endpoint: str) -> dict[str, Any]:
 def test_every_row_does_what_it_says(
     served: Served, http: httpx.Client, name: str, endpoint: str
 ) -> None:
-    """supported: reaches the engine; no-op: accepted; refused and absent: a 400 naming it."""
+    """supported: reaches the engine; no-op: accepted; refused or absent: a 400 that names it."""
     row = ROWS[PATHS[endpoint]].get(name)
     reply = http.post(PATHS[endpoint], json=good_body(name, endpoint))
     if row is not None and row.kind != "refused":
@@ -231,9 +231,7 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize(("name", "endpoint"), OPTIONAL)
-def test_null_and_neutral_values_are_as_good_as_nothing(
-    http: httpx.Client, name: str, endpoint: str
-) -> None:
+def test_null_and_neutral_values_are_accepted(http: httpx.Client, name: str, endpoint: str) -> None:
     """SDKs send nulls and defaults for fields that the user never touched."""
     for value in (None, *ROWS[PATHS[endpoint]][name].neutral):
         reply = http.post(PATHS[endpoint], json={**BODIES[endpoint], name: value})
@@ -242,7 +240,7 @@ def test_null_and_neutral_values_are_as_good_as_nothing(
 
 @pytest.mark.parametrize("path", ROWS)
 def test_every_row_says_what_is_allowed(path: str) -> None:
-    """In the words of its declaration, or in those of its schema."""
+    """The allowed values are in words, from the declaration or from its schema."""
     for name, row in ROWS[path].items():
         assert row.allowed, name
         assert row.meaning.endswith("."), name
@@ -260,18 +258,18 @@ def test_every_row_says_what_is_allowed(path: str) -> None:
     ],
 )
 def test_what_a_schema_admits(schema: dict[str, Any], words: str) -> None:
-    """As the sentence "must be ..." goes on."""
+    """The words continue the sentence "must be ..."."""
     assert in_words(schema) == words
 
 
 def test_a_schema_without_words_is_a_mistake() -> None:
-    """The declaration must bring the words."""
+    """A schema that cannot be put into words needs a declaration that has them."""
     with pytest.raises(TypeError, match="say in words"):
         in_words({"type": "object"})
 
 
 def test_a_row_may_depend_on_the_settings() -> None:
-    """`unless` is asked before anything else is done with the field."""
+    """`unless` is checked before anything else about the field."""
     with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
         reply = httpx.post(f"{served.url}/v1/chat/completions", json=BODIES["chat"])
         error = reply.json()["error"]

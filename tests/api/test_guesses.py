@@ -23,7 +23,7 @@ PREDICTION = {"type": "content", "content": "the quick brown fox"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """Three guesses and one token of the target's own in each step."""
+    """A server whose steps bring three guesses and one token of the target's own."""
     with serve(FakeClient(script=listed_script(REPLY, then=257), tokens_per_step=4)) as served:
         yield served
 
@@ -40,7 +40,7 @@ def post(served: Served, path: str, **fields: Any) -> Any:
 
 
 def test_predicted_outputs_with_the_sdk(served: Served, sdk: OpenAI) -> None:
-    """OpenAI's own call; the usage says what came of the prediction, in OpenAI's fields."""
+    """OpenAI's own call; the usage reports accepted and rejected tokens in OpenAI's fields."""
     reply = sdk.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "hi"}],
@@ -49,7 +49,7 @@ def test_predicted_outputs_with_the_sdk(served: Served, sdk: OpenAI) -> None:
     assert served.client.submitted[-1].params.prediction == tuple(b"the quick brown fox")
     assert reply.choices[0].message.content == "the quick brown fox €"
     assert reply.usage is not None
-    assert reply.usage.completion_tokens == 24  # 23 bytes and the end
+    assert reply.usage.completion_tokens == 24  # 23 bytes and the end-of-text token
     details = reply.usage.completion_tokens_details
     assert details is not None
     assert details.accepted_prediction_tokens == 18
@@ -60,8 +60,8 @@ def test_predicted_outputs_with_the_sdk(served: Served, sdk: OpenAI) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_choice_gets_the_prediction(served: Served, path: str, n: int, stream: bool) -> None:
-    """Law: n choices, streamed or not: each follows the prediction for itself, the counts are the
-    sums."""
+    """Law: each of n choices, streamed or not, follows the prediction by itself, and the counts are
+    sums over the choices."""
     before = len(served.client.submitted)
     fields: dict[str, Any] = {"n": n, "prediction": PREDICTION, "temperature": 0.7}
     if stream:
@@ -100,8 +100,8 @@ def test_parts_of_a_prediction_follow_each_other(served: Served) -> None:
 
 
 def test_tokens_that_a_stop_string_cuts_off_are_rejected(served: Served) -> None:
-    """Law: accepted prediction tokens are in the completion; guesses behind the stop string are
-    not, though the target agreed with them."""
+    """Law: accepted prediction tokens are part of the completion; those after a stop string are
+    rejected, though the target agreed with them."""
     usage = post(served, "/v1/completions", prediction=PREDICTION, stop="q")["usage"]
     assert usage["completion_tokens"] == 5  # "the q": three guesses, one of the target's, one more
     details = usage["completion_tokens_details"]
@@ -144,8 +144,8 @@ EFFECTIVE = [
 def test_effective_values_are_echoed(
     served: Served, path: str, wish: Any, told: tuple[Any, ...], sent: Speculation | None
 ) -> None:
-    """Law: the reply says what the engine made of the wish: a proposer that has nothing to go by
-    is not in the list."""
+    """Law: the reply reports the effective settings; a proposer that has nothing to work with (as
+    `prediction` without a prediction) is not listed."""
     reply = post(served, path, speculation=wish)
     said = reply["usage"]["speculation"]
     assert (said["enabled"], said["max_draft"], said["proposers"]) == told
@@ -165,7 +165,7 @@ def test_effective_values_are_echoed(
 
 
 def test_a_server_that_does_not_speculate_says_so() -> None:
-    """Under K = 0 a prediction is a hint that nobody can follow, and a wish for guesses a 400."""
+    """At K = 0 a prediction is accepted but has no effect, and a request for guesses is a 400."""
     ready = make_ready(k_max=0, proposers=(), default_proposers=("draft_model",))
     with serve(FakeClient(ready=ready)) as served:
         reply = post(served, "/v1/completions", prediction=PREDICTION)
@@ -201,7 +201,7 @@ def test_a_prediction_longer_than_the_context(served: Served) -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("fields", [{}, {"stop": "own"}, {"logprobs": True}, {"n": 2}])
 def test_provenance_is_the_text(served: Served, path: str, fields: dict[str, Any]) -> None:
-    """Law: the pieces are the text, streamed or not, and the text is the one without them."""
+    """Law: the pieces add up to the text, streamed or not, and provenance does not change it."""
     if path == "/v1/completions" and "logprobs" in fields:
         fields = {"logprobs": 1}
     plain = post(served, path, **fields)
@@ -238,7 +238,7 @@ def test_provenance_names_who_guessed(served: Served) -> None:
 
 
 def test_provenance_of_an_echoed_prompt_is_of_what_follows() -> None:
-    """A prompt was not guessed by anyone."""
+    """An echoed prompt has no provenance, since nobody proposed it."""
     client = FakeClient(script=listed_script(list(b"yes"), then=257), tokens_per_step=2)
     with serve(client, tokenizer=ByteTokenizer()) as served:
         [choice] = post(served, "/v1/completions", provenance=True, echo=True)["choices"]

@@ -1,4 +1,4 @@
-"""Bodies made to be slow: refused by counting, before anything is built of them."""
+"""Bodies made to be slow are refused by counting their values, before anything is built."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ BODIES: dict[str, bytes] = {
 
 
 def test_a_stream_goes_on_while_others_send_the_worst() -> None:
-    """Each of these held the event loop for up to four seconds. Now each is a 400, and a stream
-    that was running before has moved on during every one of them."""
+    """Bug: each of these held the event loop for up to four seconds. Now each is a 400, and a
+    running stream moves on during every one of them."""
     asyncio.run(_while_streaming())
 
 
@@ -88,9 +88,9 @@ async def _event(lines: Any) -> str:
         {"text": ["a, b"] * 100_000, "other": '\\",' * 100_000},
     ],
 )
-def test_every_value_is_counted_and_few_that_are_none(data: Any) -> None:
-    """The count is never below the number of values; text does not count as structure once there
-    is so much of it that it matters."""
+def test_the_count_bounds_the_values_closely(data: Any) -> None:
+    """The count is never below the number of values, and not far above it: commas and brackets
+    within long texts do not count."""
     body = json.dumps(data).encode()
     assert _size(data) <= num_values(body) <= max(MAX_VALUES, 2 * _size(data) + 2)
 
@@ -101,6 +101,6 @@ def _size(data: Any) -> int:
 
 
 def test_a_body_with_as_many_values_as_are_allowed() -> None:
-    """The limit refuses nothing that fits: 128 prompts of 2048 ids less what else is said."""
+    """The limit admits 128 prompts of 2048 ids, less the rest of the body."""
     body = json.dumps({"prompt": [[1] * 2040] * 128}).encode()
     assert num_values(body) <= MAX_VALUES

@@ -1,5 +1,5 @@
-"""The ingress of many replicas: what becomes of replies whose replica dies, and of other requests.
-Replicas are apps in this process; how Ray asks them is of tests/process/test_ray.py."""
+"""The ingress of many replicas: what happens to replies whose replica dies, and to other requests.
+The replicas are apps in this process; tests/process/test_ray.py covers how Ray calls them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL
 from tests.support.tools import HELLO, scripted
 
-Cut = Callable[[int], int | None]  # the number of a try -> parts after which its replica dies
+Cut = Callable[[int], int | None]  # number of the try -> parts until its replica dies
 
 
 class World:
-    """Two replicas in turn, of which each try's one dies where `cut` says."""
+    """An ingress and its replicas; the one that serves try `n` dies after `cut(n)` parts."""
 
     def __init__(self, client: FakeClient, *, cut: Cut = lambda number: None) -> None:
         config = Config(ServerConfig(served_model_name=[MODEL]), EngineConfig())
@@ -97,9 +97,9 @@ def ids_of(reply: httpx.Response) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize("name", REPLIES)
 def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> None:
-    """Law: two deaths within a stream, wherever they are, leave no trace in what it tells: text,
-    calls, ids, log-probabilities, finish and usage are the undisturbed reply's, and there is one id
-    and one time."""
+    """Law: two deaths within a stream, wherever they fall, leave no trace: text, calls, ids,
+    log-probabilities, finish and usage equal the undisturbed reply's, and there is one id and one
+    `created`."""
     text, route, fields = REPLIES[name]
     prompt: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
     body = {"model": MODEL, **prompt, "max_tokens": 400, "seed": 7, **USAGE, **fields}
@@ -126,7 +126,7 @@ BODY: dict[str, Any] = {"model": MODEL, "prompt": "ab", "max_tokens": 50, "seed"
 
 
 def test_the_log_names_a_reply_as_its_client_knows_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Bug: the line of the replica that goes on had an id which no client was ever told."""
+    """Bug: the log line of the replica that took over had an id that no client ever saw."""
     caplog.set_level("INFO")
     world = World(scripted("abcdef"), cut=lambda number: 2 if number == 1 else None)
     reply = asyncio.run(world.post(COMPLETIONS, {**BODY, **USAGE}))
@@ -135,9 +135,9 @@ def test_the_log_names_a_reply_as_its_client_knows_it(caplog: pytest.LogCaptureF
     assert f"reply={id} " in lines[-1]
 
 
-def test_what_has_not_begun_is_asked_for_again() -> None:
-    """Law: an unstreamed reply is the undisturbed one, with any field, after two deaths; the third
-    one is told, as no replica may be lost to one request for ever."""
+def test_an_unstreamed_reply_is_retried() -> None:
+    """Law: after two deaths an unstreamed reply, with any field, equals the undisturbed one. The
+    third death is a 503, since one request must not cost one replica after another."""
 
     async def ask(deaths: int, **fields: Any) -> tuple[httpx.Response, int]:
         world = World(scripted("abcdef"), cut=lambda number: 1 if number <= deaths else None)
@@ -166,7 +166,7 @@ def test_what_has_not_begun_is_asked_for_again() -> None:
 def test_a_stream_that_cannot_go_on_says_why(
     fields: dict[str, Any], says: str, seconds: float
 ) -> None:
-    """Law: an error event with the reason, and no [DONE]; the same where operators want none to."""
+    """Law: an error event with the reason and no [DONE], also if the operator disables resuming."""
 
     async def ask() -> httpx.Response:
         world = World(scripted("abcdef"), cut=lambda number: 2 if number == 1 else None)
@@ -180,7 +180,7 @@ def test_a_stream_that_cannot_go_on_says_why(
 
 
 def test_a_stream_of_responses_ends_in_its_own_form() -> None:
-    """Law: with an event `error` that goes on counting, which the SDKs know by either form."""
+    """Law: the last event is `error`, numbered in sequence, in both forms that the SDKs read."""
 
     async def ask() -> httpx.Response:
         engine = scripted("abcdef")
@@ -198,7 +198,7 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
 
 
 def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
-    """Law: with Anthropic's event `error`, in its envelope."""
+    """Law: the last event is Anthropic's `error`, in its envelope."""
 
     async def ask() -> httpx.Response:
         engine = scripted("abcdef")
@@ -231,11 +231,11 @@ ENDS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("route", "own", "end"), ENDS)
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_replica_that_dies_behind_the_last_event_changes_nothing(
+def test_a_replica_that_dies_after_the_last_event_changes_nothing(
     route: str, own: dict[str, Any], end: str, late: int
 ) -> None:
-    """Bug: a response had an error behind its end, and a completion its finish, usage and [DONE]
-    twice, where the replica died before it was known that no more comes."""
+    """Bug: if the replica died after the last event, before the end was known, a response got an
+    error after its end, and a completion got its finish, usage and [DONE] twice."""
 
     async def ask() -> tuple[int, str]:
         world = World(scripted("abcdef"))
@@ -258,8 +258,8 @@ def test_a_replica_that_dies_behind_the_last_event_changes_nothing(
 
 
 def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
-    """Law: a queue that is full is no reason to end a stream that ran, within the seconds; it gets
-    pings meanwhile, so that no proxy takes it for dead."""
+    """Law: a full queue does not end a running stream within the resume time; pings meanwhile keep
+    proxies from closing it."""
 
     async def ask() -> tuple[Told, Told]:
         world = World(scripted("abcdef"))
@@ -283,8 +283,8 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
     assert found.known() == whole.known()
 
 
-def test_a_client_that_leaves_takes_its_request_along() -> None:
-    """Law: the replica sees its client gone, and the engine is told to stop."""
+def test_a_client_that_leaves_ends_its_request() -> None:
+    """Law: the replica sees that its client has left, and the engine aborts the request."""
 
     async def leave() -> None:
         gate = asyncio.Semaphore(3)
@@ -325,14 +325,14 @@ def test_a_client_that_leaves_takes_its_request_along() -> None:
         (json.dumps({**BODY, "resume": 3}).encode(), 400, "`resume`"),
     ],
 )
-def test_bad_input_is_a_sentence(body: bytes, status: int, says: str) -> None:
+def test_bad_input_is_a_clear_error(body: bytes, status: int, says: str) -> None:
     reply = asyncio.run(World(FakeClient()).post(COMPLETIONS, body))
     assert reply.status_code == status
     assert says in reply.json()["error"]["message"]
 
 
-def test_no_replica_is_a_sentence() -> None:
-    """Law: as long as nothing has left, what `ask` raises is the answer."""
+def test_no_replica_is_a_clear_error() -> None:
+    """Law: as long as nothing was sent, the error that `ask` raises is the reply."""
     world = World(FakeClient())
 
     async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
@@ -345,7 +345,7 @@ def test_no_replica_is_a_sentence() -> None:
 
 
 def test_metrics_of_all_replicas_are_one_text() -> None:
-    """Law: each family once, with the series of all replicas, told apart by a label."""
+    """Law: each metric family appears once, with all replicas' series told apart by a label."""
     texts = dict[str, bytes]()
     for name, count in (("one", 3), ("two", 4)):
         metrics = Metrics(model_name="m")

@@ -1,4 +1,4 @@
-"""langchain-openai as a client: ChatOpenAI whole, streamed, with tools, with structured output."""
+"""langchain-openai as a client: ChatOpenAI unstreamed, streamed, with tools and with formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chat(text: str, **options: Any) -> Iterator[Any]:
 
 
 def test_invoke_and_stream() -> None:
-    """Text, finish and usage; the chunks add up to the whole."""
+    """Text, finish and usage; the chunks add up to the unstreamed reply."""
     with chat("one two three", seed=7, temperature=0.5, stream_usage=True) as model:
         reply = model.invoke([("system", "Be brief."), ("human", "hello")])
         assert reply.content == "one two three"
@@ -46,7 +46,7 @@ def test_invoke_and_stream() -> None:
 
 
 def test_tools() -> None:
-    """Bound tools, whole and streamed, and the round in which a result goes back."""
+    """Bound tools, streamed and not, and the turn in which a result goes back."""
     with chat(f"Let me see.\n{CALL}") as model:
         bound = model.bind_tools([GetWeather])
         reply = bound.invoke("hello")
@@ -67,7 +67,7 @@ def test_tools() -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "none", "any", "required", "GetWeather"])
 def test_tool_choices(choice: str) -> None:
-    """Every way in which langchain spells a choice is understood."""
+    """Every way in which langchain spells a tool choice is understood."""
     with chat(CALL) as model:
         bound = model.bind_tools([GetWeather], tool_choice=choice, parallel_tool_calls=False)
         reply = bound.invoke("hello")
@@ -89,7 +89,7 @@ def test_tool_choices(choice: str) -> None:
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning:pydantic.main")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_structured_output(method: str, text: str, streamed: bool) -> None:
-    """All of its three methods."""
+    """All three methods of `with_structured_output`."""
     with chat(text) as model:
         structured = model.with_structured_output(Person, method=method)
         if streamed:
@@ -111,6 +111,6 @@ def test_errors_arrive_as_the_sdk_s() -> None:
 
 
 def test_a_full_context_is_told_apart() -> None:
-    """langchain has a class for it, and knows it by the sentence."""
+    """langchain has an exception for it, which it recognises by the message."""
     with chat("hi") as model, pytest.raises(ContextOverflowError):
         model.invoke("x" * 20_000)

@@ -18,8 +18,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def litellm() -> Iterator[Any]:
-    """Imported with its own copy of the price list: it would fetch that one over the network. With
-    an event loop: it would make one and never close it, which failed whatever test came next."""
+    """Import litellm with its own price list, which it would otherwise fetch over the network, and
+    with an event loop, since it would make one and never close it, which failed the next test."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +39,7 @@ def options(url: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_completion(litellm: Any) -> None:
-    """Whole and streamed, with OpenAI's fields and with ours."""
+    """Unstreamed and streamed, with OpenAI's fields and with ours."""
     with serve(scripted("one two three", tokens_per_step=2)) as served:
         fields = options(served.url, seed=3, temperature=0.5, extra_body={"top_k": 5})
         reply = litellm.completion(**fields)
@@ -53,7 +53,7 @@ def test_completion(litellm: Any) -> None:
 
 
 def test_async_completion(litellm: Any) -> None:
-    """acompletion, whole and streamed, at the same time."""
+    """acompletion, unstreamed and streamed, concurrently."""
 
     async def main(url: str) -> None:
         async def streamed() -> str:
@@ -68,7 +68,7 @@ def test_async_completion(litellm: Any) -> None:
 
 
 def test_tools(litellm: Any) -> None:
-    """Calls, whole and streamed; a result goes back; a choice is understood."""
+    """Calls, unstreamed and streamed; a result goes back; a tool choice is understood."""
     with serve(scripted(f"Let me see.\n{CALL}")) as served:
         fields = options(served.url, tools=TOOLS)
         message = litellm.completion(**fields).choices[0].message
@@ -96,13 +96,13 @@ def test_response_format(litellm: Any) -> None:
 
 
 def test_errors(litellm: Any) -> None:
-    """Refusals arrive as litellm's own classes."""
+    """Refusals arrive as litellm's own exceptions."""
     with serve(scripted("hi")) as served:
         with pytest.raises(litellm.BadRequestError, match="temperature"):
             litellm.completion(**options(served.url, temperature=3))
         for text in ("x" * 20_000, "x" * 900_000):  # too many tokens; too many to be tokenised
             fields = options(served.url, messages=[{"role": "user", "content": text}])
-            with pytest.raises(litellm.ContextWindowExceededError):  # known by its sentence
+            with pytest.raises(litellm.ContextWindowExceededError):  # recognised by the message
                 litellm.completion(**fields)
         with pytest.raises(litellm.NotFoundError):
             litellm.completion(**options(served.url, model="openai/other"))

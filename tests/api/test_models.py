@@ -1,4 +1,4 @@
-"""One model under several names: listed, looked up, answered to, each by the name asked for."""
+"""One model under several names: each is listed, can be looked up, and is echoed in replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sdk() -> Iterator[OpenAI]:
 
 
 def test_every_name_is_listed(sdk: OpenAI) -> None:
-    """In the order of the configuration; `root` is the first."""
+    """The order is the configuration's, and `root` is the first name."""
     models = list(sdk.models.list())
     assert [model.id for model in models] == NAMES
     assert {model.to_dict()["root"] for model in models} == {"big"}
@@ -33,7 +33,7 @@ def test_every_name_is_listed(sdk: OpenAI) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reply_names_the_model_as_asked(sdk: OpenAI, name: str) -> None:
-    """Clients compare; the text does not depend on the name."""
+    """Clients compare the names; the text does not depend on them."""
     assert sdk.models.retrieve(name).id == name
     reply = sdk.completions.create(model=name, prompt="a", max_tokens=3, seed=1)
     assert reply.model == name
@@ -45,7 +45,7 @@ def test_a_reply_names_the_model_as_asked(sdk: OpenAI, name: str) -> None:
 
 
 def test_another_name_is_a_404_that_lists_them(sdk: OpenAI) -> None:
-    """On every route that takes a name."""
+    """This holds on every route that takes a name."""
     for ask in (
         lambda: sdk.models.retrieve("small"),
         lambda: sdk.completions.create(model="small", prompt="a"),

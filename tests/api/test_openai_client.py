@@ -24,7 +24,7 @@ def sdk(served: Served) -> Iterator[OpenAI]:
 
 
 def test_completion(sdk: OpenAI) -> None:
-    """The whole body, in OpenAI's shape, with what made it."""
+    """The whole body in OpenAI's shape, with the seed and the speculation that made it."""
     reply = sdk.completions.create(model=MODEL, prompt="once", max_tokens=7, seed=11)
     assert reply.id.startswith("cmpl-")
     assert reply.object == "text_completion"
@@ -57,7 +57,7 @@ def test_completion(sdk: OpenAI) -> None:
 
 
 def test_the_seed_that_was_drawn_replays_the_reply(sdk: OpenAI) -> None:
-    """A reply without a seed names the one it was made with."""
+    """A reply to a request without a seed reports the seed that was drawn."""
     first = sdk.completions.create(model=MODEL, prompt="once", max_tokens=9)
     assert first.model_extra is not None
     seed = first.model_extra["seed"]
@@ -90,7 +90,7 @@ def test_chat_fills_the_context_by_default(served: Served, sdk: OpenAI) -> None:
 
 
 def test_a_reply_can_be_sent_back(sdk: OpenAI) -> None:
-    """What the SDK made of our message, nulls and all, is a valid message of the next turn."""
+    """The SDK's object for our message, nulls included, is a valid message of the next turn."""
     reply = sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3)
     answer = reply.choices[0].message.to_dict()
     messages = [*HELLO, answer, *HELLO]
@@ -99,7 +99,7 @@ def test_a_reply_can_be_sent_back(sdk: OpenAI) -> None:
 
 
 def test_stream_of_completion_equals_the_whole(sdk: OpenAI) -> None:
-    """Streaming changes when text arrives, not which."""
+    """Streaming changes when text arrives, not which text."""
     whole = sdk.completions.create(model=MODEL, prompt="once", max_tokens=20, seed=3)
     chunks = list(
         sdk.completions.create(model=MODEL, prompt="once", max_tokens=20, seed=3, stream=True)
@@ -114,7 +114,7 @@ def test_stream_of_completion_equals_the_whole(sdk: OpenAI) -> None:
 
 
 def test_stream_of_chat_with_usage(sdk: OpenAI) -> None:
-    """First chunk: the role. Last chunk: usage and no choices; the others have a null usage."""
+    """The first chunk has the role, the last one usage and no choices; other usages are null."""
     chunks = list(
         sdk.chat.completions.create(
             model=MODEL,
@@ -138,7 +138,7 @@ def test_stream_of_chat_with_usage(sdk: OpenAI) -> None:
 
 
 def test_choices_and_prompts_fan_out(served: Served, sdk: OpenAI) -> None:
-    """Choice i of prompt p has index p * n + i; choice 0 is what n=1 gives; prompts count once."""
+    """Choice i of prompt p has index p * n + i; choice 0 is that of n=1; a prompt counts once."""
     ids = [[104, 105], [106]]
     reply = sdk.completions.create(model=MODEL, prompt=ids, n=3, max_tokens=8, seed=5)
     texts = [choice.text for choice in reply.choices]
@@ -184,8 +184,8 @@ def test_completion_logprobs_with_echo(sdk: OpenAI) -> None:
 
 
 def test_offsets_of_an_echo_with_special_tokens(sdk: OpenAI) -> None:
-    """A prompt may spell special tokens out; they counted as no text, and every offset behind them
-    pointed too far to the left. The token that the tokenizer adds in front has none."""
+    """Bug: special tokens spelled out in a prompt counted as no text, so all later offsets were too
+    small. The token that the tokenizer adds in front has no text."""
     reply = sdk.completions.create(
         model=MODEL, prompt="<|im_start|>a<|im_end|>b", echo=True, logprobs=0, max_tokens=1, seed=1
     )
@@ -249,7 +249,7 @@ def test_error_classes(served: Served, sdk: OpenAI) -> None:
 
 
 def test_api_key() -> None:
-    """With a key set, /v1 answers only to it."""
+    """With a key configured, /v1 requires it."""
     with serve(api_key=KEY) as served:
         with OpenAI(base_url=f"{served.url}/v1", api_key="sk-wrong", max_retries=0) as wrong:
             with pytest.raises(openai.AuthenticationError) as refused:
@@ -279,7 +279,7 @@ def test_queue_full() -> None:
 
 
 def test_async_client(served: Served) -> None:
-    """The same through AsyncOpenAI: whole, streamed, many at once, refused."""
+    """The same through AsyncOpenAI: unstreamed, streamed, many at once, refused."""
 
     async def main() -> None:
         async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
@@ -302,7 +302,7 @@ def test_async_client(served: Served) -> None:
 
 
 def test_stop_strings_and_end_of_text() -> None:
-    """Both end with "stop"; a stop string is cut and its tokens are counted."""
+    """Both finish with "stop"; a stop string is cut from the text, but its tokens are counted."""
     script = listed_script(list(b"one two three"), then=257)
     with (
         serve(FakeClient(script=script, tokens_per_step=4)) as served,

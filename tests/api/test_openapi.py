@@ -1,5 +1,5 @@
-"""The server's own description: it names every route and field, admits what the server admits, and
-nothing that it admits makes the server fail (schemathesis, a fixed choice of examples)."""
+"""The OpenAPI document names every route and field and admits what the server admits, and no
+request that it admits makes the server fail (schemathesis with a fixed choice of examples)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
 def test_every_route_is_in_it(served: Served) -> None:
-    """But for the one that only says that nothing is stored."""
+    """Every route but the one that only says that nothing is stored."""
     app: Any = served.runner.config.app
     routes = {
         (method.upper(), path)
@@ -86,10 +86,10 @@ def test_every_route_is_in_it(served: Served) -> None:
     ],
 )
 def test_it_admits_what_the_server_admits(name: str, endpoint: str) -> None:
-    """Every supported field with the value that the tests of fields send; and a null."""
+    """Every supported field is valid with the value that the tests of fields send, and as null."""
     request = request_of(endpoint)
     validator = jsonschema.Draft202012Validator(
-        {**request, "components": DOCUMENT["components"]}  # for its references
+        {**request, "components": DOCUMENT["components"]}  # resolves its references
     )
     validator.validate(good_body(name, endpoint))
     if name not in BODIES[endpoint]:
@@ -97,7 +97,7 @@ def test_it_admits_what_the_server_admits(name: str, endpoint: str) -> None:
 
 
 def test_it_is_a_valid_description() -> None:
-    """Each schema in it is one."""
+    """Every schema in it is valid."""
     for schema in DOCUMENT["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
@@ -113,7 +113,7 @@ def operation(document: dict[str, Any], served: Served, method: str, path: str) 
 
 
 def few(count: int) -> settings:
-    """So many examples, the same in every run."""
+    """Return settings for `count` examples, the same in every run."""
     return settings(
         max_examples=count,
         derandomize=True,
@@ -123,8 +123,8 @@ def few(count: int) -> settings:
 
 
 def answer(case: Any) -> int:
-    """The status of the reply, once it was found to be as described. Integers are sent as clients
-    write them: to JSON Schema 1.0 is one, too."""
+    """Return the status of a reply that conforms to the document. Whole floats are sent as
+    integers, as clients do: JSON Schema counts 1.0 as an integer."""
     case.body = without_points(case.body)
     return int(case.call_and_validate(checks=CHECKS).status_code)
 
@@ -145,7 +145,7 @@ def without_points(value: Any) -> Any:
 def test_nothing_that_it_admits_makes_the_server_fail(
     served: Served, method: str, path: str
 ) -> None:
-    """No 5xx; no status, content type or body that it does not tell of."""
+    """No 5xx, and no status, content type or body that the document does not describe."""
 
     @few(EXAMPLES[method])
     @given(case=operation(DOCUMENT, served, method, path).as_strategy())
@@ -158,8 +158,8 @@ def test_nothing_that_it_admits_makes_the_server_fail(
 
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_one_field_at_a_time(served: Served, endpoint: str) -> None:
-    """Of many random fields two always contradict each other. One beside a good request shows
-    what it does alone, and most of its values are served."""
+    """Of many random fields, two always conflict. One field in a valid request shows what it does
+    alone, and most of its values are served."""
     answers: Counter[int] = Counter()
     for name, field in request_of(endpoint)["properties"].items():
         fixed = {**good_body(name, endpoint)}

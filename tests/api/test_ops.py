@@ -38,25 +38,25 @@ READS = (
 
 
 @pytest.mark.parametrize("path", READS)
-def test_whoever_asks_for_the_head_gets_it(http: httpx.Client, path: str) -> None:
-    """Bug: HEAD of every route was a 405; load balancers probe with it. Law: the status and the
-    headers of GET, the length of its body among them, and no body."""
+def test_head_is_answered_like_get(http: httpx.Client, path: str) -> None:
+    """Bug: HEAD was a 405 on every route, though load balancers probe with it. Law: HEAD has GET's
+    status and headers, the content length included, and no body."""
     key = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "balancer"}
-    http.get("/health", headers=key)  # what /metrics tells of is settled
+    http.get("/health", headers=key)  # settles the values of /metrics
     whole, head = http.get(path, headers=key), http.head(path, headers=key)
     assert head.status_code == whole.status_code
     assert head.content == b""
     told, meant = dict(head.headers), dict(whole.headers)
     for headers in (told, meant):
         del headers["date"]
-    if path == "/metrics":  # it counts what passed meanwhile
+    if path == "/metrics":  # it counts the requests in between
         assert told.pop("content-length").isdigit()
         del meant["content-length"]
     assert told == meant
 
 
-def test_a_head_leaves_the_connection_in_step(http: httpx.Client, served: Served) -> None:
-    """Law: whatever asks next on that connection gets its own answer, not a body left over."""
+def test_head_leaves_the_connection_in_sync(http: httpx.Client, served: Served) -> None:
+    """Law: the next request on that connection gets its own reply, not a leftover body."""
     address = served.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as asking:
         asking.sendall(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -69,7 +69,7 @@ def test_a_head_leaves_the_connection_in_step(http: httpx.Client, served: Served
 
 
 def test_head_is_named_where_it_is_allowed(http: httpx.Client) -> None:
-    """Law: Allow lists it beside GET, and nothing else answers it."""
+    """Law: Allow lists HEAD beside GET, and a route without GET refuses HEAD."""
     key = {"Authorization": f"Bearer {KEY}"}
     assert http.delete("/health").headers["allow"] == "GET, HEAD"
     refused = http.head("/v1/completions", headers=key)
@@ -100,7 +100,7 @@ def test_head_is_named_where_it_is_allowed(http: httpx.Client) -> None:
 def test_guarded_paths(
     http: httpx.Client, method: str, path: str, authorization: str | None
 ) -> None:
-    """Deny by default: without the key nothing but the open paths answers, not even a 404."""
+    """Deny by default: without the key only the open paths answer; even a 404 is withheld."""
     headers = {} if authorization is None else {"Authorization": authorization}
     reply = http.request(method, path, json=BODY, headers=headers)
     assert reply.status_code == 401
@@ -109,7 +109,7 @@ def test_guarded_paths(
 
 
 def test_the_key_opens_and_odd_headers_do_not_break(http: httpx.Client) -> None:
-    """The scheme is case-insensitive; bytes beyond ASCII are only a wrong key; Host is no path."""
+    """The scheme ignores case; non-ASCII bytes are just a wrong key; Host cannot fake a path."""
     reply = http.post("/v1/completions", json=BODY, headers={"Authorization": f"bearer {KEY}"})
     assert reply.status_code == 200
     odd = {b"Authorization": "Bearer schlüssel".encode()}
@@ -119,14 +119,14 @@ def test_the_key_opens_and_odd_headers_do_not_break(http: httpx.Client) -> None:
 
 
 def test_no_cors(http: httpx.Client) -> None:
-    """A page of another origin gets no permission."""
+    """A page of another origin gets no CORS permission."""
     headers = {"Origin": "https://evil.example", "Authorization": f"Bearer {KEY}"}
     reply = http.post("/v1/completions", json=BODY, headers=headers)
     assert "access-control-allow-origin" not in reply.headers
 
 
 def test_replies_carry_their_id(http: httpx.Client) -> None:
-    """The SDK's `_request_id` comes from this header; the log has it beside the reply's own id."""
+    """The SDK's `_request_id` is this header; the log has it beside the reply's own id."""
     headers = {"Authorization": f"Bearer {KEY}"}
     replies = [http.post("/v1/completions", json=BODY, headers=headers) for _ in range(2)]
     ids = {reply.headers["x-request-id"] for reply in replies}
@@ -142,16 +142,16 @@ def test_metrics_count_requests(http: httpx.Client) -> None:
 
 
 def test_version(http: httpx.Client) -> None:
-    """Code and numerics, for a bug report."""
+    """The version and the engine's facts, for a bug report."""
     version = http.get("/version").json()
     assert version["name"] == "foredraft"
     assert version["proposer"] == "draft_model"
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_load_is_told_under_the_names_of_routers_where_they_are_wanted(named: bool) -> None:
-    """Law: with `router_names` the names that routers cannot be told to change have the values of
-    ours, behind no key; without, there is nothing of them."""
+def test_router_names_expose_the_load(named: bool) -> None:
+    """Law: with `router_names` the load has the names that routers expect, with our values and
+    without a key; otherwise these names do not exist."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate)
     with serve(client, router_names=named, api_key=KEY) as served:

@@ -1,4 +1,4 @@
-"""Which pages a browser may call the server from."""
+"""Which web pages may call the server from a browser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_another_page_is_refused(plain: Served, origin: str) -> None:
 
 
 def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
-    """Law: who is no browser says no origin."""
+    """Law: a client that is no browser sends no origin, and is served."""
     assert complete(plain, plain.url).status_code == 200
     assert complete(plain, None).status_code == 200
     foreign = httpx.get(f"{plain.url}/v1/models", headers={"origin": PAGE})
@@ -50,8 +50,8 @@ def test_its_own_pages_and_programs_are_served(plain: Served) -> None:
 
 
 def test_no_answer_to_a_get_may_be_read_by_another_page(plain: Served) -> None:
-    """Law: of any path; a browser keeps from a page what does not name it. None changes anything
-    that another GET tells."""
+    """Law: no reply to a GET has a CORS header, so browsers hide it from other pages, and no GET
+    changes what another GET returns."""
     paths = httpx.get(f"{plain.url}/openapi.json", timeout=60).json()["paths"]
     asked = [path.replace("{name}", MODEL) for path, found in paths.items() if "get" in found]
 
@@ -67,7 +67,7 @@ def test_no_answer_to_a_get_may_be_read_by_another_page(plain: Served) -> None:
 
 
 def own(reply: httpx.Response) -> list[str]:
-    """The lines without what /metrics has of the process: its memory, time and files."""
+    """Return the lines without /metrics' figures of the process: its memory, time and files."""
     lines = reply.text.splitlines()
     return [line for line in lines if not re.match("(python|process)_", line)]
 
@@ -91,25 +91,23 @@ def own(reply: httpx.Response) -> list[str]:
         ("chrome-extension://foredraft", 403),
     ],
 )
-def test_a_page_whose_name_was_made_to_point_here_is_refused(
-    plain: Served, origin: str, status: int
-) -> None:
-    """Bug: a stranger's page whose name points to this machine by now (DNS rebinding) was taken for
-    the server's own. Law: nobody else is refused: programs behind any name, pages that a proxy
-    serves by HTTPS, names of this network."""
+def test_dns_rebinding_is_refused(plain: Served, origin: str, status: int) -> None:
+    """Bug: a foreign page whose name now resolves to this machine (DNS rebinding) passed as the
+    server's own. Law: nobody else is refused: programs under any name, pages that a proxy serves by
+    HTTPS, names of this network."""
     host = origin.partition("://")[2]
     assert complete(plain, origin, host=host).status_code == status
     assert complete(plain, None, host=host).status_code == 200
 
 
-def test_the_origin_of_nobody_is_refused(plain: Served) -> None:
-    """Bug: a page without an origin (a sandboxed frame) was taken for the server's own where a
-    proxy passes no `Host` on."""
+def test_a_null_origin_is_refused(plain: Served) -> None:
+    """Bug: a page without an origin (a sandboxed frame) passed as the server's own where a proxy
+    drops `Host`."""
     assert complete(plain, "null", host="").status_code == 403
 
 
-def test_a_proxy_may_tell_the_port_that_browsers_leave_out(plain: Served) -> None:
-    """Bug: a page by HTTPS was refused behind `proxy_set_header Host $host:$server_port`."""
+def test_a_proxy_may_add_the_default_port(plain: Served) -> None:
+    """Bug: an HTTPS page was refused behind `proxy_set_header Host $host:$server_port`."""
     assert complete(plain, "https://llm.example", host="llm.example:443").status_code == 200
     assert complete(plain, "http://localhost", host="localhost:80").status_code == 200
     assert complete(plain, "https://llm.example", host="llm.example:80").status_code == 403
@@ -117,13 +115,13 @@ def test_a_proxy_may_tell_the_port_that_browsers_leave_out(plain: Served) -> Non
 
 
 def test_a_configured_page_may_have_any_name() -> None:
-    """Law: a page by plain HTTP behind a proxy is allowed by its origin."""
+    """Law: a plain HTTP page behind a proxy is allowed if its origin is configured."""
     with serve(cors_origins=["http://llm.example"]) as served:
         assert complete(served, "http://llm.example", host="llm.example").status_code == 200
 
 
 def test_configured_pages_are_served(opened: Served) -> None:
-    """Law: the preflight is answered, and the reply may be read."""
+    """Law: the preflight is answered, and the page may read the reply."""
     ask = {"origin": PAGE, "access-control-request-method": "POST",
            "access-control-request-headers": "authorization,content-type"}  # fmt: skip
     preflight = httpx.options(f"{opened.url}/v1/chat/completions", headers=ask)
@@ -136,7 +134,7 @@ def test_configured_pages_are_served(opened: Served) -> None:
 
 
 def preflight(served: Served, path: str, **headers: str) -> httpx.Response:
-    """As a browser asks for what the OpenAI SDK would send."""
+    """Send the preflight that a browser sends for a call of the OpenAI SDK."""
     ask = {"origin": PAGE, "access-control-request-method": "POST",
            "access-control-request-headers": "authorization,content-type,x-request-id,"
            "x-stainless-lang,x-stainless-retry-count"}  # fmt: skip
@@ -145,8 +143,8 @@ def preflight(served: Served, path: str, **headers: str) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models/a", "/x"])
 def test_a_preflight_is_answered_for_every_header(opened: Served, path: str) -> None:
-    """Law: `*` would not do for `Authorization`, so what was asked for is named; a page of the
-    web may call a private address, which browsers ask about, too."""
+    """Law: the requested headers are listed, since `*` does not cover `Authorization`; a public
+    page may call a private address, which browsers ask about, too."""
     private = {"access-control-request-private-network": "true"}
     reply = preflight(opened, path, **private)
     assert reply.status_code == 200
@@ -174,7 +172,7 @@ def test_a_preflight_is_answered_for_every_header(opened: Served, path: str) -> 
 def test_a_page_may_read_every_answer(
     opened: Served, path: str, body: dict[str, object], status: int
 ) -> None:
-    """Law: errors and streams, too; a browser would show a page nothing of them."""
+    """Law: errors and streams are readable, too; a browser would hide them from the page."""
     reply = httpx.post(f"{opened.url}{path}", json=body, headers={"origin": PAGE}, timeout=60)
     assert reply.status_code == status
     assert reply.headers["access-control-allow-origin"] == PAGE
@@ -182,8 +180,8 @@ def test_a_page_may_read_every_answer(
     assert reply.headers["x-request-id"]
 
 
-def test_a_page_may_read_of_our_own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: an internal error came without the word for it, so the page saw a network error."""
+def test_a_page_may_read_internal_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: an internal error lacked the CORS header, so the page saw a network error."""
     with serve(cors_origins=[PAGE]) as served:
         monkeypatch.setattr(served.client, "require_open", None)
         reply = complete(served, PAGE)
@@ -191,16 +189,16 @@ def test_a_page_may_read_of_our_own_faults(monkeypatch: pytest.MonkeyPatch) -> N
     assert reply.headers["access-control-allow-origin"] == PAGE
 
 
-def test_all_pages_may_be_let_in_by_one_word() -> None:
-    """Law: `*` alone is as good as a list of it."""
+def test_a_star_allows_all_pages() -> None:
+    """Law: `*` alone means the same as a list of it."""
     with serve(cors_origins="*") as served:
         reply = complete(served, "https://any.example")
         assert reply.status_code == 200
         assert reply.headers["access-control-allow-origin"] == "*"
 
 
-def test_with_a_key_preflights_need_none() -> None:
-    """Law: a browser sends no key with a preflight, and one with the request."""
+def test_preflights_need_no_key() -> None:
+    """Law: preflights, which browsers send without the key, are answered; requests need it."""
     with serve(cors_origins=["*"], api_key="secret") as served:
         ask = {"origin": PAGE, "access-control-request-method": "POST"}
         assert httpx.options(f"{served.url}/v1/completions", headers=ask).status_code == 200

@@ -1,4 +1,4 @@
-"""The page's files: what a browser gets, and what it is told to hold them to."""
+"""The page's files: what a browser gets, and the policy that it enforces on them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.parametrize("path", FILES)
 def test_files_are_served_without_a_key(served: Served, path: str) -> None:
-    """Law: as they lie there, under their types, held to this server, and asked for again only
-    where they changed."""
+    """Law: files are served unchanged, with their types, under a policy that allows this server
+    only, and are sent again only if they changed."""
     reply = httpx.get(served.url + path)
     assert reply.status_code == 200
     assert reply.content == FILES[path].body
@@ -39,20 +39,20 @@ def test_files_are_served_without_a_key(served: Served, path: str) -> None:
     assert "*" not in policy
     again = httpx.get(served.url + path, headers={"if-none-match": reply.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-    zipped = {"if-none-match": f'"another", W/{reply.headers["etag"]}'}  # as proxies make it
+    zipped = {"if-none-match": f'"another", W/{reply.headers["etag"]}'}  # as proxies rewrite it
     assert httpx.get(served.url + path, headers=zipped).status_code == 304
     other = httpx.get(served.url + path, headers={"if-none-match": '"another"'})
     assert other.status_code == 200
 
 
 def test_every_file_of_the_folder_has_a_type() -> None:
-    """Law: none lies there that is not served."""
+    """Law: every file in the folder is served."""
     assert len(FILES) == len(list(FOLDER.iterdir()))
 
 
 def test_files_name_only_each_other() -> None:
-    """Law: no other host and no absolute address, so that the page works offline and behind a
-    prefix; no markup put together from text; and nothing inline, which the policy would stop."""
+    """Law: no other host and no absolute path, so the page works offline and behind a prefix; no
+    markup built from text; nothing inline, which the policy would block."""
     known = {path.removeprefix("/") for path in FILES} | {"openapi.json"}
     for file in FILES.values():
         text = file.body.decode().replace("http://www.w3.org/2000/svg", "")
@@ -67,7 +67,7 @@ def test_files_name_only_each_other() -> None:
 
 
 def test_the_old_address_leads_to_the_view(served: Served) -> None:
-    """Law: also behind a prefix, hence relative."""
+    """Law: the redirect is relative, so it also works behind a prefix."""
     reply = httpx.get(f"{served.url}/speculation/live")
     assert (reply.status_code, reply.headers["location"]) == (307, "../#live")
 
@@ -81,8 +81,8 @@ def test_other_paths_are_no_files(path: str) -> None:
 
 
 @pytest.mark.parametrize(("settings", "status"), [({}, 404), ({"api_key": KEY}, 401)])
-def test_it_can_be_left_out(settings: dict[str, Any], status: int) -> None:
-    """Law: with `server.page` false its paths are like any others that are not there."""
+def test_the_page_can_be_disabled(settings: dict[str, Any], status: int) -> None:
+    """Law: with `server.page` false its paths behave like unknown paths."""
     with serve(page=False, **settings) as served:
         for path in (*FILES, "/speculation/live"):
             assert httpx.get(served.url + path).status_code == status
@@ -90,8 +90,8 @@ def test_it_can_be_left_out(settings: dict[str, Any], status: int) -> None:
         assert keyed.status_code == 404
 
 
-def test_what_the_live_view_reads_is_there(served: Served) -> None:
-    """Law: the metrics and the fields of GET /speculation that it names exist."""
+def test_the_live_view_reads_what_exists(served: Served) -> None:
+    """Law: the metrics and the fields of GET /speculation that it reads exist."""
     told = httpx.get(f"{served.url}/metrics").text
     source = (FOLDER / "metrics.js").read_text() + (FOLDER / "live.js").read_text()
     names = re.findall(r'(?:grown|grownBy|total|by)\("(\w+)"', source)

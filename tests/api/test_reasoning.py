@@ -1,5 +1,5 @@
-"""Thinking is told apart from content, streamed and whole, and everything that is counted, cut or
-held over a reply stays right beside it."""
+"""Thinking is separated from content, streamed or not, and the counts, stops and grammars of a
+reply stay correct beside it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.support.serving import MODEL, serve
 from tests.support.tools import HELLO, TOOLS, scripted
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-THINKS = ByteTokenizer(thinks="<think></think>")  # if it likes
-BEGUN = ByteTokenizer(thinks="<think></think> <think>\n")  # always: the prompt opens it
-OVER = ByteTokenizer(thinks="<think></think> <think>\n\n</think>\n\n")  # never
+THINKS = ByteTokenizer(thinks="<think></think>")  # the model may think
+BEGUN = ByteTokenizer(thinks="<think></think> <think>\n")  # the prompt has opened the thinking
+OVER = ByteTokenizer(thinks="<think></think> <think>\n\n</think>\n\n")  # the prompt has closed it
 THOUGHT, SAID = "Zürich? Say 5. Done", "It is 5 degrees in Zürich. Done, and more"
 REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
 CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
@@ -35,7 +35,7 @@ def post(
     settings: dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Any, FakeClient]:
-    """What a server says whose engine says `text`; of a stream the list of its events."""
+    """Return the reply, or a stream's list of events, of a server whose engine writes `text`."""
     client = scripted(text, tokens_per_step=tokens_per_step)
     with (
         serve(client, tokenizer=tokenizer, **(settings or {})) as served,
@@ -53,7 +53,7 @@ def post(
 
 
 def put_together(chunks: list[Any]) -> dict[str, Any]:
-    """A stream as the choice and usage of a whole reply."""
+    """Merge a stream into the choice of an unstreamed reply."""
     message: dict[str, Any] = {}
     choice: dict[str, Any] = {"message": message, "token_ids": [], "provenance": []}
     for chunk in chunks:
@@ -80,8 +80,8 @@ def put_together(chunks: list[Any]) -> dict[str, Any]:
 def test_streamed_and_whole_replies_say_the_same(
     tokenizer: ByteTokenizer, text: str, tokens_per_step: int
 ) -> None:
-    """Whatever each step brought, and whether the prompt or the model opens the thinking: the text
-    of the two, ids, log-probabilities, provenance and usage."""
+    """Texts, ids, log-probabilities, provenance and usage agree, whatever the tokens per step, and
+    whether the prompt or the model opens the thinking."""
     asked = {"return_token_ids": True, "provenance": True, "logprobs": True}
     how: Any = {"tokenizer": tokenizer, "tokens_per_step": tokens_per_step, **asked}
     whole, _ = post(text, **how)
@@ -106,15 +106,15 @@ def test_streamed_and_whole_replies_say_the_same(
 
 
 def test_a_prompt_may_have_closed_the_thinking() -> None:
-    """Then nothing of the reply is, not even what looks like it."""
+    """Then all of the reply is content, even what looks like thinking."""
     reply, _ = post(REPLY, tokenizer=OVER)
     assert reply["choices"][0]["message"]["content"] == REPLY
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thinking_that_the_length_cuts(stream: bool) -> None:
-    """All of it is thinking, the content is empty, and "length" says why."""
+def test_thinking_cut_by_the_length(stream: bool) -> None:
+    """All of it is thinking, the content is empty, and the finish is "length"."""
     size = len(f"<think>\n{THOUGHT}\n</thi".encode())
     reply, _ = post(REPLY, max_tokens=size, stream=stream)
     choice = put_together(reply) if stream else reply["choices"][0]
@@ -127,7 +127,7 @@ def test_thinking_that_the_length_cuts(stream: bool) -> None:
 
 @pytest.mark.parametrize("stop", ["Done", "ö", "<", "think"])
 def test_stop_strings_end_the_content_only(stop: str) -> None:
-    """A stop string within the thinking, or within its marks, left no answer at all."""
+    """Bug: a stop string within the thinking, or within its tags, left no answer at all."""
     for tokens_per_step in (1, 4):
         reply, _ = post(REPLY, stop=stop, tokens_per_step=tokens_per_step)
         message = reply["choices"][0]["message"]
@@ -136,7 +136,7 @@ def test_stop_strings_end_the_content_only(stop: str) -> None:
 
 
 def test_fields_and_settings_that_switch_it_off() -> None:
-    """Left out of the reply, left in the content, or never looked for."""
+    """Thinking is left out of the reply, left in the content, or not looked for."""
     hidden, _ = post(REPLY, include_reasoning=False)
     assert hidden["choices"][0]["message"]["content"] == SAID
     assert "reasoning_content" not in hidden["choices"][0]["message"]
@@ -151,8 +151,8 @@ def test_fields_and_settings_that_switch_it_off() -> None:
 
 
 def test_a_grammar_is_sent_with_its_lead() -> None:
-    """The engine is told to hold what comes behind the thinking; a model that is told not to think
-    is held from its first token."""
+    """The engine applies the grammar after the thinking; a model that is told not to think is
+    constrained from its first token."""
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     for tokenizer, lead in ((BEGUN, "start: text_marker"), (THINKS, "start: ("), (OVER, "")):
         for fields in ({"response_format": schema}, {"tools": TOOLS, "tool_choice": "required"}):
@@ -167,8 +167,8 @@ def test_a_grammar_is_sent_with_its_lead() -> None:
 
 @pytest.mark.parametrize("required", [False, True])
 def test_calls_behind_thinking(required: bool) -> None:
-    """A call within the thinking is none; one behind it is, and the thinking is told also where
-    nothing but calls may be said."""
+    """A call within the thinking is none, one after it is. The thinking is returned even where only
+    calls may be written."""
     text = f"<think>Should I {CALL}?</think>\n\n{CALL}"
     choice = {"tool_choice": "required"} if required else {}
     with (
@@ -184,8 +184,8 @@ def test_calls_behind_thinking(required: bool) -> None:
     assert [call.function.arguments for call in message.tool_calls] == ['{"city": "Rome"}']
 
 
-def test_a_reply_is_gone_on_with_anywhere() -> None:
-    """`resume` within the thinking, within its marks, and behind them: the rest is what was
+def test_a_reply_resumes_anywhere() -> None:
+    """`resume` works within the thinking, within its tags and after them: the rest is what was
     missing, and its usage counts the whole."""
     asked: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
     whole, _ = post(REPLY, **asked)
@@ -211,8 +211,8 @@ def test_a_reply_is_gone_on_with_anywhere() -> None:
 @pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
 @pytest.mark.parametrize("size", [None, 14])
 def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None) -> None:
-    """Its events and the whole say the same: reasoning_text first, then the message; at the limit
-    what is open is incomplete."""
+    """Events and the unstreamed reply agree: reasoning_text first, then the message; at the length
+    limit, the open item is incomplete."""
     limit = {} if size is None else {"max_output_tokens": size}
     how: Any = {"route": RESPONSES, "tokens_per_step": tokens_per_step, **limit}
     scores: Any = {"include": ["message.output_text.logprobs"]}
@@ -238,8 +238,8 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
 
 @pytest.mark.parametrize("reads", [(), ("reasoning_content",)])
 def test_the_output_of_a_response_may_be_sent_back(reads: tuple[str, ...]) -> None:
-    """Agents send all items of the last output as the begin of the next input. The thinking is the
-    message's that it led to, for templates that read it."""
+    """Agents send all items of the last output at the start of the next input. Thinking joins the
+    message that it led to, for templates that read it."""
     first, _ = post(REPLY, route=RESPONSES)
     items = [
         {"role": "user", "content": "hello"},
@@ -256,7 +256,7 @@ def test_the_output_of_a_response_may_be_sent_back(reads: tuple[str, ...]) -> No
 
 
 class Channels(ByteTokenizer):
-    """gpt-oss: a template that has its channels."""
+    """gpt-oss: a template with its channels."""
 
     def __init__(self) -> None:
         super().__init__(thinks="<|channel|>analysis")
@@ -264,7 +264,7 @@ class Channels(ByteTokenizer):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_channels_are_told_apart_without_tools(stream: bool) -> None:
-    """gpt-oss writes headers before everything, which nobody wants in the content."""
+    """gpt-oss writes headers before everything, which do not belong in the content."""
     text = (
         "<|channel|>analysis<|message|>Hm. Done<|end|><|start|>assistant"
         "<|channel|>final<|message|>Hi. Done<|return|>"
@@ -288,8 +288,8 @@ def test_channels_are_told_apart_without_tools(stream: bool) -> None:
 def test_a_message_has_its_thinking_in_a_block(
     thinking: dict[str, str] | None, shown: bool, stream: bool
 ) -> None:
-    """Law: of /v1/messages, before the text, with events of its own, unless it is left out; and
-    such a message may be sent again."""
+    """Law: in /v1/messages the thinking is a block before the text, with its own events, unless it
+    is left out; such a message may be sent back."""
     more: dict[str, Any] = {} if thinking is None else {"thinking": thinking}
     more |= {"route": "/v1/messages", "messages": HELLO, "max_tokens": 400, "stream": stream}
     reply, _ = post(REPLY, **more)

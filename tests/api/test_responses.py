@@ -1,4 +1,4 @@
-"""/v1/responses through the official SDK: text, events, errors; the same replies as chat's."""
+"""/v1/responses through the official SDK: text, events, errors; the same replies as chat."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sdk(served: Served) -> Iterator[OpenAI]:
 
 
 def events_of(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream; each is named as its type says, and there is no [DONE]."""
+    """Return a stream's events; each is named by its type, and there is no [DONE]."""
     reply = httpx.post(f"{url}{RESPONSES}", json={**body, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     events = []
@@ -40,7 +40,7 @@ def events_of(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_create(sdk: OpenAI) -> None:
-    """The whole object, as the SDK's types have it, with what made it."""
+    """The whole object in the SDK's types, with the settings that made it."""
     reply = sdk.responses.create(
         model=MODEL, input="hello", max_output_tokens=7, extra_body={"seed": 3}
     )
@@ -72,7 +72,7 @@ def test_create(sdk: OpenAI) -> None:
 
 
 def test_the_request_is_repeated(sdk: OpenAI) -> None:
-    """What was asked stands in the reply, the no-ops too."""
+    """The reply repeats the request's settings, no-ops included."""
     reply = sdk.responses.create(
         model=MODEL, input="hello", instructions="Be brief.", max_output_tokens=3,
         temperature=0.5, top_p=0.9, metadata={"a": "b"}, user="u", safety_identifier="s",
@@ -88,7 +88,7 @@ def test_the_request_is_repeated(sdk: OpenAI) -> None:
 
 
 def test_a_reply_that_ends_by_itself_is_completed() -> None:
-    """Also one that says nothing: a message without text."""
+    """An empty reply is completed, too: it has a message with empty text."""
     for text in (b"one two", b""):
         script = listed_script(list(text), then=257)
         with serve(FakeClient(script=script)) as served:
@@ -129,10 +129,10 @@ def test_a_reply_that_ends_by_itself_is_completed() -> None:
         ),
     ],
 )
-def test_it_is_the_chat_endpoint_in_other_words(
+def test_replies_equal_those_of_chat(
     served: Served, http: httpx.Client, asked: dict[str, Any], messages: list[Any]
 ) -> None:
-    """Law: the same prompt, the same parameters, the same text and usage."""
+    """Law: prompt, parameters, text and usage equal those of the same chat request."""
     fields: dict[str, Any] = {"model": MODEL, "seed": 5, "temperature": 0.7, "top_k": 5}
     response = http.post(RESPONSES, json={**fields, **asked, "max_output_tokens": 9}).json()
     ours = served.client.submitted[-1]
@@ -158,8 +158,8 @@ def test_it_is_the_chat_endpoint_in_other_words(
         {"prediction": {"type": "content", "content": "abc"}, "speculation": {"max_draft": 1}},
     ],
 )
-def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) -> None:
-    """Law: the events are in order, and their last Response is the one unstreamed, but for ids."""
+def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
+    """Law: the events are in order, and the last Response equals the unstreamed one but for ids."""
     with serve(FakeClient(tokens_per_step=tokens_per_step)) as served:
         streamed = told(events_of(served.url, {**BODY, **more}))
         whole = httpx.post(f"{served.url}{RESPONSES}", json={**BODY, **more}).json()
@@ -169,9 +169,9 @@ def test_a_stream_tells_the_whole(tokens_per_step: int, more: dict[str, Any]) ->
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 500])
 @pytest.mark.parametrize("more", [{}, LOGPROBS])
-def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> None:
-    """Law: text, then one item per call, whatever a step brought; log-probabilities of the text
-    before the first call, one per token."""
+def test_a_stream_contains_calls(tokens_per_step: int, more: dict[str, Any]) -> None:
+    """Law: text, then one item per call, whatever the tokens per step; the text before the first
+    call has one log-probability per token."""
     body = {"model": MODEL, "input": "hi", "tools": FLAT, "seed": 1, **more}
     calls = CALLS.replace("get_weather", "look_up").replace("get_time", "look_up")
     with serve(scripted(calls, tokens_per_step=tokens_per_step)) as served:
@@ -190,8 +190,8 @@ def test_a_stream_tells_calls(tokens_per_step: int, more: dict[str, Any]) -> Non
         assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
 
 
-def test_extensions_are_chats() -> None:
-    """Provenance, token ids and the usage of a prediction, in streams piece by piece."""
+def test_extensions_equal_those_of_chat() -> None:
+    """Provenance, token ids and prediction usage equal chat's, in streams piece by piece."""
     client = FakeClient(script=listed_script(list(b"one two"), then=257), tokens_per_step=3)
     predicted = {"type": "content", "content": "one two"}
     more = {"provenance": True, "return_token_ids": True, "prediction": predicted}
@@ -211,7 +211,7 @@ def test_extensions_are_chats() -> None:
 
 
 def without_ids(response: dict[str, Any]) -> dict[str, Any]:
-    """What two replies to one request have in common."""
+    """Return a response without what differs between two replies to one request."""
     drawn = {"id", "created_at", "completed_at"}
     output = [
         {name: value for name, value in item.items() if name not in ("id", "call_id")}
@@ -223,7 +223,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_sdk_stream_helper(sdk: OpenAI) -> None:
-    """`responses.stream` puts a Response together of the events: ours, and the whole's."""
+    """`responses.stream` builds a Response from our events that equals the unstreamed one."""
     with sdk.responses.stream(model=MODEL, input="hello", extra_body={"seed": 3}) as stream:
         text = "".join(
             event.delta for event in stream if event.type == "response.output_text.delta"
@@ -243,7 +243,7 @@ def test_sdk_stream_helper(sdk: OpenAI) -> None:
 
 
 def test_async_client(served: Served) -> None:
-    """The same through AsyncOpenAI: whole, streamed, by the helper, counted, refused."""
+    """The same through AsyncOpenAI: unstreamed, streamed, by the helper, counted, refused."""
 
     async def main() -> None:
         async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
@@ -268,7 +268,7 @@ def test_async_client(served: Served) -> None:
 
 
 def test_input_tokens(served: Served, sdk: OpenAI) -> None:
-    """Law: the count is the usage of the same request, tools included, and no step is made."""
+    """Law: the count equals the usage of the same request, tools included, and runs no step."""
     for fields in ({}, {"instructions": "Be brief."}, {"tools": FLAT}):
         asked: dict[str, Any] = {"model": MODEL, "input": [SAID], **fields}
         steps = served.client.steps
@@ -287,7 +287,7 @@ def test_input_tokens(served: Served, sdk: OpenAI) -> None:
 
 
 def test_output_can_be_sent_back() -> None:
-    """The items of a reply, calls included, are items of the next request: the prompt is chat's."""
+    """A reply's items, calls included, are valid input, and give the same prompt as chat."""
     tools = [{**FLAT[0], "strict": False}]
     function = {name: value for name, value in tools[0].items() if name != "type"}
     text = 'So: <tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
@@ -314,8 +314,8 @@ def test_output_can_be_sent_back() -> None:
             assert served.client.submitted[-1].prompt == ours
 
 
-def test_what_is_not_stored_says_so(sdk: OpenAI) -> None:
-    """A clear answer for clients that would go on where they stopped."""
+def test_stored_responses_are_refused(sdk: OpenAI) -> None:
+    """Clients that rely on stored responses get a clear answer."""
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
     assert refused.value.param == "previous_response_id"
@@ -332,7 +332,7 @@ def test_what_is_not_stored_says_so(sdk: OpenAI) -> None:
 
 
 def test_another_model_is_a_404_and_none_a_400(http: httpx.Client) -> None:
-    """As everywhere."""
+    """As on every endpoint."""
     assert http.post(RESPONSES, json={**BODY, "model": "other"}).status_code == 404
     missing = http.post(RESPONSES, json={"input": "a"})
     assert missing.status_code == 400
@@ -340,7 +340,7 @@ def test_another_model_is_a_404_and_none_a_400(http: httpx.Client) -> None:
 
 
 def test_a_lost_engine_fails_the_response() -> None:
-    """The stream ends with response.failed, in order; unstreamed it is a 503."""
+    """A stream ends with response.failed, in sequence; unstreamed it is a 503."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate)
     with (
@@ -362,7 +362,7 @@ def test_a_lost_engine_fails_the_response() -> None:
 
 
 def test_a_reader_that_leaves_ends_the_work() -> None:
-    """Streamed or not, what was begun for it is aborted."""
+    """Streamed or not, its request is aborted."""
     for stream in (True, False):
         client = FakeClient(gate=asyncio.Semaphore(0))
         with serve(client) as served:
@@ -377,7 +377,7 @@ def test_a_reader_that_leaves_ends_the_work() -> None:
 
 
 def test_no_chat_template() -> None:
-    """Without one there is no conversation to have."""
+    """Without a chat template, `input` is refused."""
     with serve(FakeClient(), tokenizer=ByteTokenizer(chat=None)) as served:
         reply = httpx.post(f"{served.url}{RESPONSES}", json=BODY)
         assert reply.status_code == 400
@@ -386,8 +386,8 @@ def test_no_chat_template() -> None:
         assert told_of["input"]["status"] == "refused"
 
 
-def test_what_a_reply_tells_may_be_asked_for(http: httpx.Client) -> None:
-    """Bug: a client that sent a reply's own settings back was refused, tools or none."""
+def test_a_replys_settings_may_be_sent_back(http: httpx.Client) -> None:
+    """Bug: a client that sent a reply's own settings back was refused, with tools or without."""
     said = http.post(RESPONSES, json=BODY).json()
     told = {name: said[name] for name in ("tool_choice", "parallel_tool_calls", "tools")}
     assert told == {"tool_choice": "auto", "parallel_tool_calls": True, "tools": []}

@@ -45,19 +45,19 @@ NESTED = {
 
 @pytest.fixture(scope="module")
 def served() -> Any:
-    """One server: each has a child of its own to compile grammars, which has to start first."""
+    """One server for all: each starts a child process to compile grammars."""
     with serve(scripted("x")) as served:
         yield served
 
 
 def tool_of(model: type[BaseModel]) -> dict[str, Any]:
-    """A strict function tool in this API's flat shape."""
+    """Return a strict function tool in this API's flat shape."""
     return {"type": "function", **pydantic_function_tool(model)["function"]}
 
 
 def test_parse() -> None:
-    """`responses.parse` with a pydantic class: sync, async and streamed; the engine was given the
-    class's schema."""
+    """`responses.parse` with a pydantic class, sync, async and streamed; the engine gets the
+    class's schema as a grammar."""
     with serve(scripted(PERSON.model_dump_json(), tokens_per_step=2)) as served:
         url = f"{served.url}/v1"
         with OpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
@@ -86,7 +86,7 @@ def test_parse() -> None:
 
 
 def test_parse_tools() -> None:
-    """A pydantic class as a tool: arguments arrive as its instance, and go back with the result."""
+    """A pydantic class as a tool: its call arrives, and goes back with the result."""
     tools: Any = [tool_of(LookUp)]
     with serve(scripted(CALL, tokens_per_step=2)) as served:
         sdk: Any = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
@@ -106,7 +106,7 @@ def test_parse_tools() -> None:
 
 
 def test_a_parsed_reply_can_be_sent_back() -> None:
-    """What `parse` put into the items for its caller does not come along."""
+    """What `parse` adds to the items for its caller does no harm when they are sent back."""
     with serve(scripted(PERSON.model_dump_json())) as served:
         sdk: Any = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
         with sdk:
@@ -169,8 +169,8 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SAME)
-def test_the_grammar_is_chats(served: Served, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Law: the same constraint in both APIs' words is the same prompt and the same grammar."""
+def test_grammars_equal_chats(served: Served, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Law: one constraint in either API's words gives the same prompt and the same grammar."""
     common = {"model": MODEL, "seed": 1}
     response = httpx.post(
         f"{served.url}{RESPONSES}", json={**common, "input": "hi", **ours}, timeout=30
@@ -238,7 +238,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
 def test_refusals_name_this_apis_fields(served: Served, fields: dict[str, Any], param: str) -> None:
-    """Also of what only the compiler of grammars finds out."""
+    """This includes errors that only the grammar compiler finds."""
     body = {"model": MODEL, "input": "hi", **fields}
     reply = httpx.post(f"{served.url}{RESPONSES}", json=body, timeout=30)
     assert reply.status_code == 400, reply.text

@@ -1,4 +1,4 @@
-"""`resume`: a reply that broke off is gone on with, by this replica or another one."""
+"""`resume`: a reply that broke off is continued, by this replica or another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = "Zürich 日本 = 🎈🎈, a stop, and more of it."
 BROKEN = bytes([0xF0, 0x9F, 97, 0x8E, 0x8E, 0x8E, 98, 0xE6, 0x97, 0xE6, 0x97, 0xA5, 0xF0])
 USAGE = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
 
-# Text of the engine, route, fields.
+# Name -> text of the engine, route, fields.
 REPLIES: dict[str, tuple[str | bytes, str, dict[str, Any]]] = {
     "text": (TEXT, COMPLETIONS, {}),
     "length": (TEXT, COMPLETIONS, {"max_tokens": 21}),
@@ -39,7 +39,7 @@ REPLIES: dict[str, tuple[str | bytes, str, dict[str, Any]]] = {
 
 @dataclass
 class Told:
-    """What chunks add up to."""
+    """What the chunks of a stream add up to."""
 
     text: str = ""
     calls: list[list[str]] = field(default_factory=list)  # name, arguments
@@ -89,10 +89,10 @@ def chunks(url: str, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("tokens_per_step", [1, 3])
 @pytest.mark.parametrize("name", REPLIES)
 def test_the_two_parts_are_the_reply(name: str, tokens_per_step: int) -> None:
-    """Law: wherever a reply broke off (but for amid the chunks of one step, of which the last has
-    the ids), what its chunks told and what the rest tells add up to the whole reply: text, calls,
-    ids, log-probabilities, finish; and the rest tells the whole's usage. A reply that had come to
-    its end just ends again."""
+    """Law: wherever a reply breaks off (except between the chunks of one step, the last of which
+    has the ids), its chunks and the rest add up to the whole reply: text, calls, ids,
+    log-probabilities and finish. The rest reports the usage of the whole. A reply that was complete
+    just ends again."""
     text, route, fields = REPLIES[name]
     prompt: dict[str, Any] = {"messages": HELLO} if route == CHAT else {"prompt": "ab"}
     body = {**prompt, "max_tokens": 400, "seed": 7, **USAGE, **fields}
@@ -128,8 +128,8 @@ def served() -> Iterator[Served]:
 
 
 def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
-    """Law: the ids count as generated, the seed is the reply's, and an unstreamed reply is the rest
-    too."""
+    """Law: the ids count as generated, the seed is the reply's, and an unstreamed reply is also
+    only the rest."""
     body = {"model": MODEL, "prompt": "ab", "max_tokens": 8, "return_token_ids": True}
     whole = httpx.post(f"{served.url}{COMPLETIONS}", json=body).json()
     ids, seed = whole["choices"][0]["token_ids"], whole["seed"]
@@ -169,7 +169,7 @@ def test_the_engine_gets_the_ids_and_the_seed(served: Served) -> None:
         ({}, {"text": "ab"}, "`resume"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_a_sentence(
+def test_what_cannot_be_resumed_is_refused(
     fields: dict[str, Any], resume: dict[str, Any], says: str, served: Served
 ) -> None:
     """Law: a 400 that names the field, before anything is submitted."""
@@ -184,8 +184,8 @@ def test_what_cannot_be_gone_on_with_is_a_sentence(
     assert len(served.client.submitted) == before
 
 
-def test_tools_are_gone_on_with_in_streams_alone(served: Served) -> None:
-    """Law: a message may begin amid a call only where its parts come one by one."""
+def test_tools_resume_in_streams_only(served: Served) -> None:
+    """Law: a message can begin in the middle of a call only in a stream, part by part."""
     body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
     resume = {"token_ids": [97], "seed": 7}
     reply = httpx.post(f"{served.url}{CHAT}", json={**body, "resume": resume})
@@ -193,7 +193,7 @@ def test_tools_are_gone_on_with_in_streams_alone(served: Served) -> None:
     assert "`stream`" in reply.json()["error"]["message"]
 
 
-def test_the_likeliest_tokens_need_no_seed(served: Served) -> None:
-    """Law: at temperature 0 no seed is asked for."""
+def test_temperature_0_needs_no_seed(served: Served) -> None:
+    """Law: at temperature 0 no seed is required."""
     body = {"model": MODEL, "prompt": "ab", "temperature": 0, "resume": {"token_ids": [97]}}
     assert httpx.post(f"{served.url}{COMPLETIONS}", json=body).status_code == 200

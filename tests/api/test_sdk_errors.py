@@ -1,7 +1,7 @@
-"""Every refusal as the official SDK's own exception, with the fields that users read off it.
+"""Every refusal arrives as the official SDK's own exception, with the fields that users read.
 
-Never raised here, since nothing is answered with 403, 409 or 422: PermissionDeniedError,
-ConflictError and UnprocessableEntityError.
+PermissionDeniedError, ConflictError and UnprocessableEntityError are never raised here, since no
+reply is a 403, 409 or 422.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY = "sk-a-key"
 
 
 class Buggy(ByteTokenizer):
-    """Cannot encode one text."""
+    """A tokenizer that cannot encode one text."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if text == "bug":
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Call, type[openai.APIStatusError], int, str | None, str]]
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_refusal_is_the_sdks_own_exception(sdk: OpenAI, case: str) -> None:
-    """The class by the status; message, type, param and code from the envelope."""
+    """The status selects the class; message, type, param and code come from the envelope."""
     call, kind, status, param, code = CASES[case]
     with pytest.raises(openai.APIStatusError) as caught:
         call(sdk)
@@ -142,7 +142,7 @@ def test_each_refusal_is_the_sdks_own_exception(sdk: OpenAI, case: str) -> None:
 
 
 def test_without_the_key(served: Served) -> None:
-    """401, wherever one knocks, unknown routes included."""
+    """401 on every path, unknown routes included."""
     with OpenAI(base_url=f"{served.url}/v1", api_key="sk-wrong", max_retries=0) as sdk:
         for call in (chat, lambda sdk: sdk.embeddings.create(model=MODEL, input="a")):
             with pytest.raises(openai.AuthenticationError) as refused:
@@ -154,8 +154,8 @@ def test_without_the_key(served: Served) -> None:
 @pytest.mark.parametrize(
     ("state", "seconds"), [("starting", "2"), ("lost", "2"), ("draining", "2"), ("failed", "2")]
 )
-def test_an_engine_that_is_not_there(served: Served, sdk: OpenAI, state: Any, seconds: str) -> None:
-    """InternalServerError, which the SDK retries by itself, after what the server says."""
+def test_an_unavailable_engine(served: Served, sdk: OpenAI, state: Any, seconds: str) -> None:
+    """InternalServerError, which the SDK retries by itself after the time in Retry-After."""
     served.client.state = state
     try:
         with pytest.raises(openai.InternalServerError) as down:
@@ -168,7 +168,7 @@ def test_an_engine_that_is_not_there(served: Served, sdk: OpenAI, state: Any, se
 
 
 def test_a_full_server() -> None:
-    """RateLimitError, and the request can be repeated."""
+    """RateLimitError; the request can be repeated later."""
     with (
         serve(FakeClient(gate=asyncio.Semaphore(0)), max_inflight=1) as served,
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
@@ -183,7 +183,7 @@ def test_a_full_server() -> None:
 
 
 def test_a_stream_that_breaks_off() -> None:
-    """The error event raises in the loop that reads, sync and async, after the text before it."""
+    """After the text before it, the error event raises in the reading loop, sync and async."""
     gate = asyncio.Semaphore(0)
     with serve(FakeClient(gate=gate)) as served:
 
@@ -227,7 +227,7 @@ def test_other_methods(served: Served, method: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v2", "/v1", "/v1/", "/v1/completions/", "//v1/models", "/%00"])
 def test_other_paths(served: Served, path: str) -> None:
-    """404 in the envelope; no redirects, which clients follow with a GET."""
+    """404 in the envelope; no redirects, which clients would follow with a GET."""
     reply = httpx.get(f"{served.url}{path}", headers={"Authorization": f"Bearer {KEY}"})
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "unknown_route"

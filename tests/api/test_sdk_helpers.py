@@ -67,7 +67,7 @@ def test_parse_tools() -> None:
 
 
 def test_a_reply_cut_short_is_the_helper_s_own_exception() -> None:
-    """The helper refuses to parse what "length" cut; the reason must arrive."""
+    """The helper refuses to parse a reply cut by "length", and its exception says so."""
     with client(json.dumps(PERSON)) as sdk, pytest.raises(openai.LengthFinishReasonError):
         sdk.chat.completions.parse(
             model=MODEL, messages=HELLO, response_format=Person, max_completion_tokens=9
@@ -91,7 +91,7 @@ def test_stream_text() -> None:
 
 
 def test_stream_a_response_format() -> None:
-    """Partial JSON parses on the way, and the whole at the end."""
+    """Partial JSON parses during the stream, and the whole at its end."""
     with (
         client(json.dumps(PERSON)) as sdk,
         sdk.chat.completions.stream(model=MODEL, messages=HELLO, response_format=Person) as stream,
@@ -132,7 +132,7 @@ def test_stream_tools() -> None:
 
 
 def test_a_call_round() -> None:
-    """The SDK's own message objects go back into the next request as they came."""
+    """The SDK's own message objects go back into the next request unchanged."""
     with client(CALL) as sdk:
         reply = sdk.chat.completions.parse(model=MODEL, messages=HELLO, tools=TOOLS)
         message = reply.choices[0].message
@@ -144,7 +144,7 @@ def test_a_call_round() -> None:
 
 
 def test_async_twins() -> None:
-    """The same through AsyncOpenAI, at the same time."""
+    """The same through AsyncOpenAI, concurrently."""
 
     async def parse(sdk: AsyncOpenAI) -> None:
         reply = await sdk.chat.completions.parse(model=MODEL, messages=HELLO, tools=TOOLS)
@@ -168,7 +168,7 @@ def test_async_twins() -> None:
 
 
 def test_async_response_format() -> None:
-    """A pydantic class as the format, whole and streamed."""
+    """A pydantic class as the format, unstreamed and streamed."""
 
     async def main(url: str) -> None:
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:

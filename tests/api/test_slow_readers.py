@@ -1,4 +1,4 @@
-"""Clients that read late, slowly or never: what waits for them, and what others notice."""
+"""Clients that read late, slowly or never: what is buffered for them, and what others notice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.fake_client import FakeClient, hashed_script, make_ready
 from tests.support.serving import MODEL, Served, serve
 
 CONTEXT = 1_000_000
-HIGH_WATER = 64 * 1024  # asyncio's: what a connection buffers before it says that it is full
+HIGH_WATER = 64 * 1024  # asyncio's limit: a fuller write buffer pauses the writer
 
 
 def patient() -> FakeClient:
@@ -38,7 +38,7 @@ def patient() -> FakeClient:
 
 @contextmanager
 def asked(served: Served, **fields: Any) -> Iterator[socket.socket]:
-    """A connection that has asked for a stream, with next to no buffer of its own."""
+    """Open a connection that has requested a stream and has next to no receive buffer."""
     body = json.dumps({"model": MODEL, "prompt": "a", "stream": True, **fields}).encode()
     head = f"Host: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.socket() as connection:
@@ -50,7 +50,7 @@ def asked(served: Served, **fields: Any) -> Iterator[socket.socket]:
 
 
 def read_all(connection: socket.socket) -> list[str]:
-    """The data of every event, [DONE] included."""
+    """Return the data of every event, [DONE] included."""
     response = HTTPResponse(connection)
     response.begin()
     text = response.read().decode()
@@ -58,15 +58,15 @@ def read_all(connection: socket.socket) -> list[str]:
 
 
 def waiting(served: Served) -> int:
-    """Bytes that the server holds for its clients."""
+    """Return the bytes that the server buffers for its clients."""
     open_ones = list(served.runner.server_state.connections)
     return sum(one.transport.get_write_buffer_size() for one in open_ones)
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
-def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> None:
-    """The whole text in order, in few chunks, ended once, with the usage of all tokens; and what
-    the server held for it meanwhile did not grow with the text."""
+def test_pending_chunks_of_a_slow_reader_are_merged(logprobs: int | None) -> None:
+    """A late reader gets the whole text in order, in few chunks, with one end and the usage of all
+    tokens; the server's buffer did not grow with the text."""
     client, count = patient(), 30_000 if logprobs is None else 6_000
     with serve(client) as served:
         fields = {"max_tokens": count, "ignore_eos": True, "logprobs": logprobs}
@@ -89,8 +89,8 @@ def test_what_waits_for_a_slow_reader_leaves_merged(logprobs: int | None) -> Non
         assert "".join(tokens) == expected
 
 
-def test_a_reader_that_stopped_holds_up_nobody() -> None:
-    """Beside it others get their text; when it leaves, it is aborted once."""
+def test_a_stalled_reader_delays_nobody() -> None:
+    """Others get their text beside it; when it leaves, its request is aborted once."""
     client = patient()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
         with asked(served, max_tokens=CONTEXT - 10, ignore_eos=True):
@@ -122,8 +122,8 @@ async def nothing() -> Message:
 
 
 def test_a_reader_that_takes_nothing_is_cut() -> None:
-    """Its connection never takes a byte of the body: the request is aborted, and that is no
-    error of the server's."""
+    """Its connection never takes a byte of the body: the request is aborted, and that is no error
+    of the server's."""
     client = FakeClient()
     offered: list[Message] = []
 
@@ -143,8 +143,8 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
     assert client.inflight == 0
 
 
-def test_a_stream_without_news_is_kept_alive() -> None:
-    """Comments while the engine says nothing, and none between the events of a running stream."""
+def test_a_silent_stream_is_kept_alive() -> None:
+    """Comments are sent while the engine is silent, and none between the events of a stream."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate)
     bodies: list[bytes] = []
@@ -169,9 +169,9 @@ def test_a_stream_without_news_is_kept_alive() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_does_not_read_the_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug: a reply that was complete for the server, or given up, but not read, held its connection
-    and what was unsent for as long as the client liked. One that reads slowly gets it all."""
+def test_an_unread_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a complete or aborted reply that was not read held its connection and its unsent bytes
+    for as long as the client liked. A slow reader still gets it all."""
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", 0.5)
     for name, seconds in (("ping_seconds", 0.25), ("send_seconds", 0.5)):
         monkeypatch.setitem(EventStream.__init__.__kwdefaults__, name, seconds)  # type: ignore[arg-type]

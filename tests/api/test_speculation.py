@@ -1,4 +1,4 @@
-"""GET and POST /speculation: who may switch, what is refused by which field, what is told."""
+"""GET and POST /speculation: who may switch, how errors name fields, what replies report."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 def test_a_switch_reaches_the_engine(
     http: httpx.Client, served: Served, said: dict[str, Any], sent: SetSpeculation
 ) -> None:
-    """Law: what is sent is what was said, and the reply tells the new mode."""
+    """Law: the engine gets the requested mode, and the reply reports it."""
     reply = http.post("/speculation", json=said)
     assert reply.status_code == 200
     assert served.client.speculation == sent
@@ -80,10 +80,10 @@ def test_a_switch_reaches_the_engine(
         (Estimates(k=2, reason="pays", speedup=1.25), {"mode": "auto"}, ("pays", 2, 1.25)),
     ],
 )
-def test_a_switch_while_nothing_runs_is_told_whole(
+def test_a_switch_of_an_idle_engine_is_reported_at_once(
     http: httpx.Client, served: Served, before: Estimates, said: dict[str, Any], told: Any
 ) -> None:
-    """Bug: the reason, and the speed-up, were those of the last step, in the mode before."""
+    """Bug: reason and speed-up were those of the last step, which ran in the previous mode."""
     before.rates = [100.0, 150.0, 125.0]
     served.client.estimates = before
     http.post("/speculation", json=said)
@@ -124,7 +124,7 @@ def test_a_switch_while_nothing_runs_is_told_whole(
 def test_a_wrong_switch_is_a_400_that_names_the_field(
     http: httpx.Client, served: Served, said: dict[str, Any], param: str, word: str
 ) -> None:
-    """Law: and nothing is switched."""
+    """Law: nothing is switched."""
     reply = http.post("/speculation", json=said)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
@@ -133,7 +133,7 @@ def test_a_wrong_switch_is_a_400_that_names_the_field(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"off", b"\xff", b'{"mode": "off"'])
-def test_what_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
     assert http.post("/speculation", content=body).status_code == 400
 
 
@@ -154,7 +154,7 @@ def test_what_is_no_object_is_a_400(http: httpx.Client, body: bytes) -> None:
 def test_only_the_operator_switches(
     server: dict[str, Any], key: str | None, status: int, code: str | None
 ) -> None:
-    """Law: closed without an admin key; a client's key does not open it; keys are never told."""
+    """Law: without an admin key it is closed; a client key does not open it; no reply has a key."""
     with serve(**server) as served:
         headers = {} if key is None else bearer(key)
         reply = httpx.post(f"{served.url}/speculation", json={"mode": "off"}, headers=headers)
@@ -187,7 +187,7 @@ def test_an_engine_that_ends_is_not_switched(state: Any) -> None:
         assert httpx.get(url).status_code == 200
 
 
-def test_a_lost_engine_is_switched_for_its_next_life() -> None:
+def test_a_switch_of_a_lost_engine_applies_to_the_next() -> None:
     with serve(FakeClient(state="lost"), admin_key=ADMIN) as served:
         url = f"{served.url}/speculation"
         assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 200
@@ -203,8 +203,8 @@ def test_before_the_engine_was_ever_ready() -> None:
         assert httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).status_code == 503
 
 
-def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served) -> None:
-    """Law: figures that exist are told, others are null, and no odd number breaks the reply."""
+def test_estimates_are_reported_with_their_reason(http: httpx.Client, served: Served) -> None:
+    """Law: known figures are reported, others are null, and no odd number breaks the reply."""
     empty = http.get("/speculation").json()
     assert (empty["k"], empty["acceptance"], empty["survival"]) == (0, None, [])
     assert empty["explanation"] == "No step has run yet."
@@ -221,9 +221,9 @@ def test_estimates_are_told_with_their_reason(http: httpx.Client, served: Served
     served.client.estimates = None
 
 
-def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
-    """Bug: with look-ups before the draft, a reader saw what was expected of the draft alone: 1.2
-    where 2.5 was made. Law: after a switch nothing is told of the mode before."""
+def test_the_measured_speedup_is_reported_beside_the_expected_one() -> None:
+    """Bug: with n-gram look-ups before the draft, a reader saw the draft's expected speed-up only:
+    1.2 instead of 2.5. Law: after a switch nothing of the previous mode is reported."""
     estimates = Estimates(k=2, reason="pays", rates=[100.0, 110.0, 120.0], speedup=1.2)
     step = StepMetrics(
         seconds=StepSeconds(verify=0.01),
@@ -250,7 +250,7 @@ def test_what_all_guesses_gain_is_told_beside_what_is_expected_of_one() -> None:
 
 
 class Swapping(FakeClient):
-    """Its engine says what became of a draft by its name, at once or when it is released."""
+    """The draft's name decides the outcome of its swap, at once or when it is released."""
 
     OUTCOMES: ClassVar[dict[str, SwapOutcome]] = {"good": "trial", "slow": "trial"}
 
@@ -266,9 +266,9 @@ class Swapping(FakeClient):
         return self.swap
 
 
-def test_a_draft_is_answered_by_what_became_of_it() -> None:
-    """Law: on trial it is told as the running one; refused it is a 400 of the engine's sentence;
-    a second one meanwhile a 409; what became of a trial is in every later reply."""
+def test_a_draft_swap_is_answered_by_its_outcome() -> None:
+    """Law: a draft on trial is reported as the running one; a refused one is a 400 with the
+    engine's message; a second swap meanwhile is a 409; later replies report the trial's outcome."""
     client = Swapping(ready=make_ready(draft="demo"))
     with serve(client, admin_key=ADMIN) as served:
         url = f"{served.url}/speculation"
@@ -324,7 +324,7 @@ REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
 def test_the_description_admits_what_is_admitted(
     http: httpx.Client, served: Served, said: dict[str, Any]
 ) -> None:
-    """Law: /openapi.json, bound on K included, and the route agree; and so do the replies."""
+    """Law: /openapi.json, bound on K included, and the route agree; it also fits the replies."""
     served.client.estimates = Estimates(k=1, reason="pays", rates=[1.0, 2.0], survival=[0.5])
     reply = http.post("/speculation", json=said)
     served.client.estimates = None
@@ -336,8 +336,8 @@ def test_the_description_admits_what_is_admitted(
 
 
 @pytest.mark.parametrize("server", [{}, {"admin_key": ADMIN}])
-def test_other_methods_are_told_both_that_there_are(server: dict[str, Any]) -> None:
-    """Bug: Allow named GET alone, the first route of that path."""
+def test_other_methods_get_all_allowed_ones(server: dict[str, Any]) -> None:
+    """Bug: Allow named GET only, the first route of that path."""
     with serve(**server) as served:
         reply = httpx.delete(f"{served.url}/speculation", headers=bearer(ADMIN))
         assert reply.status_code == 405
@@ -346,7 +346,7 @@ def test_other_methods_are_told_both_that_there_are(server: dict[str, Any]) -> N
 
 
 def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: Served) -> None:
-    """Bug: acceptance and speed-up were told although nobody had been served."""
+    """Bug: acceptance and speed-up were reported before anything was generated."""
     served.client.estimates = Estimates()
     told = http.get("/speculation").json()
     served.client.estimates = None

@@ -1,4 +1,4 @@
-"""response_format and structured_outputs: what reaches the engine, and what is refused by name."""
+"""response_format and structured_outputs: what reaches the engine, and what is refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ REACHES: list[tuple[dict[str, Any], Grammar]] = [
 def test_what_reaches_the_engine(
     served: Served, http: httpx.Client, fields: dict[str, Any], grammar: Grammar
 ) -> None:
-    """The order of properties is the client's: it is the order of the reply."""
+    """The schema keeps the client's order of properties, which is the order of the reply."""
     reply = post(http, **fields)
     assert reply.status_code == 200, reply.text
     assert reply.json()["choices"][0]["message"]["refusal"] is None
@@ -177,9 +177,9 @@ class Order(BaseModel):
 
 
 def test_strict_schemas_of_the_sdk_are_honoured(served: Served) -> None:
-    """What `parse` sends for a pydantic model compiles, references and all."""
+    """What `parse` sends for a pydantic model compiles, references included."""
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    # The fake engine's text is no JSON, so only sending is under test here.
+    # The fake engine's text is not JSON, so only the request is under test here.
     with client, pytest.raises((openai.LengthFinishReasonError, ValueError)):
         client.chat.completions.parse(
             model=MODEL, messages=[{"role": "user", "content": "x"}], response_format=Order
@@ -190,8 +190,8 @@ def test_strict_schemas_of_the_sdk_are_honoured(served: Served) -> None:
     assert json.loads(grammar.source)["additionalProperties"] is False
 
 
-def test_what_explodes_in_the_engine_is_the_requests_own_error() -> None:
-    """Law: bad input is never a 5xx, also when it is found out in the middle of the reply."""
+def test_a_grammar_that_fails_in_the_engine_is_a_400() -> None:
+    """Law: bad input is never a 5xx, even if it is detected in the middle of the reply."""
     client = FakeClient(refusal="the grammar takes too long to follow", bad_request=True)
     with serve(client) as served, httpx.Client(base_url=served.url, timeout=30) as http:
         reply = post(http, structured_outputs={"regex": "[ab]+"})

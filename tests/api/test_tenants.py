@@ -1,4 +1,4 @@
-"""Keys over HTTP: limits, priority, deadlines, and what a full queue says."""
+"""API keys over HTTP: limits, priority, deadlines, and the errors of a full queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEYS = {
 
 @contextmanager
 def keyed(tmp_path: Path, client: FakeClient | None = None, **server: Any) -> Iterator[Served]:
-    """Each name of KEYS is the key of that name, too."""
+    """Serve with the keys of KEYS; each one's name is also its secret."""
     path = tmp_path / "keys.toml"
     path.write_text(
         "".join(
@@ -59,7 +59,7 @@ def error_of(reply: httpx.Response) -> Any:
 
 
 def test_requests_a_minute(tmp_path: Path) -> None:
-    """Law: 429 in OpenAI's shape, when to come back, what is left; other keys go on."""
+    """Law: a 429 in OpenAI's shape says when to retry and what is left; other keys go on."""
     with keyed(tmp_path) as served:
         replies = [ask(served, "few") for _ in range(3)]
         assert [reply.status_code for reply in replies] == [200, 200, 429]
@@ -81,7 +81,7 @@ def test_requests_a_minute(tmp_path: Path) -> None:
 
 
 def test_tokens_a_minute_count_prompt_and_reply(tmp_path: Path) -> None:
-    """Law: 5 + 4 of 10 leave room for another request, which overdraws them."""
+    """Law: after 5 + 4 of 10 tokens another request is still admitted, and overdraws the limit."""
     with keyed(tmp_path) as served:
         replies = [ask(served, "frugal") for _ in range(3)]
         assert [reply.status_code for reply in replies] == [200, 200, 429]
@@ -89,7 +89,7 @@ def test_tokens_a_minute_count_prompt_and_reply(tmp_path: Path) -> None:
 
 
 def test_requests_at_a_time(tmp_path: Path) -> None:
-    """Law: the second is refused while the first streams, and served once that has ended."""
+    """Law: a second request is refused while the first one streams, and served after its end."""
     gate = asyncio.Semaphore(0)
     with keyed(tmp_path, FakeClient(gate=gate)) as served:
         headers = {"Authorization": "Bearer single"}
@@ -107,8 +107,8 @@ def test_requests_at_a_time(tmp_path: Path) -> None:
         assert ask(served, "single").status_code == 200
 
 
-def test_priority_is_for_those_who_may(tmp_path: Path) -> None:
-    """Law: off unless the operator allows it, by key; 0 is what everybody has."""
+def test_priority_needs_permission(tmp_path: Path) -> None:
+    """Law: priority is off unless the operator allows it for the key; anyone may send 0."""
     with keyed(tmp_path) as served:
         assert ask(served, "urgent", priority=-5).status_code == 200
         submitted = served.client.submitted[-1]
@@ -123,7 +123,7 @@ def test_priority_is_for_those_who_may(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_its_own(tmp_path: Path) -> None:
-    """Law: such a key's prompts are never found by another key, whatever salt that one sends."""
+    """Law: no other key finds this key's prompts in the prefix cache, whatever salt it sends."""
     with keyed(tmp_path) as served:
         for key in ("alone", "plain"):
             assert ask(served, key, cache_salt="s").status_code == 200
@@ -133,7 +133,7 @@ def test_a_cache_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_key_is_named_in_the_scope(tmp_path: Path) -> None:
-    """For the access log: who asked, never with which key."""
+    """The access log gets the key's name, never the key itself."""
     seen: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -152,8 +152,8 @@ def test_the_key_is_named_in_the_scope(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["request", "server"])
 def test_a_request_past_its_deadline_ends_and_says_so(of: str) -> None:
-    """Law: 504 in the envelope, in a stream an event without [DONE] behind what came in time; and
-    the engine is told, so that its blocks come back."""
+    """Law: a 504 in the envelope; in a stream, an error event without [DONE] after the tokens in
+    time; the engine aborts the request, so its blocks are freed."""
     gate = asyncio.Semaphore(2)  # two tokens, and then nothing
     settings: dict[str, Any] = {"request_timeout_seconds": 1.0} if of == "server" else {}
     fields = {"timeout": 1} if of == "request" else {"timeout": 60}
@@ -172,7 +172,7 @@ def test_a_request_past_its_deadline_ends_and_says_so(of: str) -> None:
         assert served.client.aborted == [submit.id for submit in served.client.submitted]
         assert (
             b'requests_total{reason="timeout"} 2.0' in served.metrics.render()
-        )  # no error of ours
+        )  # not counted as an error
 
 
 def test_a_request_that_ends_in_time_is_not_disturbed() -> None:
@@ -181,8 +181,8 @@ def test_a_request_that_ends_in_time_is_not_disturbed() -> None:
         assert not served.client.aborted
 
 
-def test_tokens_that_wait_are_bounded() -> None:
-    """Law: 429 while others' prompts wait for their first token; one long prompt is served."""
+def test_waiting_tokens_are_bounded() -> None:
+    """Law: a 429 while other prompts wait for their first token; one long prompt is served."""
     gate = asyncio.Semaphore(0)
     client = FakeClient(gate=gate, ready=make_ready(max_model_len=1000))
     with serve(client, max_waiting_tokens=20) as served:
@@ -207,7 +207,7 @@ def test_tokens_that_wait_are_bounded() -> None:
 
 
 def waiting(served: Served) -> float:
-    """What an autoscaler reads of the queue, in tokens."""
+    """Return the queued prompt tokens, as an autoscaler reads them."""
     text = httpx.get(f"{served.url}/metrics").text
     return float(text.partition("\nforedraft_waiting_prompt_tokens ")[2].split()[0])
 
@@ -220,10 +220,10 @@ def waiting(served: Served) -> float:
         (["10.0.0.8"], ("10.0.0.7", "http")),
     ],
 )
-def test_forwarded_headers_are_believed_of_trusted_proxies_alone(
+def test_only_trusted_proxies_may_name_the_client(
     trusted: list[str], seen: tuple[str, str]
 ) -> None:
-    """Law: nobody else can say that he is another client."""
+    """Law: no other peer can pose as another client."""
     scopes: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

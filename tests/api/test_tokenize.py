@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: vLLM's shapes, the chat route's prompt, limits, no engine needed."""
+"""/tokenize and /detokenize: vLLM's shapes, chat's prompt, limits, and no need of an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(http: httpx.Client, **fields: Any) -> Any:
 
 
 def test_a_prompt(http: httpx.Client) -> None:
-    """The ids that /v1/completions would run, counted, in vLLM's shape."""
+    """The ids that /v1/completions would run, with their count, in vLLM's shape."""
     assert ask(http, model=MODEL, prompt="hé") == {
         "count": 4,
         "max_model_len": 512,
@@ -42,7 +42,7 @@ def test_a_prompt(http: httpx.Client) -> None:
 
 
 def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None:
-    """Law: the count is the usage of the same messages in /v1/chat/completions."""
+    """Law: tokens and count equal those of the same messages in /v1/chat/completions."""
     told = ask(http, messages=HELLO)
     reply = http.post(
         "/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "max_tokens": 1}
@@ -64,8 +64,8 @@ def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("text", ["", "a", "x<|im_start|>y", "日本語 🙂", "\n\t"])
-def test_detokenize_is_the_way_back(http: httpx.Client, text: str) -> None:
-    """Law: the text of its tokens is the text, special tokens written out."""
+def test_detokenize_inverts_tokenize(http: httpx.Client, text: str) -> None:
+    """Law: detokenizing a text's tokens gives the text, special tokens spelled out."""
     tokens = ask(http, prompt=text, add_special_tokens=False)["tokens"]
     for path in ("/detokenize", "/v1/detokenize"):
         reply = http.post(path, json={"model": MODEL, "tokens": tokens})
@@ -112,7 +112,7 @@ def test_detokenize_is_the_way_back(http: httpx.Client, text: str) -> None:
 def test_bad_input_is_named(
     http: httpx.Client, path: str, body: Any, param: str, code: str | None
 ) -> None:
-    """A 400 (404 for a model) that names the field; what cannot fit is not worked on."""
+    """A 400 (404 for a model) names the field; text that cannot fit is not tokenised."""
     reply = http.post(path, json=body)
     assert reply.status_code == (404 if code == "model_not_found" else 400), reply.text
     error = reply.json()["error"]
@@ -130,7 +130,7 @@ def test_no_chat_template() -> None:
 
 
 def test_the_engine_need_not_run() -> None:
-    """Before it ever was ready the context is unknown: 503. Later its absence does not matter."""
+    """Until the engine was first ready the context length is unknown: 503. Later it may be down."""
     client = FakeClient(state="lost")
     with serve(client) as served:
         assert httpx.post(f"{served.url}/tokenize", json={"prompt": "a"}).is_success
@@ -152,7 +152,7 @@ CHAT_ONLY: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", CHAT_ONLY)
 def test_what_shapes_a_chat_prompt_shapes_the_count(fields: dict[str, Any]) -> None:
-    """Law: the same tokens as /v1/chat/completions runs; none of it beside a prompt."""
+    """Law: the tokens are those that /v1/chat/completions runs; beside a prompt it is refused."""
     tokenizer = ByteTokenizer(reads=("enable_thinking", "reasoning_effort"))
     with serve(FakeClient(), tokenizer=tokenizer) as served:
         body = {"messages": HELLO, **fields}

@@ -1,4 +1,4 @@
-"""How a model writes its calls: from its template, by name, in tokens without text."""
+"""The form of a model's calls: from its template, by configuration, or by special tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CHAT = "/v1/chat/completions"
 
 
 class Deaf(ByteTokenizer):
-    """A template that leaves tools out."""
+    """A template that ignores tools."""
 
     def render(self, messages: Any, /, *, tools: Any = None, **options: Any) -> str:
         return super().render(messages, **options)
 
 
 class Foreign(ByteTokenizer):
-    """A template whose calls are in no form that is known here."""
+    """A template whose calls have a form that is unknown here."""
 
     def render(self, messages: Any, /, **options: Any) -> str:
         return super().render(messages, **options).replace("<tool_call>", "[TOOL_CALLS]")
@@ -43,7 +43,7 @@ class Foreign(ByteTokenizer):
 def test_models_that_cannot_be_offered_tools(
     tokenizer: ByteTokenizer, settings: dict[str, Any], said: str
 ) -> None:
-    """A clear refusal, and never tools that silently reach nobody."""
+    """A clear refusal: tools are never dropped silently."""
     with serve(scripted("hi"), tokenizer=tokenizer, **settings) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         error = httpx.post(served.url + CHAT, json=body).json()["error"]
@@ -54,7 +54,7 @@ def test_models_that_cannot_be_offered_tools(
 
 
 def test_the_parser_may_be_named() -> None:
-    """`server.tool_parser` wins over what the template shows."""
+    """`server.tool_parser` overrides what the template shows."""
     text = '{"name": "get_time", "parameters": {"city": "Rome"}}'
     with serve(scripted(text), tool_parser="llama3_json", tokenizer=Foreign()) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
@@ -65,7 +65,7 @@ def test_the_parser_may_be_named() -> None:
 
 
 class Tagged(ByteTokenizer):
-    """Llama's form of calls, with its tag as a special token, which leaves no text."""
+    """Llama's form of calls, with its tag as a special token, which has no text."""
 
     TAG = 300
 
@@ -87,7 +87,7 @@ class Tagged(ByteTokenizer):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tag_that_leaves_no_text_is_seen(stream: bool) -> None:
-    """The parser sees the special token before a call; the client never does, unless it asks for
+    """The parser sees the special token before a call; the client sees it only if it asks for
     special tokens and no call follows."""
 
     def reply(text: str, **fields: Any) -> tuple[str | None, list[Any]]:
@@ -115,8 +115,8 @@ def test_a_tag_that_leaves_no_text_is_seen(stream: bool) -> None:
     assert reply("print(1)", skip_special_tokens=False) == ("<|python_tag|>print(1)", [])
 
 
-def test_every_token_is_told_once_whatever_the_chunks_are() -> None:
-    """Ids and provenance of a reply with calls, streamed and whole, are those of all its tokens."""
+def test_every_token_is_reported_once() -> None:
+    """Ids and provenance of a reply with calls cover every token once, streamed or not."""
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "return_token_ids": True}
         body["provenance"] = True

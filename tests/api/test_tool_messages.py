@@ -1,4 +1,4 @@
-"""Calls and their results on the way back to the model."""
+"""Tool calls and their results on their way back to the model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def result(id: str, text: str) -> dict[str, Any]:
 
 
 def test_calls_and_results_reach_the_template() -> None:
-    """Arguments as an object with its nulls, content of null as none, results in the order of
-    their calls, since templates know them by their place alone."""
+    """Templates get arguments as an object with its nulls, null content as empty, and results in
+    the order of their calls, since they match them by position only."""
     messages = [
         *HELLO,
         {
@@ -61,8 +61,8 @@ def test_calls_and_results_reach_the_template() -> None:
     assert first["name"] == "get_weather"
 
 
-def test_arguments_that_are_no_object_are_told_as_they_are() -> None:
-    """A broken call must be sayable, or a model could never be told that it was broken."""
+def test_arguments_that_are_no_object_pass_unchanged() -> None:
+    """A broken call must be representable, or no model could be told that its call was broken."""
     messages = [
         *HELLO,
         {"role": "assistant", "tool_calls": [call("a", "", '{"city": '), call("b", "", "")]},
@@ -78,7 +78,7 @@ def test_arguments_that_are_no_object_are_told_as_they_are() -> None:
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "[" * 80 + "]" * 80, "[" * 900 + "]" * 900])
 def test_arguments_that_no_template_can_write(value: str) -> None:
-    """Half of a surrogate pair and deep nesting were a 500; they are told as they are."""
+    """Bug: half a surrogate pair and deep nesting were a 500; they are passed on as text."""
     arguments = f'{{"city": {value}}}'
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call("a", "f", arguments)]}]
     with serve(scripted("ok")) as served:
@@ -90,7 +90,7 @@ def test_arguments_that_no_template_can_write(value: str) -> None:
 
 
 def test_arguments_count_as_values_of_the_body(http: httpx.Client) -> None:
-    """Eight megabytes of lists, written as the text of arguments, held every other stream."""
+    """Bug: eight megabytes of lists within the text of arguments blocked every other stream."""
     calls = [call(str(i), "f", '{"a": [' + "[]," * 70_000 + "[]]}") for i in range(4)]
     messages = [*HELLO, {"role": "assistant", "tool_calls": calls}]
     reply = http.post(CHAT, json={"model": MODEL, "messages": messages})

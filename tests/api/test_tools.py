@@ -1,4 +1,4 @@
-"""Tools through the official SDK: offered, called, streamed, and what is promised of them."""
+"""Tools through the official SDK: offered, called, streamed, and enforced by grammars."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 @pytest.fixture(scope="module")
 def saying_hi() -> Iterator[Served]:
-    """One server: each has a child of its own to compile grammars, which has to start first."""
+    """One server for all: each starts a child process to compile grammars."""
     with serve(scripted("hi")) as served:
         yield served
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 7, 500])
 def test_streamed_and_whole_replies_say_the_same(tokens_per_step: int) -> None:
-    """Content, calls, arguments and finish, whatever each step brought; ids are the reply's own."""
+    """Content, calls and finish agree, whatever the tokens per step; each reply has its own ids."""
     with (
         serve(scripted(CALLS, tokens_per_step=tokens_per_step)) as served,
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
@@ -53,7 +53,7 @@ def test_streamed_and_whole_replies_say_the_same(tokens_per_step: int) -> None:
 
 
 def test_arguments_stream_while_they_are_written() -> None:
-    """With one token per step an argument of some characters takes some chunks."""
+    """At one token per step, an argument of several characters takes several chunks."""
     with (
         serve(scripted(CALLS)) as served,
         OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
@@ -71,7 +71,7 @@ def test_arguments_stream_while_they_are_written() -> None:
 
 
 def test_a_reply_without_a_call_is_as_without_tools() -> None:
-    """Text, white space at both ends, half a tag: all of it content, finish "stop"."""
+    """Text, white space at both ends and half a tag are all content; the finish is "stop"."""
     text = " \n a <tool_call> that is none, and <tool \n"
     with serve(scripted(text)) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
@@ -80,8 +80,8 @@ def test_a_reply_without_a_call_is_as_without_tools() -> None:
         assert choice["finish_reason"] == "stop"
 
 
-def test_a_call_that_the_length_cuts() -> None:
-    """What there is of the arguments arrives, and "length" says why they end."""
+def test_a_call_cut_by_the_length() -> None:
+    """The arguments so far arrive, and the finish is "length"."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         size = CALLS.encode().index(b"rich")
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": size}
@@ -104,7 +104,7 @@ def test_half_a_call_that_was_required_is_no_content(choice: Any, cut: dict[str,
 
 
 def test_logprobs_of_calls() -> None:
-    """Entries follow the generated text, calls and their tags too, streamed and whole alike."""
+    """Entries cover the generated text, calls and tags included, streamed or not."""
     with serve(scripted(CALLS, tokens_per_step=3)) as served:
         body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "logprobs": True}
         with httpx.Client(base_url=served.url) as http:
@@ -121,7 +121,7 @@ def test_logprobs_of_calls() -> None:
 
 
 def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
-    """It may end the reply between two calls, whose tags it can name."""
+    """A stop string may match a call's tag and so end the reply between two calls."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "stop": "</tool_call>"}
         [choice] = http.post(CHAT, json=body).json()["choices"]
@@ -129,8 +129,8 @@ def test_a_stop_string_sees_the_text_as_it_was_written() -> None:
         assert choice["finish_reason"] == "tool_calls"
 
 
-def test_the_model_is_told_of_the_tools_unless_none_may_be_called() -> None:
-    """tool_choice "none": no tools in the prompt, and what looks like a call is text."""
+def test_the_prompt_lists_tools_unless_tool_choice_is_none() -> None:
+    """With tool_choice "none" the prompt has no tools, and what looks like a call is text."""
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         http.post(CHAT, json=body)
@@ -166,8 +166,8 @@ ALLOWED = {
         ({"tools": [tool(strict=True)]}, True),
     ],
 )
-def test_a_promise_is_a_grammar(saying_hi: Served, fields: dict[str, Any], held: bool) -> None:
-    """What a model alone would not keep is enforced; a free model is left alone."""
+def test_constraints_become_grammars(saying_hi: Served, fields: dict[str, Any], held: bool) -> None:
+    """A constraint that the model alone might break is enforced; otherwise there is no grammar."""
     body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, **fields}
     assert httpx.post(saying_hi.url + CHAT, json=body, timeout=30).is_success
     grammar = saying_hi.client.submitted[-1].params.grammar
@@ -178,7 +178,7 @@ def test_a_promise_is_a_grammar(saying_hi: Served, fields: dict[str, Any], held:
 
 
 def test_only_allowed_tools_are_read_as_calls() -> None:
-    """The model is told of all tools, so that its prompt can be cached, and may call these."""
+    """The prompt lists all tools, so that it stays cacheable, but only these may be called."""
     with serve(scripted(CALLS)) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": ALLOWED}
         [choice] = httpx.post(served.url + CHAT, json=body, timeout=30).json()["choices"]
@@ -191,8 +191,8 @@ ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": CIT
 
 
 def test_a_format_beside_tools(saying_hi: Served) -> None:
-    """The reply is calls or an answer in the format: one grammar for both. If calls are required
-    there is no answer to shape."""
+    """One grammar allows calls or an answer in the format. If calls are required, there is no
+    answer to constrain."""
     client, url = saying_hi.client, saying_hi.url + CHAT
     body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "response_format": ANSWER}
     for fields in ({}, {"response_format": {"type": "json_object"}}):
@@ -222,7 +222,7 @@ HARD = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     ],
 )
 def test_strict_schemas_are_honoured_or_refused(saying_hi: Served, tools: Any, param: str) -> None:
-    """Never half: the tool whose schema cannot be enforced is named."""
+    """A strict schema is never enforced in part: a tool that cannot be enforced is named."""
     body = {"model": MODEL, "messages": HELLO, "tools": tools}
     reply = httpx.post(saying_hi.url + CHAT, json=body, timeout=30)
     assert reply.status_code == 400
@@ -231,7 +231,7 @@ def test_strict_schemas_are_honoured_or_refused(saying_hi: Served, tools: Any, p
 
 
 def test_a_schema_that_is_not_strict_is_a_hint(saying_hi: Served) -> None:
-    """What cannot be enforced of it is not, and the call still is; what can be is."""
+    """What cannot be enforced of the schema is dropped; calls and other schemas still are."""
     tools = [tool("hard", parameters=HARD), tool(strict=True)]
     body = {"model": MODEL, "messages": HELLO, "tools": tools, "tool_choice": "required"}
     assert httpx.post(saying_hi.url + CHAT, json=body, timeout=30).is_success

@@ -1,4 +1,4 @@
-"""`server.unknown_fields = "warn"`: requests with fields that are unknown here are served."""
+"""`server.unknown_fields = "warn"`: requests with unknown fields are served."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def post(served: Served, endpoint: str, **fields: Any) -> httpx.Response:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_they_are_listed_in_a_header(served: Served, endpoint: str, stream: bool) -> None:
-    """Law: the reply is that of the request without them."""
+    """Law: the reply equals that of the request without them."""
     fields = {"seed": 1, "temperature": 1, "stream": stream}
     plain = post(served, endpoint, **fields)
     reply = post(served, endpoint, **fields, foo=1, bar={"a": 2})
@@ -41,7 +41,7 @@ def test_they_are_listed_in_a_header(served: Served, endpoint: str, stream: bool
 
 
 def test_members_of_fields_are_listed_by_their_paths(served: Served) -> None:
-    """However deep, in lists too; what holds any object is not looked into."""
+    """At any depth and in lists; a value that may be any object is not searched."""
     message = {
         "role": "user",
         "content": [{"type": "text", "text": "a", "x": 1}],
@@ -60,7 +60,7 @@ def test_members_of_fields_are_listed_by_their_paths(served: Served) -> None:
 
 
 def test_names_cannot_break_the_header(served: Served) -> None:
-    """Law: a client writes no header of its own, and no long one."""
+    """Law: a client cannot add a header of its own, nor a long one."""
     reply = post(served, "chat", **{"a\r\nx-evil: 1": 1, "\u00fc,": 1, "m" * 999: 1})
     assert "x-evil" not in reply.headers
     assert reply.headers["x-ignored-fields"] == f"a??x-evil??1, ??, {'m' * 64}"
@@ -68,8 +68,8 @@ def test_names_cannot_break_the_header(served: Served) -> None:
     assert reply.headers["x-ignored-fields"].endswith(", f19, and 79 more")
 
 
-def test_what_is_known_is_held_to_its_row(served: Served) -> None:
-    """Law: a field with a wrong value, and one that is known and refused, stay 400s."""
+def test_known_fields_keep_their_checks(served: Served) -> None:
+    """Law: a known field with a wrong value, or one that is refused, is still a 400."""
     wrong: list[dict[str, Any]] = [
         {"top_k": "a"},
         {"audio": {}},
@@ -82,7 +82,7 @@ def test_what_is_known_is_held_to_its_row(served: Served) -> None:
 
 
 def test_the_log_has_a_line_a_minute(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """However many requests there are."""
+    """One line per minute, however many requests there are."""
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             post(served, "chat", foo=1)

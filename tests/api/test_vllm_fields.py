@@ -1,4 +1,4 @@
-"""Fields that clients of vLLM send: prompts cut to length, guided_*, request_id."""
+"""Fields that vLLM's clients send: truncated prompts, guided_*, request_id."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prompt(served: Served, endpoint: str, **fields: Any) -> list[int]:
 
 @pytest.mark.parametrize("text", ["abcdef", [97, 98, 99, 100, 101, 102]])
 def test_the_last_tokens_of_a_prompt_are_kept(served: Served, text: Any) -> None:
-    """Law: so many, of each prompt; a shorter one is whole."""
+    """Law: each prompt keeps its last `truncate_prompt_tokens` tokens; a shorter one is whole."""
     assert prompt(served, "completions", prompt=text, truncate_prompt_tokens=2) == [101, 102]
     assert prompt(served, "completions", prompt=[[1, 2, 3], [4]], truncate_prompt_tokens=2) == [4]
     whole = prompt(served, "completions", prompt=text)
@@ -50,13 +50,13 @@ def test_the_last_tokens_of_a_prompt_are_kept(served: Served, text: Any) -> None
 
 
 def test_a_conversation_is_cut_as_the_template_wrote_it(served: Served) -> None:
-    """As vLLM cuts it: the system message goes first."""
+    """As in vLLM, the templated prompt is cut at its start, so the system message goes first."""
     whole = prompt(served, "chat")
     assert prompt(served, "chat", truncate_prompt_tokens=7) == whole[-7:]
 
 
-def test_of_a_long_text_the_end_is_read() -> None:
-    """Law: the work is bounded by the context, as it is for texts that are refused."""
+def test_only_the_end_of_a_long_text_is_read() -> None:
+    """Law: the context bounds the tokenising, as it does for texts that are refused."""
 
     class Reader(ByteTokenizer):
         read = 0
@@ -78,10 +78,10 @@ def test_of_a_long_text_the_end_is_read() -> None:
     ("fields", "kept"),
     [({"max_tokens": 12}, CONTEXT - 12), ({"max_tokens": None}, CONTEXT - 1)],
 )
-def test_minus_one_is_what_the_context_holds(
+def test_minus_one_keeps_what_the_context_holds(
     served: Served, fields: dict[str, Any], kept: int
 ) -> None:
-    """Law: a text of any length is served then, beside the tokens that were asked for."""
+    """Law: -1 keeps what the context holds beside the requested tokens, of a text of any length."""
     text = "ab" * 100_000
     prompts: dict[str, dict[str, Any]] = {
         "completions": {"prompt": text},
@@ -95,7 +95,7 @@ def test_minus_one_is_what_the_context_holds(
 
 
 def test_what_cannot_be_cut_is_refused(served: Served) -> None:
-    """A gap would lose its begin, an echo its text."""
+    """Truncation would cut the start of an infill's prefix and the text of an echo."""
     beside: list[dict[str, Any]] = [{"echo": True}, {"suffix": "a"}]
     for fields in beside:
         error = refused(served, "completions", **fields, truncate_prompt_tokens=4)
@@ -109,7 +109,7 @@ def test_what_cannot_be_cut_is_refused(served: Served) -> None:
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("second", SHAPES[1:])
 def test_one_field_shapes_the_text(served: Served, endpoint: str, second: str) -> None:
-    """Law: two that do are a 400 that names both; one that asks for nothing is none."""
+    """Law: two fields that constrain the text are a 400 that names both; a neutral one may be."""
     first = SHAPES[SHAPES.index(second) - 1]
     error = refused(served, endpoint, **{name: GOOD[name] for name in (first, second)})
     assert error["param"] == second
@@ -119,7 +119,7 @@ def test_one_field_shapes_the_text(served: Served, endpoint: str, second: str) -
 
 
 def test_guided_fields_are_checked_as_the_newer_ones(served: Served) -> None:
-    """By their own names: shapes, grammars, and beside tools."""
+    """Errors name the guided_* field, for shapes, for grammars and beside tools."""
     bad: list[tuple[str, Any]] = [
         ("guided_json", {"type": 3}), ("guided_json", "{"), ("guided_json", []),
         ("guided_regex", "("), ("guided_regex", ""), ("guided_choice", []),
@@ -132,7 +132,7 @@ def test_guided_fields_are_checked_as_the_newer_ones(served: Served) -> None:
 
 
 def test_special_tokens_are_added_as_asked(served: Served) -> None:
-    """Law: by default as each endpoint always did."""
+    """Law: without `add_special_tokens`, each endpoint keeps its default."""
     assert prompt(served, "completions", prompt="a") == [BOS, 97]
     assert prompt(served, "completions", prompt="a", add_special_tokens=False) == [97]
     gap = prompt(served, "completions", prompt="a", suffix="b", add_special_tokens=False)
@@ -143,11 +143,11 @@ def test_special_tokens_are_added_as_asked(served: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("endpoint", BODIES)
-def test_a_request_is_called_by_its_own_id(
+def test_request_id_names_the_request(
     served: Served, endpoint: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law: in the reply, its header and the log; a header of the request goes before. Two may have
-    one id at a time."""
+    """Law: reply, header and log use `request_id`; an X-Request-Id header wins in the header and
+    the log. Two requests at a time may share an id."""
     with caplog.at_level(logging.INFO):
         reply = post(served, endpoint, request_id="job/7", stream=stream)
         served.until(lambda: "request=job/7" in caplog.text, seconds=60)  # may follow the reply
@@ -184,8 +184,8 @@ def test_a_request_is_called_by_its_own_id(
         ("/v1/nothing", "unknown_route", "no route /v1/nothing"),
     ],
 )
-def test_what_there_is_not_is_said(served: Served, path: str, code: str, said: str) -> None:
-    """Law: a 404, at which SDKs raise at once; a route that is near is named."""
+def test_missing_routes_are_explained(served: Served, path: str, code: str, said: str) -> None:
+    """Law: a 404, at which SDKs raise at once, says what is missing and names a similar route."""
     reply = httpx.post(f"{served.url}{path}", json={"model": "m"}, timeout=120)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (404, code)

@@ -1,9 +1,9 @@
 """`python -m tests.process.affinity [SEED]`: prefix affinity over four replicas, against one with
 their memory and speed, in virtual time (`tests/support/replica_model.py`). About a minute.
 
-The bounds: at least 95 % of the big one's hits, tokens of the busiest replica at most 1.2 times the
-mean, at most 2 ms for a choice, no request lost from one replica to four and back, and a head that
-most ask for on all replicas.
+The bounds: at least 95 % of the big replica's cache hits, tokens of the busiest replica at most 1.2
+times the mean, at most 2 ms per choice, no request lost from one replica to four and back, and a
+head that most requests share on all replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def mixed(seed: int, *, rate: float = 10.0, seconds: float = SECONDS) -> list[Conversation]:
-    """Chats under twelve system prompts, questions about two hundred documents, others."""
+    """Return chats under twelve system prompts, questions about 200 documents, and others."""
     rng = random.Random(seed)
     systems = [words(rng, (200, 800)) for _ in range(12)]
     documents = [words(rng, (1000, 3000)) for _ in range(200)]
@@ -40,7 +40,7 @@ def mixed(seed: int, *, rate: float = 10.0, seconds: float = SECONDS) -> list[Co
 
 
 def hot(seed: int, *, rate: float = 60.0, seconds: float = SECONDS / 4) -> list[Conversation]:
-    """Nine of ten ask about one document, more than one replica can answer."""
+    """Return requests, nine of ten about one document, more than one replica can answer."""
     rng = random.Random(seed)
     document = words(rng, (2000, 2000))
     found, start = list[Conversation](), 0.0
@@ -78,7 +78,7 @@ def four(conversations: list[Conversation], choose: Choose) -> Played:
 
 
 def scaled(conversations: list[Conversation]) -> Played:
-    """One replica, then four, then one."""
+    """Run one replica, then four, then one."""
     affinity = Affinity()
     world = World({NAMES[0]: ModelReplica()}, by_affinity(affinity))
 
@@ -96,7 +96,7 @@ def scaled(conversations: list[Conversation]) -> Played:
 
 
 def skew(tokens: Mapping[str, int]) -> float:
-    """Of the busiest replica, by the mean."""
+    """Return the busiest replica's tokens relative to the mean."""
     return max(tokens.values()) * len(tokens) / sum(tokens.values())
 
 

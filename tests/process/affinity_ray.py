@@ -1,9 +1,9 @@
 """`python -m tests.process.affinity_ray`: prefix affinity through Ray Serve, over servers with
 scripted engines that have the engine's own prefix cache. Needs `ray[serve]`; about five minutes.
 
-Four replicas against one with their memory and speed: hits, skew, time to the first token, and the
-sums of all their /metrics against what clients were told. Then from one replica to four and back
-under streams, each of which is compared with the script, token by token.
+Compares four replicas with one of their total memory and speed (hits, skew, time to the first
+token), and the sums of all their /metrics with what clients were told. Then scales from one replica
+to four and back under streams, and compares each with the script, token by token.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tests.support.ray_replicas import ScriptedReplica, Timed, TimedAffinity, Ti
 from tests.support.scripted import Script, expected_tokens
 
 LANES, CHATS, TURNS, REPLY, PAIRS = 16, 128, 4, 24, 120
-BLOCKS = 600  # of one replica
+BLOCKS = 600  # per replica
 COUNTED = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hit_tokens_total")
 
 
 @dataclass
 class Told:
-    """By the replies to all clients, in tokens and seconds."""
+    """What the replies to all clients add up to, in tokens and seconds."""
 
     asked: int = 0
     errors: int = 0
@@ -55,7 +55,7 @@ class Told:
 
 
 def deploy(app: str, folder: str, router: type, replicas: int, *, scale: int = 1) -> Any:
-    """`app`: another name for another router, since a handle keeps the first that it saw."""
+    """Deploy as `app`, one name per router, since a handle keeps the first router it saw."""
     script = Script(step_seconds=0.01, row_seconds=0.0001 / scale, blocks=BLOCKS * scale)
     one = serve.deployment(
         num_replicas=replicas,
@@ -73,7 +73,7 @@ def deploy(app: str, folder: str, router: type, replicas: int, *, scale: int = 1
 
 
 async def ask(answer: Any, prompt: list[int], told: Told, reply: int = REPLY) -> list[int]:
-    """The reply; what is wrong with it is counted."""
+    """Return the reply's ids; count errors and wrong ids in `told`."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": reply, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},
             "return_token_ids": True}  # fmt: skip
@@ -101,7 +101,7 @@ async def ask(answer: Any, prompt: list[int], told: Told, reply: int = REPLY) ->
 
 
 async def talk(answer: Any, number: int, told: Told) -> None:
-    """One chat: four questions under one of four system prompts."""
+    """Run one chat: four questions under one of four system prompts."""
     rng = random.Random(number)
     system = random.Random(number % 4)
     history = [system.randrange(200) for _ in range(320)]
@@ -111,7 +111,7 @@ async def talk(answer: Any, number: int, told: Told) -> None:
 
 
 async def load(answer: Any, numbers: Iterator[int], told: Told) -> None:
-    """Chats of these numbers, sixteen at a time."""
+    """Run the chats of these numbers, sixteen at a time."""
 
     async def lane() -> None:
         for number in numbers:
@@ -121,7 +121,7 @@ async def load(answer: Any, numbers: Iterator[int], told: Told) -> None:
 
 
 def sums(folder: str) -> list[tuple[int, ...]]:
-    """What each replica's /metrics said at its end, by COUNTED."""
+    """Return the COUNTED totals of each replica's last /metrics."""
     texts = [path.read_text() for path in Path(folder).iterdir()]
     return [tuple(map(partial(value, text), COUNTED)) for text in texts]
 
@@ -132,11 +132,11 @@ def value(text: str, name: str) -> int:
 
 
 async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> tuple[Told, float]:
-    """What clients were told, and the skew."""
+    """Return what clients were told, and the skew, with a fixed number of replicas."""
     told = Told()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, name, folder, router, replicas, scale=scale)
-        await load(answer, iter(range(4)), told)  # first connections
+        await load(answer, iter(range(4)), told)  # open the connections
         told.waits.clear()
         Timed.seconds.clear()
         await load(answer, iter(range(4, CHATS)), told)
@@ -157,8 +157,8 @@ async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> t
 
 
 async def added() -> float:
-    """Seconds that our router adds to the time to the first token, at the median: prompts that are
-    in no cache, by turns through Ray's router and through ours, one at a time."""
+    """Return the median seconds that our router adds to the time to the first token: uncached
+    prompts, one at a time, alternate between Ray's router and ours."""
     told = Told(), Told()
     with tempfile.TemporaryDirectory() as folder:
         routers = {"by Ray's router": TimedTwoChoices, "by affinity": TimedAffinity}
@@ -179,7 +179,7 @@ async def added() -> float:
 
 
 def scale(app: str, replicas: int) -> None:
-    """Until they run, and no others do. (`serve.run` would replace those that there are.)"""
+    """Scale, and wait until exactly `replicas` run. (`serve.run` would replace the old ones.)"""
     controller = _get_global_client()._controller
     name = ScriptedReplica.__name__
     ray.get(controller.update_deployment_replicas.remote(DeploymentID(name, app), replicas))
@@ -190,7 +190,7 @@ def scale(app: str, replicas: int) -> None:
 
 
 async def scaled() -> Told:
-    """One replica, four, one, under streams all the while."""
+    """Run one replica, then four, then one, under streams throughout."""
     told, leave = Told(), asyncio.Event()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, "scaled", folder, TimedAffinity, 1)

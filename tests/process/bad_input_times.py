@@ -1,5 +1,5 @@
-"""`python -m tests.process.bad_input_times`: how long the real server with the built-in pair needs
-to refuse bad input, and what a stream beside it notices. Prints; asserts nothing."""
+"""`python -m tests.process.bad_input_times`: how long the real server with the built-in pair takes
+to refuse bad input, and how long a stream beside it stalls. Prints; asserts nothing."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def say(line: str) -> None:
 
 
 async def ask(server: Server, **fields: Any) -> tuple[int, float]:
-    """Status and seconds."""
+    """Return the status and the seconds."""
     started = time.perf_counter()
     answer = await server.http.post(
         "/v1/chat/completions",
-        content=json.dumps({**MODEL, "messages": SAID, **fields}),  # a surrogate as its escape
+        content=json.dumps({**MODEL, "messages": SAID, **fields}),  # escapes the surrogate
         headers={"content-type": "application/json"},
         timeout=60,
     )
@@ -51,7 +51,7 @@ async def ask(server: Server, **fields: Any) -> tuple[int, float]:
 
 
 async def gaps(server: Server) -> list[float]:
-    """Seconds between the events of a plain stream, the longest last."""
+    """Return the seconds between the events of a plain stream, the longest last."""
     body = {**MODEL, "prompt": "def f", "stream": True, "temperature": 0, "ignore_eos": True}
     found, last = list[float](), 0.0
     async with server.http.stream("POST", "/v1/completions", json=body, timeout=60) as answer:

@@ -1,7 +1,7 @@
-"""`python -m tests.process.fair_share [NOISY]`: the time to the first token of a quiet key, alone
-and beside one with NOISY (500) requests, of the built-in pair on this machine. Under two minutes.
+"""`python -m tests.process.fair_share [NOISY]`: the TTFT of a quiet key, alone and beside a key
+with NOISY (500) requests, with the built-in pair on this machine. Under two minutes.
 
-The bound: beside it at most 1.5 times as long as alone, and one step more.
+The bound: beside the noisy key at most 1.5 times as long as alone, plus one step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.process.served import serving
 
 COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
 ROUTE, MODEL = "/v1/completions", "foredraft-demo"
-QUIET = 5  # requests, one after the other; alone they are asked for four times
+QUIET = 5  # requests, one after another; four times as many when alone
 PAUSE = 0.3  # seconds before each
 
 
 @dataclass
 class Seen:
-    """Seconds; `step`: the mean of an engine step while both asked."""
+    """Seconds to the first token; `step` is the mean engine step while both keys ask."""
 
     alone: list[float]
     beside: list[float]
@@ -102,7 +102,7 @@ async def measure(count: int) -> Seen:
             await quiet(clients[0], "warm", QUIET)
             alone = await quiet(clients[0], "alone", 4 * QUIET)
             asking = [asyncio.create_task(noisy(clients[1], i)) for i in range(count)]
-            await asyncio.sleep(2.0)  # for all of them to be there
+            await asyncio.sleep(2.0)  # until all of them are queued
             began, before = time.perf_counter(), await steps(clients[0])
             beside = await quiet(clients[0], "beside", QUIET)
             step = (time.perf_counter() - began) / (await steps(clients[0]) - before)

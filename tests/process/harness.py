@@ -1,4 +1,4 @@
-"""A supervised scripted engine, and questions to the operating system."""
+"""A supervised scripted engine, and queries to the operating system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AS_USUAL = ServerConfig(resume_seconds=0.0)
 
 @dataclass
 class House:
-    """A supervisor, its client, the states it went through, and where its files lie."""
+    """A supervisor, its client, its past states, and the folder of its files."""
 
     supervisor: EngineSupervisor
     client: EngineClient
@@ -42,7 +42,7 @@ class House:
         return self.client.submit(Submit(id, list(prompt), params, 0.0))
 
     async def reach(self, state: EngineState, *, times: int = 1) -> None:
-        """Wait until the engine has been in `state` that often."""
+        """Wait until the engine has entered `state` `times` times."""
         await until(lambda: self.states.count(state) >= times)
 
 
@@ -54,7 +54,7 @@ async def house(
     backoff: float = 0.05,
     command: Sequence[str] = COMMAND,
 ) -> AsyncIterator[House]:
-    """Started, not yet ready; at the end everything must be gone."""
+    """Start an engine, not waiting until it is ready; at the end nothing of it may be left."""
     with (
         short_folder() as folder,
         patch.object(tempfile, "tempdir", str(folder)),
@@ -81,7 +81,7 @@ async def house(
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """A folder whose path is short enough for Unix sockets, which pytest's are not always."""
+    """Create a folder whose path is short enough for Unix sockets; pytest's may be too long."""
     folder = Path(tempfile.mkdtemp(prefix="ft-"))
     try:
         yield folder
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def read_all(stream: Stream) -> list[Output]:
-    """Every Output up to the one with `finish`; raises EngineLost."""
+    """Return every Output up to the one with `finish`. Raises EngineLost."""
     outputs = [await read(stream)]
     while outputs[-1].finish is None:
         outputs.append(await read(stream))
@@ -108,7 +108,7 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of that number runs (a zombie that nobody reaps does not run)."""
+    """Whether no process of that number runs (an unreaped zombie does not run)."""
     states = [state for state, number, _ in processes() if number == pid]
     return not states or states[0] == "Z"
 
@@ -118,7 +118,7 @@ def children(parent: int) -> list[int]:
 
 
 def arguments(pid: int) -> list[str]:
-    """The command of a process, word by word; empty when it is gone."""
+    """Return a process's command line as words; empty if the process is gone."""
     path = Path(f"/proc/{pid}/cmdline")
     if Path("/proc/self/cmdline").exists():
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -129,7 +129,7 @@ def arguments(pid: int) -> list[str]:
 
 
 def processes() -> Iterator[tuple[str, int, int]]:
-    """State, pid and parent of every process."""
+    """Yield the state, pid and parent pid of every process."""
     if not Path("/proc/self/stat").exists():  # not Linux
         listed = subprocess.run(("ps", "-A", "-o", "stat=,pid=,ppid="), capture_output=True)
         for line in listed.stdout.decode().splitlines():

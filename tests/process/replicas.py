@@ -1,13 +1,13 @@
 """`python -m tests.process.replicas [KILLS] [--proxy haproxy] [--no-scaling]`: replicas of the
-built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`). Under ten minutes; 1 where anything
-is wrong.
+built-in pair behind Ray Serve (`pip install 'foredraft[ray]'`). Under ten minutes; exit code 1 if
+anything is wrong.
 
-A client leaves two replicas amid a stream, which ends there. One of them is killed by SIGKILL under
-32 long streams, which must be what they were undisturbed. One is killed KILLS (1) times while 32
-clients ask for the recorded streams of `tests/golden` and 8 for everything there: every reply must
-be the recorded one; a stream that no other replica can go on with (of several choices, say) must
-say so, and be none that could. Then one replica, another one while the clients come all
-at once, and one again: every reply must be the recorded one.
+With two replicas, a client leaves in mid-stream, and its request must end. One replica is killed by
+SIGKILL under 32 long streams, which must equal undisturbed ones. One is killed KILLS (1) times
+while 32 clients ask for the recorded streams of `tests/golden` and 8 for all its requests: every
+reply must equal the recorded one, and only a stream that `resume` does not support (with several
+choices, say) may end with an error. Then one replica becomes two while the clients come all at
+once, and one again: every reply must equal the recorded one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.golden.replay import COMMON, CONFIGURATIONS, MODEL, TEXTS, ask, diffe
 from tests.golden.requests import COMPLETIONS, RESPONSES, Request, requests
 from tests.process.served import ROOT
 
-CLIENTS = 32  # that ask for streams, or come all at once
+CLIENTS = 32  # that ask for streams, or arrive all at once
 OTHERS = 8  # beside them, for replies of all kinds
-PATIENCE = 240.0  # seconds for replicas to come or to go
+PATIENCE = 240.0  # seconds for replicas to start or to stop
 NAME = f"replicas-{os.getpid()}"
 SETTINGS = (*COMMON, CONFIGURATIONS["adaptive"], "cache.num_blocks=512")
 ENVIRONMENT = {
@@ -57,7 +57,7 @@ class Tally:
 
     replies: int = 0
     streams: int = 0
-    told: int = 0  # streams that could not go on, and said so
+    told: int = 0  # streams that could not be resumed and said so
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -81,7 +81,7 @@ class Tally:
 
 
 def may_go_on(asked: Request) -> bool:
-    """Whether `resume` is for such a stream."""
+    """Whether `resume` supports the stream of this request."""
     route, body = asked
     scored = "stop" in body and ("logprobs" in body or "top_logprobs" in body)
     told = scored or "provenance" in body or body.get("echo", False)
@@ -91,7 +91,7 @@ def may_go_on(asked: Request) -> bool:
 
 
 def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool], t: Tally) -> None:
-    """One request after the other until it is `over`. `turn`: the number of the next."""
+    """Send one request after another until `over()`; `turn()` returns the next one's number."""
     recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
     asked = requests()
     while not over():
@@ -115,12 +115,12 @@ def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool]
 
 @contextmanager
 def asking(url: str, clients: int, *, streams: bool = False) -> Iterator[Tally]:
-    """So many clients meanwhile; `streams`: for nothing else."""
+    """Run `clients` clients in the meantime; with `streams` they ask for streams only."""
     asked = [i for i, (_, body) in enumerate(requests()) if "stream" in body or not streams]
     over, turns, tally = threading.Event(), itertools.count(), Tally()
 
     def next_turn() -> int:
-        return asked[next(turns) * 37 % len(asked)]  # so that neighbours are of different fields
+        return asked[next(turns) * 37 % len(asked)]  # so that neighbours use different fields
 
     limits = httpx.Limits(max_connections=None)
     with (
@@ -137,7 +137,7 @@ def asking(url: str, clients: int, *, streams: bool = False) -> Iterator[Tally]:
 
 
 def replicas() -> list[int]:
-    """The pids of those that run or start."""
+    """Return the pids of the replicas that run or start."""
     listed = subprocess.run(("ps", "-A", "-o", "pid=,args="), capture_output=True, text=True)
     words = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
     return [int(pid) for pid, args in words if args.startswith(f"ray::ServeReplica:{NAME}:Replica")]
@@ -161,7 +161,7 @@ def until(condition: Callable[[], bool], what: str) -> float:
 
 @contextmanager
 def on_ray(port: int) -> Iterator[None]:
-    """A cluster of this machine alone."""
+    """Run a Ray cluster of this machine only."""
     import ray
     from ray import serve
 
@@ -185,7 +185,7 @@ def deploy(**options: Any) -> None:
 
 
 def together(url: str, then: Callable[[], None]) -> Tally:
-    """CLIENTS long streams at a time, undisturbed; and once more, while `then` is called."""
+    """Run CLIENTS long streams concurrently, undisturbed, and again while `then` is called."""
     fields = {"max_tokens": 256, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
     asked: list[Request] = [
         (COMPLETIONS, {"prompt": f"def f{i}(x):", "temperature": i % 3 / 2, "seed": i,
@@ -219,7 +219,7 @@ def kill(url: str, count: int, seed: int) -> Tally:
     def one() -> None:
         os.kill(chance.choice(replicas()), signal.SIGKILL)
 
-    def both() -> bool:  # a new process says that Ray has noticed
+    def both() -> bool:  # a new process shows that Ray has noticed
         return len(replicas()) == 2 and running() == 2
 
     deploy(min_replicas=2)
@@ -238,7 +238,7 @@ def kill(url: str, count: int, seed: int) -> Tally:
 
 
 def leave(url: str) -> float:
-    """Seconds from when a client left amid a stream to when no replica works for it any more. Its
+    """Return the seconds from a client's leaving in mid-stream until no replica works for it. Its
     first chunk must come long before the last one would."""
     body = {"model": MODEL, "prompt": "x = 1", "max_tokens": 1500, "ignore_eos": True}
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
@@ -255,7 +255,7 @@ def leave(url: str) -> float:
 
 
 def total(http: httpx.Client, series: str) -> float:
-    """Over replicas."""
+    """Return the sum of a metric over all replicas."""
     found = re.findall(rf"^foredraft_{series}.* (\S+)$", http.get("/metrics").text, re.MULTILINE)
     assert found, series
     return sum(map(float, found))

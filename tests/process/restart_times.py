@@ -1,6 +1,6 @@
 """`python -m tests.process.restart_times [COUNT]`: kills the engine of the built-in pair COUNT (5)
-times. Prints the seconds from each kill until a request is answered, the CPU seconds that the next
-engine has used by then, and the line that it logs of its start.
+times. Prints the seconds from each kill until a request is answered, the CPU seconds that the new
+engine has used by then, and the line that it logs about its start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def restarts(count: int) -> tuple[list[tuple[float, float]], list[str]]:
-    """Seconds of each by the clock and the engine's of the CPU, and its lines of all starts."""
+    """Return each restart's wall and engine CPU seconds, and the log lines of all starts."""
     took = list[tuple[float, float]]()
     with tempfile.TemporaryFile() as log:
         async with serving(COMMAND, os.environ, log=log) as server:

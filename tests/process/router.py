@@ -1,8 +1,8 @@
-"""`python -m tests.process.router [ROUNDS]`: two plain replicas behind vllm-router, of which one is
-killed under 32 streams, in each of ROUNDS (3), and started again. A minute or two a round.
+"""`python -m tests.process.router [ROUNDS]`: two plain replicas behind vllm-router. In each of
+ROUNDS (3), one is killed under 32 streams and started again. A minute or two per round.
 
-Streams that break off go on by `resume`; each reply must be that of a replica that nobody disturbs.
-Then what else has to pass: bodies, errors, and clients that leave. 1 where anything did not.
+Streams that break off continue by `resume`; each reply must equal an undisturbed replica's. Bodies,
+errors and clients that leave must pass the router, too. Exit code 1 if anything fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KILL_AFTER = 400  # events of all streams together
 PATIENCE = 120.0  # seconds
 TO_START = 600.0  # as server.start_timeout_seconds: the first start on a machine compiles
 LONG = {"prompt": "def f(", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-# What `resume` cannot go on with, by the field that its refusal names.
+# Requests that `resume` refuses, by the field that the refusal names.
 CANNOT = ({"n": 2}, {"provenance": True}, {"stop": ["zzz"], "logprobs": 1})
 
 
@@ -45,9 +45,9 @@ class Tally:
     """What clients got."""
 
     replies: int = 0
-    resumed: int = 0  # streams that broke off
+    resumed: int = 0  # streams that broke off and were resumed
     unstreamed: int = 0
-    refused: list[str] = field(default_factory=list)  # why a stream could not go on
+    refused: list[str] = field(default_factory=list)  # why a stream could not be resumed
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str], url: str, path: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, from when it answers `path` with 200; killed at the end."""
+    """Start a process, wait until `path` answers 200, and kill the process at the end."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdout=log, stderr=log)
         try:
@@ -92,16 +92,16 @@ def wait_for(url: str, path: str, process: subprocess.Popen[bytes] | None = None
 
 @contextmanager
 def routing(replicas: Sequence[str], *, policy: str) -> Iterator[str]:
-    """The address of a router that has found these replicas."""
+    """Yield the address of a router that has found these replicas."""
     assert ROUTER is not None
     port = free_port()
     command = (
         ROUTER, "--worker-urls", *replicas, "--port", str(port), "--policy", policy,
         "--prometheus-port", str(free_port()),
-        "--worker-startup-check-interval", "1",  # seconds, and those between two looks at the load
+        "--worker-startup-check-interval", "1",  # seconds; also the interval of its load checks
         "--health-check-interval-secs", "1", "--health-check-endpoint", "/ready",
-        "--disable-circuit-breaker",  # which keeps a replica that came back out for a minute
-        "--retry-max-retries", "10",  # four seconds, so until the dead one is found unhealthy
+        "--disable-circuit-breaker",  # it would exclude a returning replica for a minute
+        "--retry-max-retries", "10",  # four seconds, enough to find the dead one unhealthy
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     with running(command, url, "/health"):
@@ -109,7 +109,7 @@ def routing(replicas: Sequence[str], *, policy: str) -> Iterator[str]:
 
 
 class Replicas:
-    """Two of the built-in pair, on ports that stay theirs, and a router in front of them."""
+    """Two replicas of the built-in pair, on fixed ports, and a router in front of them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -128,14 +128,14 @@ class Replicas:
         self.processes[which].wait()
 
     def restart(self, which: int) -> None:
-        """Until the router sends to it again."""
+        """Restart a replica, and wait until the router sends to it again."""
         self.processes[which] = self.start(self.urls[which])
         wait_for(self.url, "/health")
 
 
 def streams(number: int) -> list[Request]:
-    """32 of the recorded requests of every field, as streams of one choice, longer, half of them
-    without a seed; and three that `resume` cannot go on with."""
+    """Return 32 streams: recorded requests of every field, as longer streams of one choice, half of
+    them without a seed, and three that `resume` refuses."""
     usage = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     without = {"n", "best_of", "echo", "provenance", "prompt_logprobs"}
     found: list[Request] = []
@@ -153,7 +153,7 @@ def streams(number: int) -> list[Request]:
 
 
 def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
-    """One round: all streams at once, and a replica killed amid them."""
+    """Run one round: start all streams at once, and kill a replica while they run."""
     victim, survivor = number % 2, replicas.urls[1 - number % 2]
     asked, events, due = streams(number), itertools.count(1), threading.Event()
     limits = httpx.Limits(max_connections=None)
@@ -187,7 +187,7 @@ def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
 
 
 def whole_stream(request: Request, asked: Future[Received], tally: Tally) -> Received | None:
-    """None where it ended otherwise; then the tally has why."""
+    """Return the stream if it ended well, or None after noting the reason in `tally`."""
     try:
         received = asked.result()
     except Refused as refused:
@@ -215,12 +215,12 @@ def whole_reply(
 
 
 def unstreamed(number: int) -> dict[str, Any]:
-    """A request without a stream, with which a router can turn to another replica."""
+    """Return an unstreamed request, which a router can retry on another replica."""
     return {**LONG, "model": MODEL, "prompt": f"def f{number}(", "temperature": 1, "seed": number}
 
 
 def judge(direct: httpx.Client, request: Request, received: Received) -> list[str]:
-    """How it differs from what a replica says to the same request with the same seed."""
+    """List the differences from a replica's reply to the same request and seed."""
     again = (request[0], {**request[1], "seed": received.seed})
     expected = told(request, read(direct, again, seen=int))
     return [f"{request}: {one}" for one in differences(expected, told(request, received))]
@@ -231,7 +231,7 @@ def compare(direct: httpx.Client, body: dict[str, Any], got: httpx.Response) -> 
     return [f"{body}: {one}" for one in differences(expected, kept(got.json()))]
 
 
-# Bodies whose refusals must come as the server wrote them.
+# Bodies whose refusals must arrive as the server wrote them.
 WRONG: tuple[Request, ...] = (
     (COMPLETIONS, {"model": MODEL, "prompt": "a", "temperature": 9.5}),
     (COMPLETIONS, {"model": "another", "prompt": "a"}),
@@ -243,7 +243,7 @@ WRONG: tuple[Request, ...] = (
 
 
 def pass_through(replicas: Replicas) -> list[str]:
-    """What does not come through the router as the server says it."""
+    """List what the router does not pass on as the server says it."""
     found: list[str] = []
     with (
         httpx.Client(base_url=replicas.url, timeout=PATIENCE) as http,
@@ -268,7 +268,7 @@ def pass_through(replicas: Replicas) -> list[str]:
 
 
 def leave(http: httpx.Client, *, stream: bool) -> None:
-    """Ask for all that there is room for, and go away."""
+    """Request all the tokens that fit, and disconnect."""
     body = {**LONG, "model": MODEL, "max_tokens": 900, "stream": stream}
     with (
         suppress(httpx.ReadTimeout),
@@ -283,7 +283,7 @@ def busy(url: str) -> bool:
 
 
 def measure(rounds: int) -> tuple[Tally, list[str]]:
-    """What clients got, and what did not pass the router."""
+    """Return what clients got, and what the router did not pass on unchanged."""
     tally = Tally()
     with ExitStack() as stack:
         replicas = Replicas(stack)

@@ -33,7 +33,7 @@ class Server:
 
     @property
     def engine(self) -> int:
-        """The pid of its engine: its only child that runs and does not compile grammars."""
+        """The engine's pid: the only running child that does not compile grammars."""
         found = {pid: arguments(pid) for pid in children(self.process.pid)}
         (engine,) = [pid for pid, words in found.items()
                      if any(words) and "engine.grammar.check" not in words]  # fmt: skip
@@ -46,7 +46,7 @@ class Server:
         return (await self.http.get(path)).status_code
 
     async def metrics(self) -> list[str]:
-        """The lines of /metrics, without the name of the model, which all of them have."""
+        """Return the lines of /metrics without the model name, which all of them have."""
         text = (await self.http.get("/metrics")).text
         return (
             re.sub(r',model_name="[^"]*"|model_name="[^"]*",?', "", text)
@@ -64,8 +64,8 @@ class Server:
 async def serving(
     command: Sequence[str], environment: Mapping[str, str], *, log: IO[bytes] | None = None
 ) -> AsyncIterator[Server]:
-    """Ready to serve. At the end it must be dead already, or it is killed; so is its engine. `log`:
-    where its stderr goes, if not to the tests' own."""
+    """Start a server and wait until it is ready. At the end it must be dead already, or it is
+    killed, and so is its engine. `log` receives its stderr (by default the tests' own)."""
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE, stderr=log
     )
@@ -79,7 +79,7 @@ async def serving(
             server = Server(process, http)
             engine = server.engine
             yield server
-        if process.returncode is not None:  # it ended by itself: then with its engine
+        if process.returncode is not None:  # it exited by itself, so its engine has, too
             assert is_gone(engine)
     finally:
         if process.returncode is None:
@@ -89,14 +89,14 @@ async def serving(
 
 
 class SSE:
-    """The events of one streamed completion, one at a time; a 503's body counts as one."""
+    """The events of one streamed completion, read one at a time; a 503's body counts as one."""
 
     def __init__(self, response: httpx.Response) -> None:
         assert response.status_code in (200, 503)
         self._lines = response.aiter_lines()
 
     async def next(self) -> str | None:
-        """The data of the next event; None at the end of the body."""
+        """Return the data of the next event, or None at the end of the body."""
         async for line in self._lines:
             if line.startswith(("data: ", "{")):
                 return line.removeprefix("data: ")
@@ -111,13 +111,13 @@ class SSE:
 
 @asynccontextmanager
 async def completion(server: Server, **fields: Any) -> AsyncIterator[SSE]:
-    """A streamed completion that has begun."""
+    """Yield the events of a streamed completion that has begun."""
     body = {"model": "demo", "prompt": [97, 98], "stream": True, **fields}
     async with server.http.stream("POST", "/v1/completions", json=body) as response:
         yield SSE(response)
 
 
 def text_of(events: Sequence[str]) -> str:
-    """What the chunks of a stream add up to."""
+    """Return the text that the chunks of a stream add up to."""
     chunks = [json.loads(data) for data in events if data != "[DONE]"]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])

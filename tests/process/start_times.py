@@ -1,7 +1,7 @@
-"""`python -m tests.process.start_times [COUNT]`: what a newcomer waits for, on two cores, which
-nobody else should use. From a clone with an empty home to the first completion, 120 s; then without
-code that was compiled, but with packages at hand, until the server is ready, 30 s; then COUNT (3)
-further starts, 6 s at the median. Exit code 1 where one of these bounds is missed.
+"""`python -m tests.process.start_times [COUNT]`: what a newcomer waits for on two cores, which
+nothing else should use. The bounds: 120 s from a clone with an empty home to the first completion;
+30 s until the server is ready without compiled code but with packages at hand; a median of 6 s over
+COUNT (3) further starts. Exit code 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import httpx
 from tests.process.served import ROOT
 
 NEWCOMER, FIRST, LATER = 120.0, 30.0, 6.0  # seconds
-# The interpreter itself: what finds one by the home directory finds none in an empty one.
+# The interpreter itself: a launcher that looks in the home directory finds none in an empty one.
 COMMAND = ("make", "serve", "PORT=0", f"PYTHON={Path(sys.base_prefix) / 'bin' / 'python3'}")
 OF_OTHERS = {"PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "PIP_CACHE_DIR", "NUMBA_CACHE_DIR"}
 BODY = {"model": "foredraft-demo", "prompt": "def add(a, b):\n", "max_tokens": 16}
 
 
 def start(clone: Path, home: Path, began: float) -> tuple[float, float]:
-    """Seconds since `began` until it was ready and until it had answered. Then it is ended."""
+    """Return the seconds from `began` until ready and until answered, and end the server."""
     environment = {name: said for name, said in os.environ.items() if name not in OF_OTHERS}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -48,11 +48,11 @@ def start(clone: Path, home: Path, began: float) -> tuple[float, float]:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-            process.communicate()  # the end of all that it had started
+            process.communicate()  # until everything it started has ended
 
 
 def measure(count: int, folder: Path) -> tuple[float, float, list[float]]:
-    """Seconds of the newcomer, of the first start and of each later one."""
+    """Return the seconds of the newcomer, of the first start and of each later one."""
     home, clone = folder / "home", folder / "foredraft"
     home.mkdir()
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""`foredraft bench front`, briefly: real processes, and what it tells of them."""
+"""`foredraft bench front`, briefly, with real processes: what it reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 180  # on a busy machine
 
 
 async def told(*words: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr of a child: the program holds its process to some cores."""
+    """Run it in a child, which pins itself to some cores; return exit code, stdout, stderr."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "server.lab.bench.front", *words,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -25,8 +25,8 @@ async def told(*words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="it reads /proc")
-def test_it_tells_of_both_kinds_of_replies(tmp_path: Path) -> None:
-    """Law: each reply was whole (it refuses others); a card on stdout, all figures in the file."""
+def test_it_reports_both_kinds_of_replies(tmp_path: Path) -> None:
+    """Law: every reply is whole (it refuses others); stdout has a card, the file all figures."""
     file = tmp_path / "found.json"
     words = "--streams 3 --tokens 12 --seconds 1 --rate 3000 --scenes load --json"
     code, out, err = asyncio.run(told(*words.split(), str(file)))

@@ -18,7 +18,7 @@ ADMIN = "server.admin_key=sk-admin"
 def test_a_server_is_switched_and_left_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: every mode is played, all texts are equal, and at the end the mode is what it was."""
+    """Law: every mode is measured, all texts are equal, and the mode is restored at the end."""
     found = tmp_path / "found.json"
 
     async def scenario() -> None:
@@ -37,7 +37,7 @@ def test_a_server_is_switched_and_left_as_it_was(
     asyncio.run(scenario())
     assert "code T=0 x2" in capsys.readouterr().out
     measured = json.loads(found.read_text())
-    assert measured["modes"] == ["off", "K=1", "K=2", "K=3", "auto"]  # the server's K ends at 3
+    assert measured["modes"] == ["off", "K=1", "K=2", "K=3", "auto"]  # the server's largest K is 3
     assert measured["texts_equal"] == measured["texts_compared"] > 0
     assert measured["texts_must_be_equal"]
     (cell,) = measured["cells"]

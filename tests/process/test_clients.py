@@ -1,5 +1,5 @@
-"""Clients that the development environment holds run their scripts against the built-in pair; the
-others are run by `python -m tests.clients`. And the table of docs/clients.md is that of the runner.
+"""The clients of the development environment run their scripts against the built-in pair; `python
+-m tests.clients` runs the others. The table of docs/clients.md must match the runner's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HELD = ("openai", "langchain", "litellm")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clients_at_hand() -> None:
-    """Law: every step of a client says something, and none fails."""
+    """Law: every step of a client reports something, and none fails."""
 
     async def scenario() -> None:
         command = (sys.executable, "-m", "server", "serve", "--set", "server.port=0")

@@ -1,4 +1,4 @@
-"""The documents' curl commands as they stand, against the built-in pair: each gets its reply."""
+"""The documents' curl commands, unchanged, against the built-in pair: each gets its reply."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.support.documents import PAGES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# With K fixed: what adaptive K makes of a prediction depends on what this machine charges.
+# With K fixed: what adaptive K makes of a prediction depends on this machine's costs.
 SETTINGS = ("server.port=0", "server.admin_key=secret", "speculation.controller.k=4")
 DEMO = (sys.executable, "-m", "server", "serve", *(f"--set={one}" for one in SETTINGS))
 COMMAND = re.compile(
     r"^\$ curl (?:-N )?http://127\.0\.0\.1:8000(\S+)(?: -H '([^']*)' -d '(.*?)')?$", re.M | re.S
 )
-# What a command asks -> how its reply begins. The pair knows little, so what it is shown with is
+# What a command asks -> how its reply begins. The pair knows little, so the documents ask only
 # what it knows.
 RIGHT = {
     "def fibonacci(n)": "    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n",
@@ -32,7 +32,7 @@ RIGHT = {
 
 
 async def check(server: Server, path: str, body: str) -> set[str]:
-    """That the reply is right, where the question is one of `RIGHT`; which."""
+    """Check the reply if the question is one of `RIGHT`; return which were checked."""
     others = ("/v1/responses", "/v1/messages")  # of another shape
     asked = {part for part in RIGHT if part in body and path not in others}
     for part in asked:
@@ -44,8 +44,8 @@ async def check(server: Server, path: str, body: str) -> set[str]:
 
 
 def test_every_curl_of_the_documents_is_answered() -> None:
-    """Law: what README and docs show works, predictions and provenance included, and what they ask
-    the pair it answers rightly. Bug: Alice, 34, was 3455 years old."""
+    """Law: what README and docs show works, predictions and provenance included, and the pair
+    answers their questions correctly. Bug: Alice, 34, came out as 3455 years old."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     found = COMMAND.findall(text)
     assert len(found) == len(re.findall(r"^\$ curl ", text, re.M))

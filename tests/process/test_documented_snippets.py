@@ -1,4 +1,4 @@
-"""The documents' Python runs as it stands, against the built-in pair; so does a Response of it."""
+"""The documents' Python runs unchanged on the built-in pair; a Response equals the chat reply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SNIPPETS = ("sdk", "sdk-responses")
 
 
 def code(name: str, url: str) -> str:
-    """The program in a section, for another server."""
+    """Return the program of a section, for the server at `url`."""
     found = re.fullmatch(r"```python\n(.*)```", section(name), re.DOTALL)
     assert found
     assert "http://127.0.0.1:8000" in found[1]
@@ -40,7 +40,7 @@ async def run(program: str) -> str:
 
 
 async def same_reply(server: Server) -> None:
-    """Law: greedy, seeded, streamed or whole: one text, and it is the chat endpoint's."""
+    """Law: greedy or seeded, streamed or not, the text is the same, and the chat endpoint's."""
     url = str(server.http.base_url).rstrip("/")
     sdk: Any = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     async with sdk:

@@ -1,4 +1,4 @@
-"""A noisy key beside a quiet one, on a real server: what its command prints (`pytest -s`)."""
+"""A noisy key beside a quiet one on a real server; `pytest -s` prints the times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.process.fair_share import QUIET, measure
 
 
 def test_a_noisy_key_fails_nobody() -> None:
-    """Law: with every place taken and given up again, all requests of both keys end well; the
-    quiet one's all get their first token. The times are printed, since the machine is shared."""
+    """Law: with all places taken and freed again, every request of both keys ends well, and all of
+    the quiet key's get a first token. Times are printed only, since the machine is shared."""
     seen = asyncio.run(measure(90))
     sys.stdout.write(f"{seen}\n")
     assert seen.failed == 0

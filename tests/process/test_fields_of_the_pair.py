@@ -1,4 +1,4 @@
-"""Fields of both endpoints on the real engine with the built-in pair: guesses change nothing."""
+"""Both endpoints' fields on the real engine and the built-in pair: guesses change nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def ask(http: httpx.Client, route: str, **fields: Any) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any, path: str = "") -> None:
-    """Equal, but for numbers within 1e-4 and what tells of this very reply."""
+    """Assert equality, but for floats within 1e-4 and what is particular to each reply."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), path
         its_own = {"id", "created", "speculation", "cached_tokens", "completion_tokens_details"}
@@ -100,8 +100,8 @@ def same(one: Any, other: Any, path: str = "") -> None:
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: float) -> None:
-    """Law: ids, texts, choices and log-probabilities are those of plain decoding, for every
-    proposer, cached prompt or not."""
+    """Law: for every proposer, cached prompt or not, ids, texts, choices and log-probabilities
+    equal those of plain decoding."""
     route, fields = REQUESTS[name]
     asked = {**fields, "temperature": temperature}
     plain = ask(http, route, **asked, speculation={"enabled": False})
@@ -113,9 +113,9 @@ def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: floa
 
 
 @pytest.mark.parametrize("temperature", [0, 1.2])
-def test_wishes_of_a_crowd_change_nothing(http: httpx.Client, temperature: float) -> None:
-    """Law: sixteen requests at once, each with guesses of its own bound and by its own proposers,
-    predictions right and wrong among them, say what each says alone and without any."""
+def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: float) -> None:
+    """Law: sixteen concurrent requests, each with its own draft limit and proposers, with right and
+    wrong predictions among them, say what each says alone without speculation."""
     plain = {
         name: ask(http, route, **fields, temperature=temperature, speculation={"enabled": False})
         for name, (route, fields) in REQUESTS.items()
@@ -139,7 +139,7 @@ def test_wishes_of_a_crowd_change_nothing(http: httpx.Client, temperature: float
 
 
 def test_a_prompt_scores_the_same_in_both_shapes(http: httpx.Client) -> None:
-    """Law: what echo and prompt_logprobs say of a prompt is one and the same."""
+    """Law: echo and prompt_logprobs report the same scores for a prompt."""
     fields = {"prompt": CODE, "echo": True, "logprobs": 0, "prompt_logprobs": 0, "max_tokens": 0}
     [choice] = ask(http, COMPLETIONS, **fields)["choices"]
     assert choice["text"] == CODE
@@ -155,7 +155,7 @@ def test_a_prompt_scores_the_same_in_both_shapes(http: httpx.Client) -> None:
 
 
 def test_the_best_are_the_best(http: httpx.Client) -> None:
-    """Law: best_of picks, of the choices that n would have given, the likeliest per token."""
+    """Law: of the choices that n would have given, best_of picks the likeliest per token."""
     asked: dict[str, Any] = {"prompt": CODE, "temperature": 1, "logprobs": 0, "ignore_eos": True}
     every = ask(http, COMPLETIONS, **asked, n=6)["choices"]
     best = ask(http, COMPLETIONS, **asked, n=2, best_of=6)["choices"]

@@ -1,4 +1,4 @@
-"""A part of `python -m tests.golden check`: what one server replies is what was recorded."""
+"""A part of `python -m tests.golden check`: one server's replies equal the recorded ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_replies_are_those_recorded() -> None:
-    """Law: 23 of the 200 requests, of every endpoint and temperature, have the recorded replies."""
+    """Law: 23 of the 200 requests, of every endpoint and temperature, get the recorded replies."""
     recorded = json.loads(TEXTS.read_text("utf-8"))
     asked = requests()
     assert len(asked) == len(recorded) == 200

@@ -1,4 +1,4 @@
-"""The day of the GPU, rehearsed on a CPU: each part as far as it goes there."""
+"""The GPU day, rehearsed on a CPU: each part as far as it runs there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SMALL = ["--device", "cpu", "--parameters", "1.2e6", "--quick"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_part_runs_and_one_page_tells_all(tmp_path: Path) -> None:
-    """Law: none fails but for the device, and each limit that is wanted is judged."""
+def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
+    """Law: nothing fails, though the device's tests are skipped; each required limit is judged."""
     only = "attention,pair,machine,streams,transformers,forwards-sdpa,host"
     day = tmp_path / "day"
     assert main(["--output", str(day), *SMALL, "--only", only]) == 0
@@ -42,7 +42,7 @@ def test_every_part_runs_and_one_page_tells_all(tmp_path: Path) -> None:
     ],
     ids=["fails", "crashes", "hangs"],
 )
-def test_what_a_part_said_is_kept_however_it_ends(
+def test_the_output_of_a_part_is_kept_however_it_ends(
     tmp_path: Path, program: str, code: int | None, said: str
 ) -> None:
     began = time.monotonic()
@@ -57,8 +57,8 @@ def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
     assert not (tmp_path / "began").exists()
 
 
-def test_what_is_not_known_is_not_judged() -> None:
-    """Law: a limit is met, missed or not known, and a part that failed leaves the others."""
+def test_unknown_figures_are_not_judged() -> None:
+    """Law: a limit is met, missed or unknown, and a failed part does not affect the others."""
     costs: dict[str, Any] = {"read": 0.9, "copy": 1.0, "ratios": [1.0] * 7 + [1.2]}
     found = {"machine": {"costs": costs, "promises": []}, "streams": None}
     assert [met for *_, met in judged(found)] == [True, False, *[None] * 5]

@@ -1,4 +1,4 @@
-"""The front end as a process: keys and certificates that change, and readers that do not read."""
+"""The front end as a process: keys and certificates that change, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def status(served: Front, key: str) -> int:
 
 
 def test_keys_come_and_go_under_a_running_stream(tmp_path: Path) -> None:
-    """Law: SIGHUP reads the file again: new keys open, removed ones do not, what runs goes on. A
-    file that is wrong changes nothing, and the server goes on."""
+    """Law: SIGHUP reloads the keys: new ones open, removed ones do not, running streams go on. An
+    invalid file changes nothing, and the server goes on."""
     (old, old_lines), (new, new_lines) = new_key("old"), new_key("new")
     path = tmp_path / "keys.toml"
     path.write_text(old_lines)
@@ -79,8 +79,8 @@ def shown(port: int) -> str:
 
 
 def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
-    """Law: streams pass through TLS, bad requests are answered there, too; after SIGHUP new
-    connections get the new certificate, and a certificate that is wrong changes nothing."""
+    """Law: streams and refusals of bad requests work over TLS; after SIGHUP new connections get the
+    new certificate, and an invalid certificate changes nothing."""
     certificate(tmp_path, "first")
     files = [f"server.tls_{what}={tmp_path}/{file}.pem" for what, file in
              (("certificate", "cert"), ("key", "key"))]  # fmt: skip
@@ -113,8 +113,8 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["keys.toml", "key.pem"])
 def test_keys_and_certificate_are_read_again_each_on_its_own(tmp_path: Path, broken: str) -> None:
-    """Bug: keys that were wrong kept a certificate from being renewed, and of one that was wrong
-    the log said that nothing changed, though the keys had."""
+    """Bug: invalid keys kept a certificate from being renewed, and with an invalid certificate the
+    log said that nothing changed, though the keys had."""
     (_, old_lines), (new, new_lines) = new_key("old"), new_key("new")
     certificate(tmp_path, "first")
     keys, log = tmp_path / "keys.toml", tmp_path / "log"
@@ -154,7 +154,7 @@ def test_keys_and_certificate_are_read_again_each_on_its_own(tmp_path: Path, bro
 
 
 def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
-    """Law: before anything is loaded, and without asking for a password."""
+    """Law: it comes before anything is loaded, and nothing asks for a password."""
     certificate(tmp_path, "any")
     for what in (("-----BEGIN nonsense"), None):
         key = tmp_path / "key.pem"
@@ -169,10 +169,10 @@ def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_reader_that_does_not_read_does_not_hold_up_the_end(tmp_path: Path, ended: bool) -> None:
-    """Bug: with such a reader the server overran its grace by six seconds, and logged a traceback
-    for each. Law: no time beyond the grace for it, whether the engine is done with it or
-    not."""
+def test_a_client_that_does_not_read_does_not_delay_the_end(tmp_path: Path, ended: bool) -> None:
+    """Bug: with such a client the server overran its grace by six seconds and logged a traceback
+    for each one. Law: it costs no time beyond the grace, whether the engine has finished its
+    request or not."""
     log, script = tmp_path / "log", Script(tokens_per_step=64, step_seconds=0.0 if ended else 0.1)
     settings = ("server.port=0", "server.grace_seconds=1")
     with log.open("wb") as stderr:
@@ -193,11 +193,11 @@ def test_a_reader_that_does_not_read_does_not_hold_up_the_end(tmp_path: Path, en
             if ended:
                 until(lambda: running(url) == 0)
             else:
-                time.sleep(1.0)  # more is made than all buffers hold
+                time.sleep(1.0)  # generates more than all buffers hold
             before = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
-            assert time.monotonic() - before < 5.0  # of which the exit of a process takes some
+            assert time.monotonic() - before < 5.0  # including the exit of the process
         finally:
             process.kill()
     said = log.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The log of a whole server: every line is one, of both processes, and none tells what was said."""
+"""The log of a whole server: one record per line, from both processes, and no request text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SETTINGS = ("server.log_format=json", "server.log_level=debug", f"server.api_key
 
 
 def test_json_lines_of_both_processes(tmp_path: Path) -> None:
-    """Law: with `server.log_format = "json"` each line of stderr is one object, through a failed
-    engine and the shutdown, at the most talkative level; no key, prompt or reply is in it; and each
+    """Law: with `server.log_format = "json"` each line of stderr is one JSON object, through an
+    engine failure and the shutdown, at level debug. No key, prompt or reply is in it, and each
     request has its line."""
     file = tmp_path / "log"
     failing = Script(vocab_size=128, step_seconds=0.01, raise_after=40, only_once=f"{tmp_path}/it")
@@ -48,7 +48,7 @@ def test_json_lines_of_both_processes(tmp_path: Path) -> None:
 
 
 async def talk(server: Server) -> None:
-    """Well and badly; amid the last request the engine fails."""
+    """Send good and bad requests; during the last one the engine fails."""
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": 9}
     for _ in range(2):
         reply = await server.http.post("/v1/completions", json=body)

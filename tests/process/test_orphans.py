@@ -1,4 +1,4 @@
-"""An engine process must not outlive its parent: it would hold the GPU for ever."""
+"""An engine process must not outlive its parent, or it would hold the GPU for ever."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ asyncio.run(main())
 
 
 def killed_parent(start_seconds: str) -> int:
-    """Start a parent with its engine, SIGKILL the parent; returns the engine's pid."""
+    """Start a parent with its engine, kill the parent by SIGKILL, and return the engine's pid."""
     with subprocess.Popen(
         (sys.executable, "-c", PARENT, start_seconds), cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -43,19 +43,19 @@ def killed_parent(start_seconds: str) -> int:
 
 
 def test_the_engine_ends_with_a_killed_parent() -> None:
-    """SIGKILL gives the front end no chance to say goodbye; the engine notices by itself."""
+    """A killed front end cannot tell the engine to stop; the engine notices by itself."""
     pid = killed_parent("0")
     asyncio.run(until(lambda: is_gone(pid)))
 
 
 def test_an_engine_that_is_still_loading_ends_too() -> None:
-    """The watch begins before the model is loaded."""
+    """The engine watches its parent even before the model is loaded."""
     pid = killed_parent("3600")
     asyncio.run(until(lambda: is_gone(pid)))
 
 
 def test_the_end_of_stdin_ends_the_engine_in_the_middle_of_a_step() -> None:
-    """The pipe alone is enough (no Linux needed), even when the loop hangs."""
+    """A closed pipe is enough (no Linux needed), even when the loop hangs."""
     with short_folder() as folder:
         config = folder / "engine.json"
         config.write_text(EngineConfig().model_dump_json())
@@ -75,7 +75,7 @@ def test_the_end_of_stdin_ends_the_engine_in_the_middle_of_a_step() -> None:
 
 
 def test_python_m_engine_with_a_bad_configuration_is_one_line() -> None:
-    """By hand, too: one sentence on stderr, exit code 2, no traceback."""
+    """Started by hand, it prints one sentence on stderr and exits with 2, without a traceback."""
     with short_folder() as folder:
         config = folder / "engine.json"
         config.write_text('{"colour": "red"}')

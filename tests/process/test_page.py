@@ -1,7 +1,7 @@
-"""The page in a real browser, without a window, on the real engine with the built-in pair.
+"""The page in a headless browser, on the real engine with the built-in pair.
 
 It needs Chromium (`apt-get install chromium`) and playwright (`pip install 'foredraft[browser]'`);
-for the rules of accessibility also axe-core (`npm install axe-core` here, or its `axe.min.js` named
+the accessibility tests also need axe-core (`npm install axe-core` here, or its `axe.min.js` named
 by AXE_CORE).
 """
 
@@ -75,7 +75,7 @@ def browser(pair: Server) -> Iterator[Any]:
 
 
 class Visit:
-    """A tab, what its console complained of, and whom it asked."""
+    """A tab, what its console complained of, and the URLs that it requested."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.url = url.rstrip("/")
@@ -102,7 +102,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Any, pair: Server) -> Iterator[Visit]:
-    """Law, of every test with it: no error in the console, and nobody else is asked."""
+    """Law: in every test with it, the console shows no error and no other host is asked."""
     visit = Visit(browser, str(pair.http.base_url))
     yield visit
     visit.page.context.close()
@@ -111,7 +111,7 @@ def visit(browser: Any, pair: Server) -> Iterator[Visit]:
 
 
 def switch(page: Any, mode: str) -> None:
-    """By the live view's own form."""
+    """Switch by the live view's own form."""
     page.fill("#admin-key", ADMIN)
     page.fill("#fix", "4")
     page.click(f"#switch-{mode}")
@@ -119,7 +119,7 @@ def switch(page: Any, mode: str) -> None:
 
 
 def say(page: Any, text: str, nth: int = 0) -> Any:
-    """The turn of the reply, once it has ended."""
+    """Send a message, and return the reply's turn once it has ended."""
     page.fill("#say", text)
     page.press("#say", "Enter")
     turn = page.locator(".turn.assistant").nth(nth)
@@ -133,8 +133,8 @@ def complete(visit: Visit, **fields: Any) -> Any:
 
 
 def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
-    """Law: the text is that of the API; each token has the colour of who proposed it, and the
-    legend counts them all."""
+    """Law: the text equals the API's; each token has its proposer's colour, and the legend counts
+    them all."""
     page = visit.open("live")
     switch(page, "fixed")  # so that there are guesses, however busy the machine is
     visit.open("chat")
@@ -145,7 +145,7 @@ def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
     assert turn.locator(".text").inner_text() == reply["choices"][0]["message"]["content"]
     tokens = turn.locator(".token")
     counts = [int(count) for count in turn.locator(".legend b").all_inner_texts()]
-    assert sum(counts) == tokens.count() == reply["usage"]["completion_tokens"] - 1  # its end
+    assert sum(counts) == tokens.count() == reply["usage"]["completion_tokens"] - 1  # its end token
     colours = tokens.evaluate_all(
         "all => all.map(t => [t.className, getComputedStyle(t).backgroundColor])"
     )
@@ -157,8 +157,8 @@ def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
     switch(page, "auto")
 
 
-def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
-    """Law: tokens are there while the reply comes; what is kept of it is what was shown."""
+def test_a_reply_can_be_stopped_and_continued(visit: Visit) -> None:
+    """Law: tokens appear while the reply comes, and the text shown is the text continued."""
     page = visit.open("chat")
     page.check("#mode-completion")
     page.fill("#max-tokens", "2000")
@@ -181,14 +181,14 @@ def test_a_reply_can_be_stopped_and_gone_on_with(visit: Visit) -> None:
 
 
 def endless(route: Any) -> None:
-    """The request as it is, but for an end that the model would choose."""
+    """Send the request unchanged, except that the model cannot end it."""
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: str) -> None:
-    """Law: it is shown while it comes, folded away once the answer begins, and opened by keyboard;
-    no token of it stands in the answer, whatever the steps were, and all are counted."""
+    """Law: it is shown while it comes, folded when the answer begins, and opened by keyboard; none
+    of its tokens is in the answer, whatever the tokens per step, and all are counted."""
     gate = asyncio.Semaphore(0)
     said = "<think>\nThe boot? Rome.\n</think>\n\nIt is Rome."
     client = scripted(said, tokens_per_step=3, gate=gate)
@@ -223,8 +223,8 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
     assert visit.complaints == []
 
 
-def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
-    """Law: what came after it is gone, and the model is told the new text alone."""
+def test_a_message_is_edited_and_the_chat_continues(visit: Visit) -> None:
+    """Law: later turns are removed, and the model gets only the new text."""
     page = visit.open("chat")
     say(page, "What is the capital of France?")
     say(page, "What is the capital of Italy?", nth=1)
@@ -238,7 +238,7 @@ def test_a_message_is_edited_and_gone_on_from(visit: Visit) -> None:
     expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
 
 
-def test_a_schema_is_honoured_and_a_bad_one_is_told(visit: Visit) -> None:
+def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Visit) -> None:
     page = visit.open("chat")
     page.fill("#schema", "{")
     page.fill("#say", "Bob is 7.")
@@ -274,7 +274,7 @@ def test_tools_are_shown_as_calls_and_answered(visit: Visit) -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_race_ends_with_no_token_that_differs(visit: Visit, temperature: int) -> None:
-    """Law: by the ids; both replies are that of the API for this seed."""
+    """Law: ids are compared; both replies equal the API's for this seed."""
     page = visit.open("race")
     page.fill("#race-temperature", str(temperature))
     page.fill("#race-seed", "5")
@@ -293,7 +293,7 @@ def test_a_race_ends_with_no_token_that_differs(visit: Visit, temperature: int) 
 
 
 def test_a_race_counts_what_differs(visit: Visit) -> None:
-    """Law: position by position, and what one has more."""
+    """Law: it compares by position, and counts the tokens that one reply has more."""
     page = visit.open("race")
     told = page.evaluate(
         """async () => {
@@ -307,8 +307,8 @@ def test_a_race_counts_what_differs(visit: Visit) -> None:
 
 
 def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
-    """Law: K and tokens/s are those of /metrics over the same time, within 5 %."""
-    told: list[tuple[float, str]] = []  # when, and the text, of each look of the page
+    """Law: K and tokens/s equal those of /metrics over the same time, within 5 %."""
+    told: list[tuple[float, str]] = []  # time and text of each /metrics that it read
 
     def on_metrics(response: Any) -> None:
         if response.url.endswith("/metrics"):
@@ -354,7 +354,7 @@ def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
 
 
 def counted(text: str) -> dict[str, float]:
-    """Tokens generated, and rounds by their K."""
+    """Return the generated tokens, and the rounds by their K."""
     rounds = re.findall(
         r'^foredraft_spec_decode_chosen_k_total\{.*?k="(\d+)".*?\} (\S+)', text, re.M
     )
@@ -362,13 +362,13 @@ def counted(text: str) -> dict[str, float]:
     return {"tokens": float(tokens), **{k: float(count) for k, count in rounds}}
 
 
-def test_a_lost_engine_is_told_and_forgotten(visit: Visit, pair: Server) -> None:
-    """Law: in plain words, and the page goes on by itself when the engine is back."""
+def test_a_lost_engine_is_announced_until_it_is_back(visit: Visit, pair: Server) -> None:
+    """Law: the notice is in plain words, and the page recovers when the engine is back."""
     page = visit.open("chat")
     expect(page.locator("#notice")).to_be_hidden()
     os.kill(pair.engine, signal.SIGKILL)
     expect(page.locator("#notice")).to_contain_text("The engine was lost and is restarting")
-    turn = say(page, "What is the capital of France?")  # which waits for the next one
+    turn = say(page, "What is the capital of France?")  # waits for the next engine
     assert "Paris" in turn.locator(".text").inner_text()
     expect(page.locator("#notice")).to_be_hidden()
 
@@ -376,8 +376,8 @@ def test_a_lost_engine_is_told_and_forgotten(visit: Visit, pair: Server) -> None
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not here (AXE_CORE, node_modules)")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser: Any, pair: Server, scheme: str) -> None:
-    """Law: labels, roles, contrast and focus by axe-core's rules, with something in each view, and
-    no scrolling to the side on a phone."""
+    """Law: labels, roles, contrast and focus pass axe-core's rules, with content in each view, and
+    a phone does not scroll sideways."""
     visit = Visit(browser, str(pair.http.base_url), color_scheme=scheme)
     page = visit.open("chat")
     say(page, "What is the capital of France?")
@@ -430,7 +430,7 @@ def test_the_reference_lists_every_endpoint(visit: Visit) -> None:
 
 
 def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
-    """Law: a wrong one is told; the right one is kept for the session, not beyond it."""
+    """Law: a wrong key is reported; the right one is kept for the session and no longer."""
     told = Script().environment()
     with apart(lambda: started((*SCRIPTED, "server.api_key=sk-secret"), told)) as server:
         visit = Visit(browser, str(server.http.base_url))
@@ -450,8 +450,8 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
         assert all("401" in complaint for complaint in visit.complaints)
 
 
-def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, pair: Server) -> None:
-    """Law: what failed meanwhile can be asked again."""
+def test_a_lost_connection_is_announced_and_restored(browser: Any, pair: Server) -> None:
+    """Law: a request that failed meanwhile can be tried again."""
     visit = Visit(browser, str(pair.http.base_url))
     page = visit.open("chat")
     page.context.set_offline(True)
@@ -471,7 +471,7 @@ def test_a_server_that_is_gone_is_told_and_found_again(browser: Any, pair: Serve
 
 @contextmanager
 def apart(start: Callable[[], Any]) -> Iterator[Server]:
-    """A server whose event loop is another thread's: this one has the browser's."""
+    """A server whose event loop runs in another thread, since the browser's runs in this one."""
     ready, over = threading.Event(), threading.Event()
     found: list[Server] = []
 

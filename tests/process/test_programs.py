@@ -14,8 +14,8 @@ run_program("timeit", ["-n1", "-r1", "-s", setup, "time.sleep(60)"])
 
 
 def test_a_signal_ends_the_program() -> None:
-    """Bug: SIGTERM, which a supervisor sends to one process, ended `foredraft bench` and left the
-    program that it had started running."""
+    """Bug: SIGTERM, which a supervisor sends to one process, ended `foredraft bench` but not the
+    program that it had started."""
     command = [sys.executable, "-c", _COMMAND]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

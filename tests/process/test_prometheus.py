@@ -46,7 +46,7 @@ class Prometheus:
         return found["data"]
 
     async def values(self, expression: str) -> list[float]:
-        """Of every series that an expression has now."""
+        """Return the current value of every series of an expression."""
         found = await self.get("query", query=expression)
         return [float(series["value"][1]) for series in found["result"]]
 
@@ -58,7 +58,7 @@ class Prometheus:
 
 @asynccontextmanager
 async def scraping(targets: Sequence[str], folder: Path) -> AsyncIterator[Prometheus]:
-    """The project's own configuration with these targets, asked every second."""
+    """Run Prometheus with the project's configuration, these targets, and a second's interval."""
     config = yaml.safe_load((DOCKER / "prometheus.yaml").read_text("utf-8"))
     config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(DOCKER / "alerts.yaml")]
@@ -92,7 +92,7 @@ async def scraping(targets: Sequence[str], folder: Path) -> AsyncIterator[Promet
 
 
 async def ask(server: Server) -> int:
-    """Some work for every metric; the tokens that came of it."""
+    """Cause some work for every metric, and return the number of generated tokens."""
     prompt = "def fibonacci(n):\n"
     bodies: list[dict[str, Any]] = [
         {"max_tokens": 60},
@@ -110,10 +110,10 @@ async def ask(server: Server) -> int:
 
 
 def test_every_panel_and_alert_has_data(tmp_path: Path) -> None:
-    """Law: what the dashboards and alerts ask for is there, for each replica and summed, on a
-    server that did some work and lost an engine under a reply; what is summed is right to the
-    token; no alert fires before; and the log has the throughput. Bug: the pause of a resumed reply
-    had no data, and no test lost an engine."""
+    """Law: all that dashboards and alerts query exists, per replica and summed, on a server that
+    did some work and lost an engine during a reply; the sums are exact to the token; no alert fires
+    before the loss; the log has the throughput. Bug: the pause of a resumed reply had no data, and
+    no test lost an engine."""
     log = tmp_path / "log"
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_every_panel_and_alert_has_data(tmp_path: Path) -> None:
 
 
 async def lose_engine(server: Server) -> None:
-    """While it writes a reply, which goes on."""
+    """Kill the engine while it writes a reply, which then continues."""
     body = {"model": "demo", "prompt": "def f(", "max_tokens": 1500, "ignore_eos": True}
     asked = asyncio.create_task(server.http.post("/v1/completions", json=body))
     while "foredraft_requests_running 1.0" not in await server.metrics():
@@ -153,7 +153,7 @@ async def lose_engine(server: Server) -> None:
 
 
 async def without_data(prometheus: Prometheus) -> list[str]:
-    """Of panels and alerts."""
+    """List the panels and alerts without data."""
     missing = []
     for file in sorted((DOCKER / "grafana/dashboards").iterdir()):
         for panel in json.loads(file.read_text("utf-8"))["panels"]:

@@ -10,15 +10,15 @@ import pytest
 from tests.process.served import ROOT
 
 pytest.importorskip("ray", reason="needs Ray Serve: pip install 'foredraft[ray]'")
-# Ray's own modules warn of what Pydantic will not take for ever.
+# Ray's own modules cause deprecation warnings of Pydantic.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 COMMAND = (sys.executable, "-m", "tests.process.replicas")
 
 
 @pytest.mark.parametrize("proxy", ["python", "haproxy"])
 def test_a_killed_replica_costs_no_reply(proxy: str) -> None:
-    """Law: of 32 clients none sees an error or another reply where a replica is killed, but for the
-    streams that cannot go on and say so; a client that leaves takes its request along."""
+    """Law: if a replica is killed, none of 32 clients sees an error or another reply, except for
+    streams that cannot resume and say so; a client that leaves ends its request."""
     subprocess.run((*COMMAND, "1", "--no-scaling", "--proxy", proxy), cwd=ROOT, check=True)
 
 
@@ -37,7 +37,7 @@ def test_replicas_come_and_go_without_an_error() -> None:
         ({"config": "nowhere.toml"}, "cannot read the configuration nowhere.toml"),
     ],
 )
-def test_bad_options_are_a_sentence(options: dict[str, object], says: str) -> None:
+def test_bad_options_are_a_clear_error(options: dict[str, object], says: str) -> None:
     from engine.errors import ConfigError
     from server.replicas.ray_app import build
 

@@ -17,7 +17,7 @@ FIELDS = {"prompt": [7, 8, 9], "max_tokens": 200, "temperature": 0, "ignore_eos"
 
 
 async def one(server: Server, begun: list[str]) -> str:
-    """The text of one stream, the first event of which is noted in `begun`."""
+    """Return the text of one stream, whose first event is appended to `begun`."""
     async with completion(server, **FIELDS) as stream:
         begun.append(await stream.next() or "")
         events = [begun[-1], *await stream.rest()]
@@ -26,8 +26,8 @@ async def one(server: Server, begun: list[str]) -> str:
 
 
 def test_a_real_engine_is_killed_comes_back_and_drains(tiny_target: str, tiny_draft: str) -> None:
-    """Streams outlive it with the text of an undisturbed one, by SIGKILL and by SIGUSR2 to the
-    server; SIGTERM lets what runs finish; exit code 0; no engine left."""
+    """Streams survive SIGKILL of the engine and SIGUSR2 to the server with unchanged text; after
+    SIGTERM running requests finish, the exit code is 0, and no engine is left."""
 
     async def scenario() -> None:
         models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')

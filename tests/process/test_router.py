@@ -1,4 +1,4 @@
-"""Plain replicas behind a router that knows nothing of them."""
+"""Plain replicas behind a router that has no knowledge of this server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = [
 ]
 
 
-def test_a_killed_replica_costs_clients_a_pause_alone() -> None:
+def test_a_killed_replica_costs_clients_only_a_pause() -> None:
     """Law: bodies, refusals and clients that leave pass the router. When a replica is killed under
-    32 streams, all of them end as if nobody had disturbed them, but for those of which the server
-    says that they cannot go on."""
+    32 streams, all of them end as if undisturbed, except for those that the server says it cannot
+    resume."""
     tally, missing = router.measure(1)
     assert missing == []
     assert tally.errors == []
@@ -33,9 +33,9 @@ def test_a_killed_replica_costs_clients_a_pause_alone() -> None:
     assert all('"param":"resume"' in sentence for sentence in tally.refused)
 
 
-def test_it_sends_to_the_replica_with_less_to_do() -> None:
-    """Law: with `router_names` a router that balances by load knows it of plain replicas. Without,
-    it takes all of them for idle."""
+def test_it_sends_to_the_less_loaded_replica() -> None:
+    """Law: with `router_names` a load-balancing router knows the load of plain replicas. Without
+    it, all of them look idle."""
     command = (*SCRIPTED, "server.router_names=true")
     environment = Script(step_seconds=0.02).environment()
     short = {"model": "demo", "prompt": "a", "max_tokens": 1, "ignore_eos": True}
@@ -49,7 +49,7 @@ def test_it_sends_to_the_replica_with_less_to_do() -> None:
                     completion(busy, max_tokens=400, ignore_eos=True),
                     httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http,
                 ):
-                    await asyncio.sleep(3)  # the router looks every second
+                    await asyncio.sleep(3)  # the router polls every second
                     for _ in range(8):
                         assert (await http.post("/v1/completions", json=short)).status_code == 200
                     told = [await one.metrics() for one in (busy, idle)]

@@ -50,7 +50,7 @@ def _spawn(script: Script, *settings: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def front(script: Script, *settings: str) -> Iterator[Front]:
-    """Ready when entered, gone when left."""
+    """Start a front end, ready on entry and gone on exit."""
     process = _spawn(script, "server.port=0", *settings)
     stdout, stderr = process.stdout, process.stderr
     assert stdout is not None
@@ -86,7 +86,7 @@ def events(response: httpx.Response) -> Iterator[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals) -> None:
-    """Law: after a signal to end, a running stream ends well, /ready is red, new requests get 503,
+    """Law: after a signal to end, a running stream completes, /ready is 503, new requests get 503,
     and the exit code is 0."""
     with front(Script(step_seconds=0.02), "server.grace_seconds=60") as served:
         with httpx.stream(
@@ -107,7 +107,7 @@ def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals)
 
 
 def test_second_signal_stops_at_once() -> None:
-    """Law: whoever asks twice does not wait; the stream is told, and the exit code is 0."""
+    """Law: a second signal ends the wait; the stream gets an error, and the exit code is 0."""
     with front(Script(step_seconds=0.05), "server.grace_seconds=3600") as served:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(3000), timeout=PATIENCE
@@ -145,8 +145,8 @@ def compilers(front: int) -> list[int]:
 
 
 def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
-    """What is logged when a server with one running stream is told to end by `stop`, which gets its
-    pid and the grammar compilers'. All of those are gone in the end."""
+    """Return the log of a server with one running stream that `stop` ends, given its pid and those
+    of its grammar compilers. All of these processes are gone in the end."""
     with path.open("wb") as log:
         process = subprocess.Popen(
             [*COMMAND, "server.port=0", "server.grace_seconds=60"],
@@ -155,7 +155,7 @@ def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            start_new_session=True,  # a group of its own, which is not the tests'
+            start_new_session=True,  # its own process group, not the tests'
         )
     with process:
         assert process.stdout is not None
@@ -183,13 +183,13 @@ def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
 
 def test_a_signal_to_the_whole_group_starts_nothing_new(tmp_path: Path) -> None:
     """Bug: what stops a service (a shell, timeout, a supervisor) signals its process group. That
-    ended the grammar compiler, too, and the front end started another while it was ending."""
+    also ended the grammar compiler, and the front end started another while ending."""
     said = log_of_a_drain(tmp_path / "log", lambda front, _: os.killpg(front, signal.SIGTERM))
     assert "grammar compiler" not in said
 
 
 def test_a_signal_to_each_process_starts_nothing_new(tmp_path: Path) -> None:
-    """Bug: the same where each process gets it, as systemd does; the compiler may be first."""
+    """Bug: the same if each process gets the signal, as from systemd; the compiler may be first."""
 
     def stop(front: int, compilers: list[int]) -> None:
         for pid in (*compilers, front):
@@ -199,7 +199,7 @@ def test_a_signal_to_each_process_starts_nothing_new(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_is_lost_while_the_server_ends_is_not_replaced(tmp_path: Path) -> None:
-    """Law: no child is started once ending began, whatever happened to the one before."""
+    """Law: no child is started once the shutdown began, whatever happened to the last one."""
 
     def stop(front: int, compilers: list[int]) -> None:
         os.kill(front, signal.SIGTERM)
@@ -211,7 +211,7 @@ def test_a_compiler_that_is_lost_while_the_server_ends_is_not_replaced(tmp_path:
 
 
 def test_signal_while_starting() -> None:
-    """Law: a server that is still loading stops at once and in order."""
+    """Law: a server that is still loading stops at once, with exit code 0."""
     process = _spawn(Script(start_seconds=3600), "server.port=0")
     assert process.stderr is not None
     while "engine starting" not in process.stderr.readline():
@@ -222,8 +222,8 @@ def test_signal_while_starting() -> None:
 
 
 def test_engine_that_cannot_start_is_one_sentence() -> None:
-    """Law: the engine's own sentence, no traceback, a non-zero exit code. Bug: it was said twice,
-    once as a line of log among others."""
+    """Law: the engine's own message, no traceback, a non-zero exit code. Bug: the message appeared
+    twice, once as a log line."""
     process = _spawn(Script(refuse_to_start="the folder holds no model"), "server.port=0")
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
@@ -234,16 +234,16 @@ def test_engine_that_cannot_start_is_one_sentence() -> None:
 
 
 def test_engine_given_up_after_serving() -> None:
-    """Law: when restarts are used up the front end leaves with an error, so that the platform
+    """Law: once restarts are used up, the front end exits with an error, so that the platform
     replaces it."""
     with front(Script(die_after=1), "server.max_restarts=0") as served:
         httpx.post(f"{served.url}/v1/completions", json=body(5), timeout=PATIENCE)
         assert served.wait() == 1
 
 
-def test_the_front_end_holds_no_torch() -> None:
-    """Bug: transformers imported it for a tokenizer, in each start for seconds. Nor does anybody
-    hear that there are no models in here."""
+def test_the_front_end_does_not_import_torch() -> None:
+    """Bug: transformers imported torch for a tokenizer, which took seconds in each start. Nor may
+    it print that no models are available."""
     script = (
         "import sys; from server.config import load_config;"
         "from server.replicas.replica import load_for; tokenizer = load_for(load_config(None, []));"

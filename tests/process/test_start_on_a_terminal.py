@@ -1,4 +1,4 @@
-"""A start as somebody at a terminal sees it: the front end's stderr is a pseudo terminal."""
+"""A start as seen on a terminal: the front end's stderr is a pseudo terminal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.scripted import Script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who had the CPUs")
 
-STARTS = 5.0  # seconds that the engine is silent
-SILENCE = 2.0  # the longest that is allowed, less what other processes had the CPUs
+STARTS = 5.0  # seconds of a silent engine
+SILENCE = 2.0  # the longest allowed, not counting time without a CPU
 
 
 @contextmanager
 def terminal(script: Script, *settings: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The front end, and what its terminal shows."""
+    """Yield the front end and the file descriptor of its terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen(
@@ -52,13 +52,13 @@ def terminal(script: Script, *settings: str) -> Iterator[tuple[subprocess.Popen[
 
 
 def starved(pid: int) -> float:
-    """Seconds that its main thread stood ready and other processes had the CPUs."""
+    """Return the seconds that its main thread was runnable but had no CPU."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def seen(screen: int, until: str, front: int) -> list[tuple[float, str]]:
-    """What is shown until it holds this, and when, by a clock that stands still while neither the
-    front end nor this test can run."""
+    """Return what is shown until `until` appears, with times by a clock that stands still while the
+    front end or this test waits for a CPU."""
     shown: list[tuple[float, str]] = []
     ends = time.monotonic() + PATIENCE
     while until not in "".join(text for _, text in shown):
@@ -70,8 +70,8 @@ def seen(screen: int, until: str, front: int) -> list[tuple[float, str]]:
 
 
 def test_a_slow_start_is_never_silent() -> None:
-    """Law: whatever the engine does, something moves every two seconds; and once it serves, the
-    line that moved is gone."""
+    """Law: whatever the engine does, the terminal changes every two seconds; once the server is
+    ready, the progress line is gone."""
     with terminal(Script(start_seconds=STARTS)) as (process, screen):
         shown = seen(screen, "starting -> ready", process.pid)
         assert process.stdout is not None
@@ -80,12 +80,12 @@ def test_a_slow_start_is_never_silent() -> None:
     times = [when for when, _ in shown]
     assert max(b - a for a, b in zip(times, times[1:], strict=False)) < SILENCE
     assert len(re.findall(r"starting the engine 00:0\d", text)) > STARTS / SILENCE
-    # Each line of the log begins where the moving line was wiped away.
+    # Each line of the log begins where the progress line was erased.
     assert all("\x1b[K" in line for line in text.splitlines() if " INFO " in line)
 
 
 def test_json_stays_json_on_a_terminal() -> None:
-    """Law: an object a line, whatever stderr is."""
+    """Law: every line is one JSON object, even on a terminal."""
     with terminal(Script(start_seconds=1.0), "server.log_format=json") as (process, screen):
         shown = seen(screen, "starting -> ready", process.pid)
         process.send_signal(signal.SIGTERM)

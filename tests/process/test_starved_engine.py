@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def cpu() -> Iterator[int]:
-    """That two others use."""
+    """Return a CPU that two other processes keep busy."""
     found = min(os.sched_getaffinity(0))
     command = [sys.executable, "-c", SPIN.format(cpu=found, nice=0)]
     others = [subprocess.Popen(command) for _ in range(2)]
@@ -34,9 +34,9 @@ def cpu() -> Iterator[int]:
         other.wait()
 
 
-def test_waiting_for_a_cpu_is_told_from_hanging(cpu: int) -> None:
-    """Bug: on a machine that was full the watchdog killed an engine that was well. Law: one that
-    does nothing at all waits for nothing."""
+def test_waiting_for_a_cpu_is_distinguished_from_hanging(cpu: int) -> None:
+    """Bug: on a fully loaded machine the watchdog killed a healthy engine. Law: a stopped engine
+    has no wait for a CPU."""
 
     async def scenario() -> tuple[float, float]:
         incarnation = Incarnation()

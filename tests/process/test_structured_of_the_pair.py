@@ -1,4 +1,4 @@
-"""Structured output on the real engine with the built-in pair; bombs thrown at it meanwhile."""
+"""Structured output on the real engine with the built-in pair, while grammar bombs arrive."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def streamed(server: Server, **fields: Any) -> str:
 
 
 async def bombed(server: Server) -> None:
-    """Every bomb gets a 400 that names its field, or finds all compilers busy and is sent again."""
+    """Check that every bomb gets a 400 that names its field, retrying while compilers are busy."""
     names = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
     for label, bomb in BOMBS.items():
         field = names[bomb.kind]
@@ -105,9 +105,9 @@ def check(kind: str, text: str) -> None:
 
 
 def test_structured_output_as_a_client_sees_it() -> None:
-    """Streamed and whole, greedy and seeded, with n > 1 and logprobs: the text is what was asked
-    for, it is the same with speculation and without, and bombs beside it change nothing. At the
-    end no compiler is left."""
+    """Streamed or not, greedy or seeded, with n > 1 and logprobs, the text satisfies its constraint
+    and is the same with and without speculation; grammar bombs beside it change nothing. At the end
+    no compiler is left."""
 
     async def scenario() -> None:
         async with serving(COMMAND, os.environ) as server:
@@ -120,7 +120,7 @@ def test_structured_output_as_a_client_sees_it() -> None:
                 if choice["finish_reason"] == "stop":
                     check(kind, choice["message"]["content"])
                 else:
-                    assert kind == "json_object"  # it may go on
+                    assert kind == "json_object"  # it has no length bound
                 expected[kind] = choice["message"]["content"]
             throwing = asyncio.create_task(bombed(server))
             rounds = 0
@@ -156,8 +156,8 @@ async def fan_out(server: Server) -> None:
 
 
 def test_no_compiler_outlives_a_killed_front_end() -> None:
-    """SIGKILL to the front end: the children that compile grammars are gone moments later, also
-    one that is busy."""
+    """After SIGKILL to the front end, its grammar compilers are gone moments later, even a busy
+    one."""
 
     async def scenario() -> None:
         async with serving(COMMAND, os.environ) as server:

@@ -1,4 +1,4 @@
-"""The supervisor, the client and the wire, with real children that play engine from a script."""
+"""The supervisor, the client and the wire, with real child processes as scripted engines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.streams import read
 
 SLOW = Script(step_seconds=0.02)
 ENDLESS = 4_000  # tokens, which fit the context and outlast the test
-REFUSED_THREADS = 7  # a configuration that the picky one cannot start with
+REFUSED_THREADS = 7  # PICKY engines refuse this configuration
 PICKY = (*COMMAND, "--refuse-threads", f"{REFUSED_THREADS}")
 
 
 async def ends_as_lost(stream: Stream) -> str:
-    """Read on until EngineLost comes, within the five seconds that are promised."""
+    """Read until EngineLost, which must come within five seconds; return its message."""
     async with asyncio.timeout(5):
         try:
             while True:
@@ -36,7 +36,7 @@ async def ends_as_lost(stream: Stream) -> str:
 
 
 async def started_streams(home: House, count: int) -> list[Stream]:
-    """Streams that have seen their first token."""
+    """Return streams that have received their first token."""
     await home.reach("ready")
     streams = [home.submit(f"r{n}", ENDLESS) for n in range(count)]
     for stream in streams:
@@ -45,13 +45,13 @@ async def started_streams(home: House, count: int) -> list[Stream]:
 
 
 async def serves(home: House, id: str = "after") -> None:
-    """A new request gets exactly the tokens of the script."""
+    """Check that a new request gets exactly the script's tokens."""
     outputs = await read_all(home.submit(id, 7))
     assert tokens_of(outputs) == expected_tokens((1, 2, 3), 7)
 
 
 def test_requests_run_side_by_side() -> None:
-    """Ready's facts arrive, each stream gets its own tokens in order, and ends once."""
+    """Ready's facts arrive; each stream gets its own tokens in order and ends once."""
 
     async def scenario() -> None:
         async with house(Script(tokens_per_step=3)) as home:
@@ -70,7 +70,7 @@ def test_requests_run_side_by_side() -> None:
 
 
 def test_a_slow_reader_gets_one_merged_output() -> None:
-    """Nobody reads while the engine finishes: one Output holds everything."""
+    """If nobody reads until the engine finishes, one Output holds everything."""
 
     async def scenario() -> None:
         async with house(Script()) as home:
@@ -85,7 +85,7 @@ def test_a_slow_reader_gets_one_merged_output() -> None:
 
 
 def test_an_aborted_request_ends_and_the_others_go_on() -> None:
-    """The engine frees it (its gauges say so) while its neighbour is not disturbed."""
+    """The engine frees it (its gauges show that), and its neighbour is not disturbed."""
 
     async def scenario() -> None:
         running: list[int] = []
@@ -103,7 +103,7 @@ def test_an_aborted_request_ends_and_the_others_go_on() -> None:
 
 
 def test_kill_9_mid_stream() -> None:
-    """Every open stream is told within seconds, the engine comes back, and serves."""
+    """Every open stream fails within seconds; the engine comes back and serves."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -128,7 +128,7 @@ def test_kill_9_mid_stream() -> None:
 
 
 def test_an_exception_in_the_step_tells_the_clients_why(tmp_path: Path) -> None:
-    """The engine's own last sentence reaches the streams; then it is started again."""
+    """The engine's last message reaches the streams; then it is started again."""
     script = Script(step_seconds=0.02, raise_after=10, only_once=str(tmp_path / "once"))
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_an_exception_in_the_step_tells_the_clients_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "step hangs"])
 def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> None:
-    """A process that lives but gives no sign of life is as good as dead."""
+    """A process that lives but gives no sign of life is treated as dead."""
     hang_after = 5 if how == "step hangs" else None
     script = Script(step_seconds=0.02, hang_after=hang_after, only_once=str(tmp_path / "once"))
     settings = ServerConfig(watchdog_seconds=3.0, resume_seconds=0)
@@ -193,7 +193,7 @@ def test_a_slow_start_is_waited_for() -> None:
 
 
 def test_an_engine_that_is_stopped_while_it_starts_is_replaced() -> None:
-    """Bug: SIGSTOP during a start was noticed after `start_timeout_seconds`, ten minutes."""
+    """Bug: SIGSTOP during a start was noticed only after `start_timeout_seconds`, ten minutes."""
     settings = ServerConfig(watchdog_seconds=1.0)
 
     async def scenario() -> None:
@@ -211,7 +211,7 @@ def test_an_engine_that_is_stopped_while_it_starts_is_replaced() -> None:
 
 
 def test_an_engine_that_is_never_ready_is_given_up() -> None:
-    """After its tries the supervisor says so, instead of starting for ever."""
+    """After `max_restarts` the supervisor gives up, instead of starting for ever."""
     settings = ServerConfig(start_timeout_seconds=0.5, max_restarts=1)
 
     async def scenario() -> None:
@@ -228,7 +228,7 @@ def test_an_engine_that_is_never_ready_is_given_up() -> None:
 
 
 def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
-    """The engine's own sentence is kept for the operator; nothing is retried."""
+    """The engine's message is kept for the operator, and nothing is retried."""
 
     async def scenario() -> None:
         async with house(Script(refuse_to_start="no such model folder: /x")) as home:
@@ -240,8 +240,8 @@ def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
 
 
 def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
-    """A missing folder was retried five times: only the exit code said that this is useless, and
-    with torch imported a busy machine took longer to exit than the supervisor waited."""
+    """Bug: a missing folder was retried five times: only the exit code said that this is useless,
+    and with torch imported a busy machine took longer to exit than the supervisor waited."""
 
     async def scenario() -> None:
         script = Script(refuse_to_start="no such model folder: /x", exit_seconds=60)
@@ -254,7 +254,7 @@ def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
 
 
 def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
-    """What is not the configuration's fault may go better the next time."""
+    """A crash that is not the configuration's fault may not happen the next time."""
 
     async def scenario() -> None:
         script = Script(crash_at_start=True, only_once=str(tmp_path / "once"))
@@ -266,7 +266,7 @@ def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_exist_is_a_sentence() -> None:
-    """Not even a process: the operator is told what could not be started."""
+    """Without even a process, the operator is told what could not be started."""
     settings = ServerConfig(max_restarts=0)
 
     async def scenario() -> None:
@@ -285,8 +285,8 @@ SURVIVING = ServerConfig(watchdog_seconds=3.0)
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
-    """Law: an engine that is killed or hangs costs time; every stream has the tokens of an
-    undisturbed one, once each, and ends once."""
+    """Law: a killed or hung engine costs only time; every stream has an undisturbed one's tokens,
+    once each, and ends once."""
 
     async def scenario() -> None:
         async with house(SLOW, settings=SURVIVING) as home:
@@ -307,9 +307,9 @@ def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
     asyncio.run(scenario())
 
 
-def test_what_comes_while_there_is_no_engine_waits_for_it() -> None:
-    """Law: a request between two engines is served by the next one; one before the first engine is
-    refused, and so is one when the server is about to end."""
+def test_requests_between_engines_wait() -> None:
+    """Law: a request between two engines is served by the next one; it is refused before the first
+    engine is ready, and when the server is about to end."""
 
     async def scenario() -> None:
         async with house(Script(start_seconds=1.0), settings=SURVIVING) as home:
@@ -334,7 +334,7 @@ def test_what_comes_while_there_is_no_engine_waits_for_it() -> None:
 
 
 def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
-    """Law: the same where the engine itself says that it cannot go on."""
+    """Law: the same holds if the engine itself reports a failed step."""
     script = Script(step_seconds=0.01, raise_after=10, only_once=str(tmp_path / "once"))
 
     async def scenario() -> None:
@@ -346,9 +346,9 @@ def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_always_kills_is_let_go_before_the_last_try() -> None:
-    """Law: a request must not take the server along. Here each engine dies after some tokens, so
-    nobody can be told from the culprit; with the last restart it is served again."""
+def test_fatal_requests_are_dropped_before_the_last_restart() -> None:
+    """Law: a request must not take the server down. Here each engine dies after some tokens, so the
+    culprit is unknown: before the last restart all are let go, and the server serves again."""
     script = Script(step_seconds=0.01, die_after=4)
     settings = ServerConfig(max_restarts=3)
 
@@ -364,7 +364,7 @@ def test_what_always_kills_is_let_go_before_the_last_try() -> None:
     asyncio.run(scenario())
 
 
-def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
+def test_giving_up_ends_held_streams() -> None:
     """Law: no stream outlives the last engine."""
     settings = ServerConfig(max_restarts=0)
 
@@ -379,9 +379,9 @@ def test_a_server_that_gives_up_tells_those_that_it_held() -> None:
     asyncio.run(scenario())
 
 
-def test_what_an_engine_measured_is_the_next_ones_too() -> None:
-    """Law: after a loss it is handed on, to an engine of the same configuration; where the operator
-    wants another one, or code that was updated, it is not."""
+def test_measurements_pass_to_the_next_engine() -> None:
+    """Law: after a loss, measurements are handed on to the next engine of the same configuration.
+    If the operator wants another engine, or one of updated code, they are not."""
 
     async def scenario() -> None:
         async with house(Script()) as home:
@@ -401,7 +401,7 @@ def test_what_an_engine_measured_is_the_next_ones_too() -> None:
 
 
 def test_a_replaced_engine_costs_no_stream_a_token() -> None:
-    """Law: the operator may have another engine under running streams; it is no loss."""
+    """Law: the operator may replace the engine under running streams; that is no loss."""
 
     async def scenario() -> None:
         async with house(SLOW, settings=SURVIVING) as home:
@@ -420,8 +420,8 @@ def test_a_replaced_engine_costs_no_stream_a_token() -> None:
 
 
 def test_a_configuration_that_cannot_start_is_taken_back(tmp_path: Path) -> None:
-    """Law: where the engine that was wanted does not come up, the one before serves on, streams and
-    all, and that is no loss either."""
+    """Law: if the wanted engine does not start, the previous configuration serves on, streams
+    included, and that is no loss either."""
 
     async def scenario() -> None:
         async with house(SLOW, settings=SURVIVING, command=PICKY) as home:
@@ -437,9 +437,9 @@ def test_a_configuration_that_cannot_start_is_taken_back(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("end", ["in time", "grace is over", "second stop"])
-def test_a_server_that_ends_while_it_holds(end: str) -> None:
-    """Law: what is held when the server is told to end may finish within the grace, like all that
-    runs; then it is told."""
+def test_shutdown_while_requests_are_held(end: str) -> None:
+    """Law: requests that are held at shutdown may finish within the grace, like running ones; then
+    they get an error."""
     script = Script(step_seconds=0.02, start_seconds=0.5)
 
     async def scenario() -> None:
@@ -470,7 +470,7 @@ def test_a_server_that_ends_while_it_holds(end: str) -> None:
 
 
 def test_drain_finishes_running_streams() -> None:
-    """`stop` refuses what is new, lets what runs come to its end, then the process exits."""
+    """`stop` refuses new requests and lets running ones finish; then the process exits."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -493,8 +493,8 @@ def test_drain_finishes_running_streams() -> None:
 
 
 @pytest.mark.parametrize("end", ["grace is over", "second stop"])
-def test_what_does_not_finish_in_time_is_told(end: str) -> None:
-    """Streams that outlive the grace period end with a sentence, not as if they were complete."""
+def test_streams_past_the_grace_get_an_error(end: str) -> None:
+    """Streams that outlive the grace end with an error, not as if they were complete."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -512,8 +512,8 @@ def test_what_does_not_finish_in_time_is_told(end: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_hung_engine_cannot_hold_up_the_end() -> None:
-    """Drain and Stop go unheard: it is killed, and nothing is left."""
+def test_a_hung_engine_cannot_delay_the_shutdown() -> None:
+    """It ignores Drain and Stop, so it is killed, and nothing is left."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -529,7 +529,7 @@ def test_a_hung_engine_cannot_hold_up_the_end() -> None:
 
 
 def test_an_engine_lost_while_draining_is_not_restarted() -> None:
-    """Its streams are told; the end goes on."""
+    """Its streams get an error, and the shutdown goes on."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -548,7 +548,7 @@ def test_an_engine_lost_while_draining_is_not_restarted() -> None:
 
 @pytest.mark.parametrize("when", ["starting", "lost"])
 def test_stop_in_every_state(when: str) -> None:
-    """A child that is loading, or a restart that is pending, is not waited for."""
+    """Stopping does not wait for a loading child or a pending restart."""
     script = Script(start_seconds=3600) if when == "starting" else Script(crash_at_start=True)
 
     async def scenario() -> None:
@@ -565,7 +565,7 @@ def test_stop_in_every_state(when: str) -> None:
 
 
 def test_signals_to_the_engine_alone() -> None:
-    """Ctrl-C is not the engine's business; SIGTERM finishes what runs, then it is replaced."""
+    """The engine ignores Ctrl-C; on SIGTERM it finishes its requests and is replaced."""
 
     async def scenario() -> None:
         async with house(SLOW) as home:
@@ -585,9 +585,9 @@ def test_signals_to_the_engine_alone() -> None:
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
-def test_what_comes_to_an_engine_that_was_told_to_end(seconds: float) -> None:
-    """Bug: after a SIGTERM to the engine new requests failed with a 500. Law: they are the next
-    engine's, which takes over at once, with what runs; where nothing is held they may try again."""
+def test_requests_to_an_ending_engine(seconds: float) -> None:
+    """Bug: after a SIGTERM to the engine, new requests failed with a 500. Law: the next engine
+    takes them over at once, with the running ones; if none are held, clients may try again."""
     settings = ServerConfig(resume_seconds=seconds)
 
     async def scenario() -> None:

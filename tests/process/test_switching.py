@@ -1,4 +1,4 @@
-"""POST /speculation on a whole server: the text stays, and a restart keeps the mode."""
+"""POST /speculation on a whole server: texts do not change, and a restart keeps the mode."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ async def told(server: Server) -> dict[str, Any]:
 
 
 async def one(server: Server, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """The text of a reply, and what speculation did for it."""
+    """Return the text of a reply and its speculation usage."""
     body = {"model": "demo", "prompt": [97, 98], **fields}
     reply = (await server.http.post("/v1/completions", json=body)).json()
     return reply["choices"][0]["text"], reply["usage"]["speculation"]
 
 
 def test_a_mode_outlives_the_engine() -> None:
-    """Law: the next incarnation is told before it gets a request; a request that follows the reply
-    is served in that mode."""
+    """Law: the next engine gets the mode before any request, and a request sent after the reply is
+    served in that mode."""
 
     async def scenario() -> None:
         script = Script(vocab_size=128, tokens_per_step=4)
@@ -67,7 +67,7 @@ def test_a_mode_outlives_the_engine() -> None:
 
 
 async def switched(server: Server, **fields: Any) -> str:
-    """The text of one stream, with another mode every few events."""
+    """Return the text of one stream during which the mode changes every few events."""
     events: list[str] = []
     modes = cycle(MODES)
     async with completion(server, **fields) as stream:
@@ -87,13 +87,13 @@ async def swap(server: Server, draft: str) -> httpx.Response:
 def test_another_draft_in_the_middle_of_a_seeded_text(
     tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
-    """Law: the stream goes on and says what it says without; what is wrong is a 400, a second one
-    meanwhile a 409; and the engine that follows a lost one has the configured draft."""
+    """Law: the swap does not change the stream's text; a bad draft is a 400, a second swap
+    meanwhile a 409; after a loss the next engine has the configured draft."""
     copy = str(shutil.copytree(tiny_draft, tmp_path / "copy"))
 
     async def scenario() -> None:
         models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')
-        fixed = "speculation.controller.k=3"  # or costs may have the copy taken back
+        fixed = "speculation.controller.k=3"  # or the copy may be taken back for its costs
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         async with serving((*REAL, ADMIN, *models, fixed), environment) as server:
             fields = {"max_tokens": 200, "temperature": 1, "ignore_eos": True, "seed": 3}
@@ -127,8 +127,8 @@ def test_another_draft_in_the_middle_of_a_seeded_text(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_switching_in_the_middle_of_a_seeded_text(tiny_target: str, tiny_draft: str) -> None:
-    """Law: seeded text is the same in every mode, and where modes change under way; and GET tells
-    of the real controller."""
+    """Law: seeded text is the same in every mode and across mode changes, and GET reports the real
+    controller's state."""
 
     async def scenario() -> None:
         models = (f'target.path="{tiny_target}"', f'speculation.proposer.path="{tiny_draft}"')

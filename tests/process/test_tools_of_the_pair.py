@@ -1,4 +1,4 @@
-"""Tools and clients on the real engine with the built-in pair, as a newcomer meets them."""
+"""Tools and clients on the real engine with the built-in pair, as a newcomer uses them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sdk(url: str) -> Iterator[OpenAI]:
 
 
 def test_the_examples_of_the_readme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """They print what they say they print: a call by a model that learned to call, and its use."""
+    """They print what the README says: a call by a model that learned to call, and its use."""
     console, python = re.findall(r"```\w+\n(.*?)```", section("tools"), re.DOTALL)
     reply = httpx.post(
         f"{url}/v1/chat/completions", json=json.loads(console.split("'")[3]), timeout=300
@@ -86,9 +86,9 @@ def check(name: str, arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "Book", "auto"])
-def test_promises_are_kept_by_a_grammar(sdk: OpenAI, choice: str) -> None:
-    """At temperature 1.5 a model of this size calls nothing rightly by itself; whatever is called
-    here satisfies its schema, and the stream of the same seed says the same."""
+def test_tool_calls_satisfy_their_schemas(sdk: OpenAI, choice: str) -> None:
+    """At temperature 1.5 a model of this size makes no valid call by itself; here every call
+    satisfies its schema, and a stream with the same seed says the same."""
     named = {"type": "function", "function": {"name": choice}}
     fields: dict[str, Any] = {
         "model": MODEL, "messages": HELLO, "tools": TOOLS, "n": 6, "max_tokens": 300, "seed": 1,
@@ -128,7 +128,7 @@ def test_a_format_beside_tools(sdk: OpenAI) -> None:
 
 
 def test_langchain(url: str) -> None:
-    """The three ways to structured output, on a model and a grammar instead of a script."""
+    """The ways to structured output, on a model and a grammar instead of a script."""
     model: Any = ChatOpenAI(
         model=MODEL, base_url=f"{url}/v1", api_key="none", max_retries=0, max_tokens=400, seed=3
     )
@@ -141,7 +141,7 @@ def test_langchain(url: str) -> None:
 
 
 def test_litellm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A required call through litellm, whole and streamed with the same seed."""
+    """A required call through litellm, unstreamed and streamed with the same seed."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
     import litellm
 

@@ -1,4 +1,4 @@
-"""Both processes under signals, seen from HTTP. The engine plays a script; the rest is real."""
+"""Both processes under signals, seen from HTTP. The engine is a script; the rest is real."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def expected_text(count: int) -> str:
 
 
 def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
-    """Where nothing is held, every open stream ends within 5 s by an error event, without [DONE];
-    /ready goes red, then green; a plain request gets a 503 with the OpenAI body; the next one is
-    served."""
+    """With `resume_seconds` 0 every open stream ends within 5 s by an error event, without [DONE];
+    /ready turns 503, then 200; an unstreamed request gets a 503 with the OpenAI body; the next one
+    is served."""
 
     async def scenario() -> None:
         command = (*SCRIPTED, "server.resume_seconds=0")
@@ -54,8 +54,8 @@ def test_a_killed_engine_is_an_error_event_then_it_serves_again() -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_clients_of_a_lost_engine_see_a_pause(how: signal.Signals) -> None:
-    """Law: a killed or hung engine costs streams and plain requests nothing but time: text, usage
-    and end are those of an undisturbed server, and the metrics tell of it."""
+    """Law: a killed or hung engine costs streamed and unstreamed requests only time: text, usage
+    and finish equal those of an undisturbed server, and the metrics report it."""
 
     async def scenario() -> None:
         command = (*SCRIPTED, "server.watchdog_seconds=3")
@@ -86,8 +86,8 @@ def test_clients_of_a_lost_engine_see_a_pause(how: signal.Signals) -> None:
 
 
 def test_sigusr2_replaces_the_engine_under_a_stream(tmp_path: Path) -> None:
-    """Law: the configuration is read anew, and the stream does not notice; one that is wrong, or of
-    another target, changes nothing, and the log says why."""
+    """Law: SIGUSR2 reloads the configuration, and the stream does not notice. An invalid one, or
+    one with another target, changes nothing, and the log says why."""
     config, log = tmp_path / "config.toml", tmp_path / "log"
     config.write_text("")
 
@@ -117,7 +117,7 @@ def test_sigusr2_replaces_the_engine_under_a_stream(tmp_path: Path) -> None:
 
 
 def test_sigterm_lets_streams_finish() -> None:
-    """Running streams end as if nothing had happened, new requests get a 503, exit code 0."""
+    """Running streams complete, new requests get a 503, and the exit code is 0."""
 
     async def scenario() -> None:
         async with serving(SCRIPTED, ASCII.environment()) as server:
@@ -140,7 +140,7 @@ def test_sigterm_lets_streams_finish() -> None:
 
 @pytest.mark.parametrize("end", ["grace is over", "second signal"])
 def test_streams_that_do_not_finish_in_time_get_an_error(end: str) -> None:
-    """An ordered end is exit code 0 even then, and a cut stream never looks complete."""
+    """The exit code is 0 even then, and a cut stream never looks complete."""
     grace = "0.3" if end == "grace is over" else "3600"
 
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_streams_that_do_not_finish_in_time_get_an_error(end: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_at_once(number: signal.Signals) -> None:
-    """Nothing runs, nothing is waited for: exit code 0, no engine left."""
+    """Nothing runs, so nothing is waited for, and the exit code is 0."""
 
     async def scenario() -> None:
         async with serving(SCRIPTED, ASCII.environment()) as server:
@@ -173,7 +173,7 @@ def test_an_idle_server_ends_at_once(number: signal.Signals) -> None:
 
 
 def test_ctrl_c_in_a_terminal_drains() -> None:
-    """A terminal signals the whole process group; the engine must not die of it."""
+    """A terminal signals the whole process group, and the engine must survive that."""
 
     async def scenario() -> None:
         command = ("setsid", *SCRIPTED)
@@ -189,7 +189,7 @@ def test_ctrl_c_in_a_terminal_drains() -> None:
 
 
 def test_no_orphan_of_a_killed_front_end() -> None:
-    """SIGKILL to the front end in the middle of a stream: the engine is gone moments later."""
+    """After SIGKILL to the front end in mid-stream, the engine is gone moments later."""
 
     async def scenario() -> None:
         async with serving(SCRIPTED, ASCII.environment()) as server:
@@ -204,7 +204,7 @@ def test_no_orphan_of_a_killed_front_end() -> None:
 
 
 def test_a_departed_client_frees_the_engine() -> None:
-    """The engine's own gauge falls to zero when the reader hangs up."""
+    """The engine's own gauge falls to zero when the client disconnects."""
 
     async def scenario() -> None:
         async with serving(SCRIPTED, ASCII.environment()) as server:
@@ -221,7 +221,7 @@ def test_a_departed_client_frees_the_engine() -> None:
 
 
 def test_an_engine_that_refuses_to_start_ends_the_server() -> None:
-    """The engine's own sentence on stderr, once and without a traceback; exit code non-zero."""
+    """The engine's message is on stderr, once and without a traceback; exit code non-zero."""
     script = Script(refuse_to_start="no such model folder: /x")
     done = subprocess.run(
         SCRIPTED, cwd=ROOT, env=script.environment(), capture_output=True, text=True, timeout=60
