@@ -132,13 +132,13 @@ class Service:
             try:
                 logger.info("SIGHUP: %d keys", self._replica.keyring.reload())
             except ConfigError as error:
-                logger.error("SIGHUP: the keys stay as they were: %s", error)
+                logger.error("SIGHUP: the old keys are kept: %s", error)
         if self._tls is not None:
             try:
                 load_certificate(self._tls, self._config.server)
                 logger.info("SIGHUP: new connections get the certificate as it is now")
             except ConfigError as error:
-                logger.error("SIGHUP: the certificate stays as it was: %s", error)
+                logger.error("SIGHUP: the old certificate is kept: %s", error)
 
     def _say_ready(self, ready: object) -> None:
         self._display.end()

@@ -28,7 +28,7 @@ SKIPPED = {
     "pydoc_data", "lib2to3",
 }  # fmt: skip
 HELD_OUT_PERCENT = 2
-INSIDE_OUT = 0.3  # share of passages in fill-in-the-middle form
+FIM_SHARE = 0.3  # share of passages in fill-in-the-middle form
 LARGEST_FILE = 320_000
 HELD_OUT_SEED = 1_000_003
 
@@ -87,7 +87,7 @@ def asked(dialogue: Dialogue) -> str:
     return render(dialogue[:-1]) + "<|im_start|>assistant\n"
 
 
-def middle_out(rng: random.Random, text: str) -> str:
+def fim_order(rng: random.Random, text: str) -> str:
     """Return the text in fill-in-the-middle order: prefix, suffix, middle. The middle is up to four
     lines. It often starts within a line and mostly ends at a line's end, as editors request it."""
     lines = text.splitlines(keepends=True)
@@ -115,8 +115,8 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
         size += len(line)
         if size >= length:
             text = "".join(piece)
-            inside = rng.random() < INSIDE_OUT
-            yield middle_out(rng, text[: int(length * rng.uniform(0.2, 0.9))]) if inside else text
+            inside = rng.random() < FIM_SHARE
+            yield fim_order(rng, text[: int(length * rng.uniform(0.2, 0.9))]) if inside else text
             piece, size = [], 0
     if size > 40:
         yield "".join(piece)
@@ -125,8 +125,8 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
 def small_programs(rng: random.Random) -> str:
     """Return some of the small functions as one file, to be completed outside a chat. Or return one
     in FIM order, often with a renamed variable, whose middle the rest determines."""
-    if rng.random() < INSIDE_OUT:
-        return middle_out(rng, renamed(rng, rng.choice(functions())[1]) + "\n")
+    if rng.random() < FIM_SHARE:
+        return fim_order(rng, renamed(rng, rng.choice(functions())[1]) + "\n")
     parts = []
     for wordings, source in rng.sample(functions(), rng.randint(1, 5)):
         if rng.random() < 0.25:

@@ -197,7 +197,7 @@ def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
     for _ in range(count):
         source = rng.choice(corpus.heldout_code()).splitlines(keepends=True)
         start = rng.randrange(max(1, len(source) - 16))
-        turned = corpus.middle_out(rng, "".join(source[start : start + 16]))
+        turned = corpus.fim_order(rng, "".join(source[start : start + 16]))
         prompt, middle = turned.split(MIDDLE)
         suffix = prompt.split("<|fim_suffix|>")[1]
         yield Task("fill-in: first line", prompt + MIDDLE, partial(first_line, middle))
@@ -254,7 +254,7 @@ def tasks(tokenizer: Any, count: int) -> list[Task]:
     return sorted(found, key=lambda task: (task.skill, len(task.prompt)))
 
 
-class Held:
+class GrammarProcessor:
     """A logits processor that constrains rows to their grammars. `prompt`: ids per prompt."""
 
     def __init__(self, grammars: Sequence[Grammar | None], vocabulary: Any, prompt: int) -> None:
@@ -282,7 +282,7 @@ def replies(target: Any, tokenizer: Any, some: Sequence[Task], vocabulary: Any) 
     tokenizer.padding_side = "left"
     batch = tokenizer([task.prompt for task in some], return_tensors="pt", padding=True)
     width, most = batch["input_ids"].shape[1], max(task.tokens for task in some)
-    held = Held([task.grammar for task in some], vocabulary, width)
+    held = GrammarProcessor([task.grammar for task in some], vocabulary, width)
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=most, do_sample=False, eos_token_id=ENDS, pad_token_id=0
     )

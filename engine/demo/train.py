@@ -39,7 +39,7 @@ TOKENS_PER_PASS = 1024
 # Most documents are short, and attention over short rows is cheap, so long rows come last.
 STAGES = ((0.30, 4, 256), (0.56, 8, 512), (0.88, 16, 256), (0.97, 16, 512), (2.0, 16, 2048))
 START, ASSISTANT = 1, "assistant"  # id that starts a turn; the role with full weight in the loss
-QUESTIONS = 0.1  # weight of tokens in other turns: drawn at random, they teach little
+PROMPT_WEIGHT = 0.1  # weight of tokens in other turns: drawn at random, they teach little
 WARM_UP = 0.015  # share of the budget
 CHECKPOINT = 600  # seconds between checkpoints
 
@@ -53,12 +53,12 @@ def rate(share: float) -> float:
 
 
 def weights(labels: Tensor, assistant: int) -> Tensor:
-    """Return the loss weights `[rows, length]` of tokens `[rows, length]`: `QUESTIONS` in turns of
-    other roles than `assistant` (a token id), 1 elsewhere, also outside conversations."""
+    """Return the loss weights `[rows, length]` of tokens `[rows, length]`: `PROMPT_WEIGHT` in turns
+    of other roles than `assistant` (a token id), 1 elsewhere, also outside conversations."""
     places = torch.arange(labels.shape[1])
     start = torch.where(labels == START, places, -1).cummax(1).values
     speaker = labels.gather(1, (start + 1).clamp(max=labels.shape[1] - 1))
-    return torch.where((start < 0) | (speaker == assistant), 1.0, QUESTIONS)
+    return torch.where((start < 0) | (speaker == assistant), 1.0, PROMPT_WEIGHT)
 
 
 def losses(target: Any, draft: Any, batch: Tensor, weight: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class _Answer:
         why_lost = "the replica that made this reply was lost"
         if self._progress is None:
             raise ApiError(503, f"{why_lost} {self._losses} times", code="replica_lost")
-        sentence = f"{why_lost}, and no other one continues it: {why.message}"
+        sentence = f"{why_lost}, and no other replica can resume it: {why.message}"
         error, path = ApiError(503, sentence, code="replica_lost"), self._request.scope["path"]
         body, name = error.body_at(path), "error" if path.startswith(MESSAGES) else None
         if path.endswith("/responses"):  # whose events are of another form

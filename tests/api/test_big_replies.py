@@ -17,7 +17,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TURNS = [{"role": "user", "content": "a"}]
 
 
-class Held(ByteTokenizer):
+class BlockingTokenizer(ByteTokenizer):
     """Outside the event loop's thread, `token_bytes` blocks until `free` is set."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Held(ByteTokenizer):
         return super().token_bytes(token)
 
 
-def note_loop(served: Served, tokenizer: Held) -> None:
+def note_loop(served: Served, tokenizer: BlockingTokenizer) -> None:
     def note() -> None:
         tokenizer.loop_thread = threading.current_thread()
 
@@ -60,7 +60,7 @@ def test_others_are_served_while_it_is_written(what: str) -> None:
     """Bug: 100 prompts of 2,000 tokens with 20 alternatives each blocked the event loop for 14
     seconds, /health and every stream included."""
     path, fields = REQUESTS[what]
-    tokenizer, client = Held(), FakeClient(ready=make_ready(max_model_len=4096))
+    tokenizer, client = BlockingTokenizer(), FakeClient(ready=make_ready(max_model_len=4096))
     body = {"model": MODEL, "max_tokens": 2, "ignore_eos": True, "seed": 1, **fields}
     with serve(client, tokenizer=tokenizer) as served, ThreadPoolExecutor() as pool:
         plain = httpx.post(f"{served.url}{path}", json=body, timeout=60).text

@@ -45,7 +45,7 @@ def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> N
     }  # fmt: skip
 
 
-class Hasty(Connection):
+class ShortHeadDeadline(Connection):
     HEAD_SECONDS = 0.05
 
 
@@ -80,7 +80,7 @@ async def unbounded(scope: Scope, receive: Receive, send: Send) -> None:
 async def dialogue(
     *messages: bytes,
     until_closed: bool,
-    http: type[Connection] = Hasty,
+    http: type[Connection] = ShortHeadDeadline,
     app: ASGIApp = application,
     pause: float = 0.15,
 ) -> bytes:

@@ -22,7 +22,7 @@ from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.replicas.answer import answer
 from server.replicas.ingress import MOST_LOSSES, Forwarded, Ingress, Part, ReplicaLost, merged
-from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, Told, scripted_bytes
+from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, MergedStream, scripted_bytes
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
 from tests.support.serving import MODEL
@@ -79,11 +79,11 @@ class World:
             return await http.post(route, content=content)
 
 
-def told(reply: httpx.Response) -> Told:
+def told(reply: httpx.Response) -> MergedStream:
     assert reply.status_code == 200, reply.text
     events = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
     assert events[-1] == "[DONE]", events[-1]
-    found = Told()
+    found = MergedStream()
     for event in events[:-1]:
         found.add(json.loads(event))
     return found
@@ -193,7 +193,7 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     name, data = last.split("\n")
     told = json.loads(data.removeprefix("data: "))
     assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
-    assert "no other one continues it: `resume` is not supported" in told["message"]
+    assert "no other replica can resume it: `resume` is not supported" in told["message"]
     assert told["error"]["message"] == told["message"]
 
 
@@ -211,7 +211,7 @@ def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
     told = json.loads(data.removeprefix("data: "))
     assert (name, told["type"]) == ("event: error", "error")
     assert (told["error"]["type"], told["error"]["code"]) == ("overloaded_error", "replica_lost")
-    assert "no other one continues it: `resume` is not supported" in told["error"]["message"]
+    assert "no other replica can resume it: `resume` is not supported" in told["error"]["message"]
 
 
 ENDS: list[tuple[str, dict[str, Any], str]] = [
@@ -261,7 +261,7 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
     """Law: a full queue does not end a running stream within the resume time; pings meanwhile keep
     proxies from closing it."""
 
-    async def ask() -> tuple[Told, Told]:
+    async def ask() -> tuple[MergedStream, MergedStream]:
         world = World(scripted("abcdef"))
         whole = told(await world.post(COMPLETIONS, {**BODY, **USAGE}))
         engine = scripted("abcdef")

@@ -38,7 +38,7 @@ REPLIES: dict[str, tuple[str | bytes, str, dict[str, Any]]] = {
 
 
 @dataclass
-class Told:
+class MergedStream:
     """What the chunks of a stream add up to."""
 
     text: str = ""
@@ -100,11 +100,11 @@ def test_the_two_parts_are_the_reply(name: str, tokens_per_step: int) -> None:
     engine._script = scripted_bytes(text)
     with serve(engine) as served:
         found = chunks(served.url, route, body)
-        whole = Told()
+        whole = MergedStream()
         for chunk in found:
             whole.add(chunk)
         for cut in range(1, len(found)):
-            told = Told()
+            told = MergedStream()
             for chunk in found[:cut]:
                 told.add(chunk)
             if told.calls and "token_ids" not in found[cut - 1]["choices"][0]:

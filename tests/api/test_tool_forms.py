@@ -17,14 +17,14 @@ from tests.support.tools import CALLS, HELLO, TOOLS, accumulated, scripted
 CHAT = "/v1/chat/completions"
 
 
-class Deaf(ByteTokenizer):
+class NoToolsTemplate(ByteTokenizer):
     """A template that ignores tools."""
 
     def render(self, messages: Any, /, *, tools: Any = None, **options: Any) -> str:
         return super().render(messages, **options)
 
 
-class Foreign(ByteTokenizer):
+class UnknownFormTemplate(ByteTokenizer):
     """A template whose calls have a form that is unknown here."""
 
     def render(self, messages: Any, /, **options: Any) -> str:
@@ -34,9 +34,9 @@ class Foreign(ByteTokenizer):
 @pytest.mark.parametrize(
     ("tokenizer", "settings", "said"),
     [
-        (Deaf(), {}, "does not support tools"),
-        (Deaf(), {"tool_parser": "hermes"}, "does not support tools"),
-        (Foreign(), {}, "server.tool_parser"),
+        (NoToolsTemplate(), {}, "does not support tools"),
+        (NoToolsTemplate(), {"tool_parser": "hermes"}, "does not support tools"),
+        (UnknownFormTemplate(), {}, "server.tool_parser"),
         (ByteTokenizer(), {"tool_parser": "none"}, "switched off"),
     ],
 )
@@ -56,7 +56,9 @@ def test_models_that_cannot_be_offered_tools(
 def test_the_parser_may_be_named() -> None:
     """`server.tool_parser` overrides what the template shows."""
     text = '{"name": "get_time", "parameters": {"city": "Rome"}}'
-    with serve(scripted(text), tool_parser="llama3_json", tokenizer=Foreign()) as served:
+    with serve(
+        scripted(text), tool_parser="llama3_json", tokenizer=UnknownFormTemplate()
+    ) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         [choice] = httpx.post(served.url + CHAT, json=body).json()["choices"]
     [made] = choice["message"]["tool_calls"]

@@ -12,7 +12,7 @@ from typing import Any
 WIDEST = 150  # characters shown of a kernel's name
 SEQUENCES = (1, 32, 64)  # in a step; the columns of each triple below
 TO_DEVICE = ("copy to the device, pinned", "copy to the device, pageable")
-ALLOTTED = ("device allocation", "pinned allocation", "device free", "capture")
+ALLOCATING = ("device allocation", "pinned allocation", "device free", "capture")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ STEPS = (
          (1_000_000, 1_000_000, 1_000_000)),
     LAUNCHES := Step("launches outside graphs", ("launch", "memset"), (2, 2, 2), (12, 12, 12)),
     Step("launches of graphs", ("graph launch",), (3, 3, 3), None),
-    ALLOTMENTS := Step("allocations, frees and captures", ALLOTTED, (0, 0, 0), (0, 0, 0)),
+    ALLOCATIONS := Step("allocations, frees and captures", ALLOCATING, (0, 0, 0), (0, 0, 0)),
 )  # fmt: skip
 # The fields that all sequences request, by name, and the most launches outside graphs per step.
 FIELDS: dict[str, dict[str, Any]] = {
@@ -60,14 +60,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 5},
 }  # fmt: skip
 FIELDS["all fields"] = FIELDS["filters"] | FIELDS["penalties"] | FIELDS["logprobs"]
-ASKED = {
+FIELD_LAUNCHES = {
     "filters": (4, 4, 4), "penalties": (9, 9, 9), "logprobs": (5, 4, 4),
     "all fields": (11, 11, 11),
 }  # fmt: skip
-WANTED_OF_ASKED = 24
+WANTED_FIELD_LAUNCHES = 24
 # With FlashInfer (`planned`): each plan, for a forward and for each step of a chain, copies every
 # array that it gets to its own buffer.
-PLANNED = {
+FLASHINFER_CEILINGS = {
     "copies to the device": (33, 33, 33),
     "bytes to the device": (3_200, 85_100, 191_300),
     "bytes copied on the device": (1_460, 53_300, 128_200),
@@ -108,7 +108,7 @@ def rows(found: dict[str, Any]) -> list[Row]:
             table += field_rows(found["fields"][asked][str(number)], asked, column)
         for step in STEPS:
             measured = found["flashinfer"][str(number)]["most"][step.name]
-            ceiling = PLANNED.get(step.name, step.ceilings)[column]
+            ceiling = FLASHINFER_CEILINGS.get(step.name, step.ceilings)[column]
             wanted = step.wanted[column] if step.wanted else None
             table.append((f"{number}: flashinfer: {step.name}", measured, ceiling, wanted))
     for part, seconds in found["start"].items():
@@ -122,7 +122,9 @@ def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
     for step in STEPS:
         ceiling = field_ceiling(step, asked, column)
         if ceiling is not None:
-            wanted = WANTED_OF_ASKED if step is LAUNCHES else step.wanted and step.wanted[column]
+            wanted = (
+                WANTED_FIELD_LAUNCHES if step is LAUNCHES else step.wanted and step.wanted[column]
+            )
             rows.append((start + step.name, there["most"][step.name], ceiling, wanted))
     least = there["milliseconds"]["least"]
     return [*rows, (start + "host ms, least", least, None, WANTED_OF_FIELDS[column])]
@@ -131,8 +133,8 @@ def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
 def field_ceiling(step: Step, asked: str, column: int) -> float | None:
     """Return the ceiling, or None if there is none."""
     if step is LAUNCHES:
-        return ASKED[asked][column]
-    return step.ceilings[column] if step in (WAITS, ALLOTMENTS) else None
+        return FIELD_LAUNCHES[asked][column]
+    return step.ceilings[column] if step in (WAITS, ALLOCATIONS) else None
 
 
 def lines(found: dict[str, Any]) -> list[str]:

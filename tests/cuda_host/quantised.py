@@ -23,7 +23,7 @@ from tests.cuda_host.counts import StandIn
 from tests.cuda_host.families import SIZES
 from tests.cuda_host.valueless import without_values
 
-ASKED: dict[str, dict[str, Any]] = {
+FIELD_LAUNCHES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "int8": {"target": {"quantization": "int8"}},
     "int4": {"target": {"quantization": "int4"}},
@@ -76,7 +76,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         sizes = SIZES | {"model_type": "llama"}
         Path(name, "config.json").write_text(json.dumps(sizes), encoding="utf-8")
-        for what, asked in ASKED.items():
+        for what, asked in FIELD_LAUNCHES.items():
             before = len(standin.violations)
             said[what] = found(Path(name), asked, standin)
             standin.lap()

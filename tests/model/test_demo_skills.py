@@ -93,7 +93,7 @@ def test_the_assistants_tokens_weigh_most(tokenizer: Any) -> None:
     both = torch.tensor([rows[0] + rows[1]])
     assistant = tokenizer.convert_tokens_to_ids(train.ASSISTANT)
     [found] = train.weights(both, assistant).tolist()
-    assert found[: len(rows[0])] == pytest.approx([train.QUESTIONS] * len(rows[0]))
+    assert found[: len(rows[0])] == pytest.approx([train.PROMPT_WEIGHT] * len(rows[0]))
     assert found[len(rows[0]) :] == [1.0] * len(rows[1])
     code = torch.tensor([tokenizer.encode("import os\nx = 1\n")])
     assert train.weights(code, assistant).eq(1).all()

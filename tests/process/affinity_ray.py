@@ -39,7 +39,7 @@ COUNTED = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hit_t
 
 
 @dataclass
-class Told:
+class Totals:
     """What the replies to all clients add up to, in tokens and seconds."""
 
     asked: int = 0
@@ -72,7 +72,7 @@ def deploy(app: str, folder: str, router: type, replicas: int, *, scale: int = 1
     return handle.options(stream=True).answer
 
 
-async def ask(answer: Any, prompt: list[int], told: Told, reply: int = REPLY) -> list[int]:
+async def ask(answer: Any, prompt: list[int], told: Totals, reply: int = REPLY) -> list[int]:
     """Return the reply's ids; count errors and wrong ids in `told`."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": reply, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},
@@ -100,7 +100,7 @@ async def ask(answer: Any, prompt: list[int], told: Told, reply: int = REPLY) ->
     return ids
 
 
-async def talk(answer: Any, number: int, told: Told) -> None:
+async def talk(answer: Any, number: int, told: Totals) -> None:
     """Run one chat: four questions under one of four system prompts."""
     rng = random.Random(number)
     system = random.Random(number % 4)
@@ -110,7 +110,7 @@ async def talk(answer: Any, number: int, told: Told) -> None:
         history += await ask(answer, list(history), told)
 
 
-async def load(answer: Any, numbers: Iterator[int], told: Told) -> None:
+async def load(answer: Any, numbers: Iterator[int], told: Totals) -> None:
     """Run the chats of these numbers, sixteen at a time."""
 
     async def lane() -> None:
@@ -131,9 +131,9 @@ def value(text: str, name: str) -> int:
     return sum(int(float(found)) for found in re.findall(pattern, text, re.MULTILINE))
 
 
-async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> tuple[Told, float]:
+async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> tuple[Totals, float]:
     """Return what clients were told, and the skew, with a fixed number of replicas."""
-    told = Told()
+    told = Totals()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, name, folder, router, replicas, scale=scale)
         await load(answer, iter(range(4)), told)  # open the connections
@@ -159,7 +159,7 @@ async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> t
 async def added() -> float:
     """Return the median seconds that our router adds to the time to the first token: uncached
     prompts, one at a time, alternate between Ray's router and ours."""
-    told = Told(), Told()
+    told = Totals(), Totals()
     with tempfile.TemporaryDirectory() as folder:
         routers = {"by Ray's router": TimedTwoChoices, "by affinity": TimedAffinity}
         answers = [
@@ -189,9 +189,9 @@ def scale(app: str, replicas: int) -> None:
         time.sleep(0.1)
 
 
-async def scaled() -> Told:
+async def scaled() -> Totals:
     """Run one replica, then four, then one, under streams throughout."""
-    told, leave = Told(), asyncio.Event()
+    told, leave = Totals(), asyncio.Event()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, "scaled", folder, TimedAffinity, 1)
         numbers = takewhile(lambda number: not leave.is_set(), count())

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from tests.process.served import Server, serving
-from tests.unit.test_structured import BOMBS
+from tests.unit.test_structured import EXPENSIVE_GRAMMARS
 
 COMMAND = (sys.executable, "-m", "server", "serve", "--port", "0")
 FIELDS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
@@ -29,7 +29,7 @@ BAD: dict[str, dict[str, Any]] = {
     "NUL in a stop string": {"stop": ["\x00" * 10_000] * 5},
     **{
         f"grammar: {label}": {"structured_outputs": {FIELDS[bomb.kind]: bomb.source}}
-        for label, bomb in BOMBS.items()
+        for label, bomb in EXPENSIVE_GRAMMARS.items()
     },
 }
 

@@ -29,7 +29,7 @@ AS_USUAL = ServerConfig(resume_seconds=0.0)
 
 
 @dataclass
-class House:
+class SupervisedEngine:
     """A supervisor, its client, its past states, and the folder of its files."""
 
     supervisor: EngineSupervisor
@@ -47,13 +47,13 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def supervised(
     script: Script,
     *,
     settings: ServerConfig = AS_USUAL,
     backoff: float = 0.05,
     command: Sequence[str] = COMMAND,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[SupervisedEngine]:
     """Start an engine, not waiting until it is ready; at the end nothing of it may be left."""
     with (
         short_folder() as folder,
@@ -71,7 +71,7 @@ async def house(
         )
         await supervisor.start()
         try:
-            yield House(supervisor, client, folder, states)
+            yield SupervisedEngine(supervisor, client, folder, states)
         finally:
             pid = supervisor.pid
             await supervisor.stop(0)

@@ -101,7 +101,7 @@ def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool]
             found = list(differences(recorded[number], ask(http, one)))
         except (RuntimeError, httpx.HTTPError, KeyError) as error:
             with t.lock:
-                reason = str(error).partition("no other one continues it: ")[2]
+                reason = str(error).partition("no other replica can resume it: ")[2]
                 if "`resume`" in reason and not may_go_on(one):
                     t.told += 1
                 else:

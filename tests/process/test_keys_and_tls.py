@@ -147,9 +147,9 @@ def test_keys_and_certificate_are_read_again_each_on_its_own(tmp_path: Path, bro
     told = [line for line in said if line]
     if is_key:
         assert told[0] == "1 keys"
-        assert told[1].startswith("the certificate stays as it was: cannot use the certificate")
+        assert told[1].startswith("the old certificate is kept: cannot use the certificate")
     else:
-        assert told[0].startswith("the keys stay as they were: the keys ")
+        assert told[0].startswith("the old keys are kept: the keys ")
         assert told[1] == "new connections get the certificate as it is now"
 
 

@@ -74,7 +74,7 @@ def browser(pair: Server) -> Iterator[Any]:
         browser.close()
 
 
-class Visit:
+class Tab:
     """A tab, what its console complained of, and the URLs that it requested."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
@@ -101,9 +101,9 @@ class Visit:
 
 
 @pytest.fixture
-def visit(browser: Any, pair: Server) -> Iterator[Visit]:
+def visit(browser: Any, pair: Server) -> Iterator[Tab]:
     """Law: in every test with it, the console shows no error and no other host is asked."""
-    visit = Visit(browser, str(pair.http.base_url))
+    visit = Tab(browser, str(pair.http.base_url))
     yield visit
     visit.page.context.close()
     assert visit.complaints == []
@@ -127,12 +127,12 @@ def say(page: Any, text: str, nth: int = 0) -> Any:
     return turn
 
 
-def complete(visit: Visit, **fields: Any) -> Any:
+def complete(visit: Tab, **fields: Any) -> Any:
     body = {"model": "foredraft-demo", "return_token_ids": True, **fields}
     return httpx.post(f"{visit.url}/v1/completions", json=body, timeout=120).json()
 
 
-def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
+def test_a_chat_streams_and_its_tokens_have_colours(visit: Tab) -> None:
     """Law: the text equals the API's; each token has its proposer's colour, and the legend counts
     them all."""
     page = visit.open("live")
@@ -157,7 +157,7 @@ def test_a_chat_streams_and_its_tokens_have_colours(visit: Visit) -> None:
     switch(page, "auto")
 
 
-def test_a_reply_can_be_stopped_and_continued(visit: Visit) -> None:
+def test_a_reply_can_be_stopped_and_continued(visit: Tab) -> None:
     """Law: tokens appear while the reply comes, and the text shown is the text continued."""
     page = visit.open("chat")
     page.check("#mode-completion")
@@ -194,7 +194,7 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
     client = scripted(said, tokens_per_step=3, gate=gate)
     tokenizer = ByteTokenizer(thinks="<think></think>")
     with serve(client, tokenizer=tokenizer, served_model_name="foredraft-demo") as served:
-        visit = Visit(browser, served.url, color_scheme=scheme)
+        visit = Tab(browser, served.url, color_scheme=scheme)
         page = visit.open("chat")
         page.fill("#say", "What is the capital of Italy?")
         page.press("#say", "Enter")
@@ -223,7 +223,7 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
     assert visit.complaints == []
 
 
-def test_a_message_is_edited_and_the_chat_continues(visit: Visit) -> None:
+def test_a_message_is_edited_and_the_chat_continues(visit: Tab) -> None:
     """Law: later turns are removed, and the model gets only the new text."""
     page = visit.open("chat")
     say(page, "What is the capital of France?")
@@ -238,7 +238,7 @@ def test_a_message_is_edited_and_the_chat_continues(visit: Visit) -> None:
     expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
 
 
-def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Visit) -> None:
+def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Tab) -> None:
     page = visit.open("chat")
     page.fill("#schema", "{")
     page.fill("#say", "Bob is 7.")
@@ -252,7 +252,7 @@ def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Visit) -> None:
     assert json.loads(turn.locator(".text").inner_text()).keys() == {"age"}
 
 
-def test_tools_are_shown_as_calls_and_answered(visit: Visit) -> None:
+def test_tools_are_shown_as_calls_and_answered(visit: Tab) -> None:
     """Law: what the reader enters goes back to the model as the result of that call."""
     page = visit.open("chat")
     function = {
@@ -273,7 +273,7 @@ def test_tools_are_shown_as_calls_and_answered(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_race_ends_with_no_token_that_differs(visit: Visit, temperature: int) -> None:
+def test_a_race_ends_with_no_token_that_differs(visit: Tab, temperature: int) -> None:
     """Law: ids are compared; both replies equal the API's for this seed."""
     page = visit.open("race")
     page.fill("#race-temperature", str(temperature))
@@ -292,7 +292,7 @@ def test_a_race_ends_with_no_token_that_differs(visit: Visit, temperature: int) 
         assert page.locator("#lane-plain .token:not(.by-target)").count() == 0
 
 
-def test_a_race_counts_what_differs(visit: Visit) -> None:
+def test_a_race_counts_what_differs(visit: Tab) -> None:
     """Law: it compares by position, and counts the tokens that one reply has more."""
     page = visit.open("race")
     told = page.evaluate(
@@ -306,7 +306,7 @@ def test_a_race_counts_what_differs(visit: Visit) -> None:
     assert "number 2" in told[1]
 
 
-def test_the_live_view_agrees_with_the_metrics(visit: Visit) -> None:
+def test_the_live_view_agrees_with_the_metrics(visit: Tab) -> None:
     """Law: K and tokens/s equal those of /metrics over the same time, within 5 %."""
     told: list[tuple[float, str]] = []  # time and text of each /metrics that it read
 
@@ -362,7 +362,7 @@ def counted(text: str) -> dict[str, float]:
     return {"tokens": float(tokens), **{k: float(count) for k, count in rounds}}
 
 
-def test_a_lost_engine_is_announced_until_it_is_back(visit: Visit, pair: Server) -> None:
+def test_a_lost_engine_is_announced_until_it_is_back(visit: Tab, pair: Server) -> None:
     """Law: the notice is in plain words, and the page recovers when the engine is back."""
     page = visit.open("chat")
     expect(page.locator("#notice")).to_be_hidden()
@@ -378,7 +378,7 @@ def test_a_lost_engine_is_announced_until_it_is_back(visit: Visit, pair: Server)
 def test_axe_finds_nothing(browser: Any, pair: Server, scheme: str) -> None:
     """Law: labels, roles, contrast and focus pass axe-core's rules, with content in each view, and
     a phone does not scroll sideways."""
-    visit = Visit(browser, str(pair.http.base_url), color_scheme=scheme)
+    visit = Tab(browser, str(pair.http.base_url), color_scheme=scheme)
     page = visit.open("chat")
     say(page, "What is the capital of France?")
     assert violations(page) == []
@@ -415,7 +415,7 @@ def violations(page: Any) -> list[Any]:
     return [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
 
 
-def test_the_reference_lists_every_endpoint(visit: Visit) -> None:
+def test_the_reference_lists_every_endpoint(visit: Tab) -> None:
     page = visit.page
     page.goto(f"{visit.url}/docs")
     expect(page.locator("#endpoints .endpoint").first).to_be_visible()
@@ -433,7 +433,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
     """Law: a wrong key is reported; the right one is kept for the session and no longer."""
     told = Script().environment()
     with apart(lambda: started((*SCRIPTED, "server.api_key=sk-secret"), told)) as server:
-        visit = Visit(browser, str(server.http.base_url))
+        visit = Tab(browser, str(server.http.base_url))
         page = visit.page
         page.goto(visit.url)
         dialog = page.get_by_role("dialog", name="API key")
@@ -452,7 +452,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
 
 def test_a_lost_connection_is_announced_and_restored(browser: Any, pair: Server) -> None:
     """Law: a request that failed meanwhile can be tried again."""
-    visit = Visit(browser, str(pair.http.base_url))
+    visit = Tab(browser, str(pair.http.base_url))
     page = visit.open("chat")
     page.context.set_offline(True)
     expect(page.locator("#notice")).to_contain_text("The server is not responding")

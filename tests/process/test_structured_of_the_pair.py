@@ -16,7 +16,7 @@ import pytest
 
 from tests.process.harness import arguments, children, is_gone, until
 from tests.process.served import Server, serving
-from tests.unit.test_structured import BOMBS
+from tests.unit.test_structured import EXPENSIVE_GRAMMARS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -71,7 +71,7 @@ async def streamed(server: Server, **fields: Any) -> str:
 async def bombed(server: Server) -> None:
     """Check that every bomb gets a 400 that names its field, retrying while compilers are busy."""
     names = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
-    for label, bomb in BOMBS.items():
+    for label, bomb in EXPENSIVE_GRAMMARS.items():
         field = names[bomb.kind]
         status = 429
         while status == 429:
@@ -167,7 +167,7 @@ def test_no_compiler_outlives_a_killed_front_end() -> None:
             busy = asyncio.create_task(
                 server.http.post(
                     "/v1/chat/completions",
-                    json=body(structured_outputs={"regex": BOMBS["repeated"].source}),
+                    json=body(structured_outputs={"regex": EXPENSIVE_GRAMMARS["repeated"].source}),
                 )
             )
             await until(lambda: bool(children(compilers[0])))

@@ -14,7 +14,15 @@ from engine.errors import EngineLost
 from server.config import ServerConfig
 from server.engine.mailbox import Stream
 from server.errors import NotReady
-from tests.process.harness import PATIENCE, House, house, is_gone, read_all, tokens_of, until
+from tests.process.harness import (
+    PATIENCE,
+    SupervisedEngine,
+    is_gone,
+    read_all,
+    supervised,
+    tokens_of,
+    until,
+)
 from tests.support.scripted import COMMAND, Script, expected_tokens
 from tests.support.streams import read
 
@@ -35,7 +43,7 @@ async def ends_as_lost(stream: Stream) -> str:
             return str(lost)
 
 
-async def started_streams(home: House, count: int) -> list[Stream]:
+async def started_streams(home: SupervisedEngine, count: int) -> list[Stream]:
     """Return streams that have received their first token."""
     await home.reach("ready")
     streams = [home.submit(f"r{n}", ENDLESS) for n in range(count)]
@@ -44,7 +52,7 @@ async def started_streams(home: House, count: int) -> list[Stream]:
     return streams
 
 
-async def serves(home: House, id: str = "after") -> None:
+async def serves(home: SupervisedEngine, id: str = "after") -> None:
     """Check that a new request gets exactly the script's tokens."""
     outputs = await read_all(home.submit(id, 7))
     assert tokens_of(outputs) == expected_tokens((1, 2, 3), 7)
@@ -54,7 +62,7 @@ def test_requests_run_side_by_side() -> None:
     """Ready's facts arrive; each stream gets its own tokens in order and ends once."""
 
     async def scenario() -> None:
-        async with house(Script(tokens_per_step=3)) as home:
+        async with supervised(Script(tokens_per_step=3)) as home:
             await home.reach("ready")
             assert home.client.ready is not None
             assert home.client.ready.pid == home.supervisor.pid
@@ -73,7 +81,7 @@ def test_a_slow_reader_gets_one_merged_output() -> None:
     """If nobody reads until the engine finishes, one Output holds everything."""
 
     async def scenario() -> None:
-        async with house(Script()) as home:
+        async with supervised(Script()) as home:
             await home.reach("ready")
             stream = home.submit("a", 50)
             await until(lambda: home.client.inflight == 0)
@@ -89,7 +97,7 @@ def test_an_aborted_request_ends_and_the_others_go_on() -> None:
 
     async def scenario() -> None:
         running: list[int] = []
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             home.client.on_metrics = lambda metrics: running.append(metrics.num_running)
             gone, stays = await started_streams(home, 2)
             await until(lambda: running[-1] == 2)
@@ -106,7 +114,7 @@ def test_kill_9_mid_stream() -> None:
     """Every open stream fails within seconds; the engine comes back and serves."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             streams = await started_streams(home, 4)
             first = home.supervisor.pid
             assert first is not None
@@ -132,7 +140,7 @@ def test_an_exception_in_the_step_tells_the_clients_why(tmp_path: Path) -> None:
     script = Script(step_seconds=0.02, raise_after=10, only_once=str(tmp_path / "once"))
 
     async def scenario() -> None:
-        async with house(script) as home:
+        async with supervised(script) as home:
             (stream,) = await started_streams(home, 1)
             assert "RuntimeError: the script says so" in await ends_as_lost(stream)
             await home.reach("ready", times=2)
@@ -149,7 +157,7 @@ def test_a_silent_engine_is_killed_and_replaced(tmp_path: Path, how: str) -> Non
     settings = ServerConfig(watchdog_seconds=3.0, resume_seconds=0)
 
     async def scenario() -> None:
-        async with house(script, settings=settings) as home:
+        async with supervised(script, settings=settings) as home:
             (stream,) = await started_streams(home, 1)
             first = home.supervisor.pid
             assert first is not None
@@ -170,7 +178,7 @@ def test_an_idle_engine_is_not_taken_for_a_hung_one() -> None:
 
     async def scenario() -> None:
         beats: list[int] = []
-        async with house(Script(), settings=settings) as home:
+        async with supervised(Script(), settings=settings) as home:
             home.client.on_metrics = lambda metrics: beats.append(metrics.num_running)
             await until(lambda: len(beats) >= 4)
             assert home.states == ["starting", "ready"]
@@ -183,7 +191,7 @@ def test_a_slow_start_is_waited_for() -> None:
     settings = ServerConfig(watchdog_seconds=0.5)
 
     async def scenario() -> None:
-        async with house(Script(start_seconds=2), settings=settings) as home:
+        async with supervised(Script(start_seconds=2), settings=settings) as home:
             with pytest.raises(EngineLost, match="the engine is starting"):
                 home.submit("too-early", 5)
             await home.reach("ready")
@@ -197,7 +205,7 @@ def test_an_engine_that_is_stopped_while_it_starts_is_replaced() -> None:
     settings = ServerConfig(watchdog_seconds=1.0)
 
     async def scenario() -> None:
-        async with house(Script(start_seconds=3), settings=settings) as home:
+        async with supervised(Script(start_seconds=3), settings=settings) as home:
             await until(lambda: home.supervisor.pid is not None)
             first = home.supervisor.pid
             assert first is not None
@@ -215,7 +223,7 @@ def test_an_engine_that_is_never_ready_is_given_up() -> None:
     settings = ServerConfig(start_timeout_seconds=0.5, max_restarts=1)
 
     async def scenario() -> None:
-        async with house(Script(start_seconds=3600), settings=settings) as home:
+        async with supervised(Script(start_seconds=3600), settings=settings) as home:
             await home.reach("failed")
             assert home.states == ["starting", "lost", "starting", "lost", "failed"]
             assert home.supervisor.failure == (
@@ -231,7 +239,7 @@ def test_a_configuration_that_cannot_run_is_given_up_at_once() -> None:
     """The engine's message is kept for the operator, and nothing is retried."""
 
     async def scenario() -> None:
-        async with house(Script(refuse_to_start="no such model folder: /x")) as home:
+        async with supervised(Script(refuse_to_start="no such model folder: /x")) as home:
             await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
@@ -245,7 +253,7 @@ def test_a_refusal_to_start_counts_however_long_the_exit_takes() -> None:
 
     async def scenario() -> None:
         script = Script(refuse_to_start="no such model folder: /x", exit_seconds=60)
-        async with house(script) as home:
+        async with supervised(script) as home:
             await home.reach("failed")
             assert home.states == ["starting", "failed"]
             assert home.supervisor.failure == "no such model folder: /x"
@@ -258,7 +266,7 @@ def test_a_crash_at_start_is_retried(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         script = Script(crash_at_start=True, only_once=str(tmp_path / "once"))
-        async with house(script) as home:
+        async with supervised(script) as home:
             await home.reach("ready")
             assert home.states == ["starting", "lost", "starting", "ready"]
 
@@ -270,7 +278,7 @@ def test_a_command_that_does_not_exist_is_a_sentence() -> None:
     settings = ServerConfig(max_restarts=0)
 
     async def scenario() -> None:
-        async with house(Script(), settings=settings, command=("/no/such/program",)) as home:
+        async with supervised(Script(), settings=settings, command=("/no/such/program",)) as home:
             await home.reach("failed")
             assert "could not be started" in (home.supervisor.failure or "")
             assert "/no/such/program" in (home.supervisor.failure or "")
@@ -289,7 +297,7 @@ def test_streams_go_on_with_the_next_engine(how: signal.Signals) -> None:
     once each, and ends once."""
 
     async def scenario() -> None:
-        async with house(SLOW, settings=SURVIVING) as home:
+        async with supervised(SLOW, settings=SURVIVING) as home:
             await home.reach("ready")
             prompts = [(n, n + 1) for n in range(4)]
             streams = [home.submit(f"r{n}", 60 + n, prompt) for n, prompt in enumerate(prompts)]
@@ -312,7 +320,7 @@ def test_requests_between_engines_wait() -> None:
     engine is ready, and when the server is about to end."""
 
     async def scenario() -> None:
-        async with house(Script(start_seconds=1.0), settings=SURVIVING) as home:
+        async with supervised(Script(start_seconds=1.0), settings=SURVIVING) as home:
             with pytest.raises(NotReady, match="minute or two"):
                 home.submit("too-early", 5)
             await home.reach("ready")
@@ -338,7 +346,7 @@ def test_a_failing_step_is_survived_too(tmp_path: Path) -> None:
     script = Script(step_seconds=0.01, raise_after=10, only_once=str(tmp_path / "once"))
 
     async def scenario() -> None:
-        async with house(script, settings=SURVIVING) as home:
+        async with supervised(script, settings=SURVIVING) as home:
             await home.reach("ready")
             outputs = await read_all(home.submit("a", 30))
             assert tokens_of(outputs) == expected_tokens((1, 2, 3), 30)
@@ -353,7 +361,7 @@ def test_fatal_requests_are_dropped_before_the_last_restart() -> None:
     settings = ServerConfig(max_restarts=3)
 
     async def scenario() -> None:
-        async with house(script, settings=settings) as home:
+        async with supervised(script, settings=settings) as home:
             await home.reach("ready")
             stream = home.submit("a", ENDLESS)
             sentence = await ends_as_lost(stream)
@@ -369,7 +377,7 @@ def test_giving_up_ends_held_streams() -> None:
     settings = ServerConfig(max_restarts=0)
 
     async def scenario() -> None:
-        async with house(SLOW, settings=settings) as home:
+        async with supervised(SLOW, settings=settings) as home:
             (stream,) = await started_streams(home, 1)
             assert home.supervisor.pid is not None
             os.kill(home.supervisor.pid, signal.SIGKILL)
@@ -384,7 +392,7 @@ def test_measurements_pass_to_the_next_engine() -> None:
     If the operator wants another engine, or one of updated code, they are not."""
 
     async def scenario() -> None:
-        async with house(Script()) as home:
+        async with supervised(Script()) as home:
             await home.reach("ready")
             found = []
             for times in (2, 3):
@@ -404,7 +412,7 @@ def test_a_replaced_engine_costs_no_stream_a_token() -> None:
     """Law: the operator may replace the engine under running streams; that is no loss."""
 
     async def scenario() -> None:
-        async with house(SLOW, settings=SURVIVING) as home:
+        async with supervised(SLOW, settings=SURVIVING) as home:
             await home.reach("ready")
             stream, first = home.submit("a", 100), home.supervisor.pid
             outputs = [await read(stream)]
@@ -424,7 +432,7 @@ def test_a_configuration_that_cannot_start_is_taken_back(tmp_path: Path) -> None
     included, and that is no loss either."""
 
     async def scenario() -> None:
-        async with house(SLOW, settings=SURVIVING, command=PICKY) as home:
+        async with supervised(SLOW, settings=SURVIVING, command=PICKY) as home:
             await home.reach("ready")
             stream = home.submit("a", 100)
             outputs = [await read(stream)]
@@ -443,7 +451,7 @@ def test_shutdown_while_requests_are_held(end: str) -> None:
     script = Script(step_seconds=0.02, start_seconds=0.5)
 
     async def scenario() -> None:
-        async with house(script, settings=SURVIVING) as home:
+        async with supervised(script, settings=SURVIVING) as home:
             await home.reach("ready")
             stream = home.submit("a", 50)
             outputs, pid = [await read(stream)], home.supervisor.pid
@@ -473,7 +481,7 @@ def test_drain_finishes_running_streams() -> None:
     """`stop` refuses new requests and lets running ones finish; then the process exits."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             await home.reach("ready")
             stream = home.submit("a", 60)
             first = await read(stream)
@@ -497,7 +505,7 @@ def test_streams_past_the_grace_get_an_error(end: str) -> None:
     """Streams that outlive the grace end with an error, not as if they were complete."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             (stream,) = await started_streams(home, 1)
             if end == "second stop":
                 stopping = asyncio.create_task(home.supervisor.stop(grace=3600))
@@ -516,7 +524,7 @@ def test_a_hung_engine_cannot_delay_the_shutdown() -> None:
     """It ignores Drain and Stop, so it is killed, and nothing is left."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             (stream,) = await started_streams(home, 1)
             pid = home.supervisor.pid
             assert pid is not None
@@ -532,7 +540,7 @@ def test_an_engine_lost_while_draining_is_not_restarted() -> None:
     """Its streams get an error, and the shutdown goes on."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             (stream,) = await started_streams(home, 1)
             pid = home.supervisor.pid
             assert pid is not None
@@ -552,7 +560,7 @@ def test_stop_in_every_state(when: str) -> None:
     script = Script(start_seconds=3600) if when == "starting" else Script(crash_at_start=True)
 
     async def scenario() -> None:
-        async with house(script, backoff=3600.0) as home:
+        async with supervised(script, backoff=3600.0) as home:
             if when == "lost":
                 await home.reach("lost")
             else:
@@ -568,7 +576,7 @@ def test_signals_to_the_engine_alone() -> None:
     """The engine ignores Ctrl-C; on SIGTERM it finishes its requests and is replaced."""
 
     async def scenario() -> None:
-        async with house(SLOW) as home:
+        async with supervised(SLOW) as home:
             await home.reach("ready")
             pid = home.supervisor.pid
             assert pid is not None
@@ -591,7 +599,7 @@ def test_requests_to_an_ending_engine(seconds: float) -> None:
     settings = ServerConfig(resume_seconds=seconds)
 
     async def scenario() -> None:
-        async with house(SLOW, settings=settings) as home:
+        async with supervised(SLOW, settings=settings) as home:
             runs = (await started_streams(home, 1))[0]
             assert home.supervisor.pid is not None
             os.kill(home.supervisor.pid, signal.SIGTERM)

@@ -99,7 +99,7 @@ def test_a_tool_call_names_an_offered_tool() -> None:
 def test_fill_in_the_middle_keeps_the_text() -> None:
     """Law: fill-in-the-middle moves the middle to the end and loses nothing."""
     text = "def f(x):\n    return x + 1\n"
-    turned = corpus.middle_out(random.Random(1), text)
+    turned = corpus.fim_order(random.Random(1), text)
     found = re.fullmatch(
         r"<\|fim_prefix\|>(.*)<\|fim_suffix\|>(.*)<\|fim_middle\|>(.*)", turned, re.DOTALL
     )

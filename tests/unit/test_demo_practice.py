@@ -110,7 +110,7 @@ def test_middles_are_a_few_lines_and_lose_nothing() -> None:
     never empty."""
     text = "".join(source + "\n" for _, source in chat.functions())
     for seed in range(300):
-        turned = corpus.middle_out(random.Random(seed), text)
+        turned = corpus.fim_order(random.Random(seed), text)
         found = re.fullmatch(
             r"<\|fim_prefix\|>(.*)<\|fim_suffix\|>(.*)<\|fim_middle\|>(.*)", turned, re.DOTALL
         )

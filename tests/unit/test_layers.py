@@ -50,7 +50,7 @@ OFFLINE = {
 }
 
 # The only modules or packages that may import each heavy package.
-DOORS = {
+ALLOWED_IMPORTERS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
               "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.plan.machine",
@@ -83,7 +83,7 @@ DOORS = {
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.listening", "server.serve",
                 "server.connection"],
 }  # fmt: skip
-CPU_DOOR = {
+CPU_INTERFACE = {
     "engine.cpu.ahead", "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws",
     "engine.cpu.fused", "engine.cpu.jit",
 }  # fmt: skip
@@ -178,10 +178,10 @@ def test_modules_import_without_circles() -> None:
     assert not left, f"circles among {', '.join(sorted(left))}, or what imports them"
 
 
-@pytest.mark.parametrize("package", DOORS)
+@pytest.mark.parametrize("package", ALLOWED_IMPORTERS)
 def test_heavy_packages_have_one_door(package: str) -> None:
     for module, path in MODULES.items():
-        if any(within(module, door) for door in DOORS[package]):
+        if any(within(module, door) for door in ALLOWED_IMPORTERS[package]):
             continue
         for imported in imports(path):
             assert not within(imported, package), f"{module} imports {imported}"
@@ -194,7 +194,9 @@ def test_the_compiled_code_has_one_door() -> None:
         if within(module, "engine.cpu") or module == "engine.lab.cpu_variants":
             continue
         parts = {name for name in imports(path) if name.startswith("engine.cpu.")}
-        assert parts <= CPU_DOOR, f"{module} imports {', '.join(sorted(parts - CPU_DOOR))}"
+        assert parts <= CPU_INTERFACE, (
+            f"{module} imports {', '.join(sorted(parts - CPU_INTERFACE))}"
+        )
 
 
 @pytest.mark.parametrize("folder", ["unit", "api"])

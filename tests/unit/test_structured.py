@@ -239,7 +239,7 @@ def test_a_model_whose_tokenizer_cannot_be_read_has_no_grammars(tmp_path: Path) 
     assert run(tmp_path, work, child=child) == []
 
 
-BOMBS = {
+EXPENSIVE_GRAMMARS = {
     "deep": Grammar("json_schema", '{"properties":{"a":' * 5000 + "{}" + "}}" * 5000),
     "repeated": Grammar("regex", "((a{1000}){1000}){1000}"),
     "forced": Grammar("regex", "[a-z]a{1000000}"),
@@ -289,7 +289,7 @@ def test_bombs_are_refused_and_do_not_affect_later_grammars() -> None:
         checker = GrammarChecker(config(0.5, 2**20), lambda outcome, _: outcomes.add(outcome))
         checker.start()
         try:
-            for name, grammar in BOMBS.items():
+            for name, grammar in EXPENSIVE_GRAMMARS.items():
                 error = await answer(checker, grammar)
                 assert error is not None, name
                 assert len(error.message) < 400, name
