@@ -126,7 +126,7 @@ no_effort = _unless(
 )
 no_priority = _unless(
     lambda services: services.keyring.may_prioritise,
-    "no API key may set a priority (`server.allow_priority`, or `priority` of a key)",
+    "no request may set it (`server.allow_priority`, or `priority` of a key)",
 )
 
 
