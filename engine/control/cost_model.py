@@ -87,8 +87,8 @@ class TargetCost:
     def set_profile(
         self, points: Points, batches: Mapping[int, Points], padded: tuple[int, ...]
     ) -> None:
-        """Start over. `points`: (rows, seconds), for large batches with one row each; `batches`:
-        curves by number of sequences; `padded`: row counts that forwards are padded to."""
+        """Start over. `points`: (rows, seconds) of one sequence, then of large batches with one row
+        each; `batches`: curves by number of sequences; `padded`: row counts after padding."""
         self._padded = np.array(padded, dtype=float)
         usable = {n: own for n, own in sorted(batches.items()) if len(own) > 1}
         if usable.keys() <= {1}:  # use `points` instead: they cover more rows

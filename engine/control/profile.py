@@ -46,7 +46,7 @@ class Profile:
 
 
 def alone(k_max: int) -> tuple[int, ...]:
-    """Return the row counts to measure for one sequence, up to one above `k_max` draft tokens."""
+    """Return the row counts to measure for one sequence, up to the first above `k_max`."""
     return row_counts(_ALONE, k_max)
 
 

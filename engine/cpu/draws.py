@@ -72,7 +72,7 @@ class QuickDraws:
         return found
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
-        """Return a token per row, UNSURE for some, for requests with any sampling parameters."""
+        """Return a token per row, UNDECIDED for some, for requests with any sampling parameters."""
         items, table = self._adjusted(logits, contexts)
         rows = np.full((2, len(items)), _ANY, np.int64)
         kernels_draws.draw(table, items, self._words, rows)

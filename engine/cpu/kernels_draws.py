@@ -1,9 +1,9 @@
 """Sample tokens from rows of logits in compiled code, without intermediate tensors.
 
-`draw` returns UNSURE where rounding could change the result: the two best scores, or a token and a
-filter's threshold, are too close. The caller then draws that row on the host
+`draw` returns UNDECIDED where rounding could change the result: the two best scores, or a token and
+a filter's threshold, are too close. The caller then draws that row on the host
 (`engine.sampling.device_draws`). Every token that `draw` does return equals the host's draw.
-`guess`, for drafts, returns the apparent best token instead of UNSURE.
+`guess`, for drafts, returns the apparent best token instead of UNDECIDED.
 
 Tokens are grouped by id modulo the number of groups, so neighbouring tokens belong to different
 groups and one vector instruction handles many groups. A group's largest logit and smallest hash
@@ -162,7 +162,7 @@ def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
     """Return the token, its lead, and the second-best token (-1: none). With `sure`, the token is
-    UNSURE where the draw is too close; the other two values are then meaningless."""
+    UNDECIDED where the draw is too close; the other two values are then meaningless."""
     scale, low, high = float_of(np.int32(item[4])), np.uint32(key), np.uint32(key >> np.uint64(32))
     fields = item[5], double_of(item[6]), double_of(item[7])
     close = CLOSE + SHIFTED * size
@@ -219,7 +219,7 @@ def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
 @fast
 def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
     """Draw the tokens of all items into `rows` int64 `[2, all items' rows]`: `rows[0]` receives
-    tokens, NOT_FINITE or UNSURE; `rows[1]` holds each row's parent within its item, -1 for the
+    tokens, NOT_FINITE or UNDECIDED; `rows[1]` has each row's parent within its item, -1 for the
     first. On entry `rows[0]` holds each row's draft token, or a negative number for none. A draft
     token that differs from the draw at its parent is rejected: its row and its descendants are not
     drawn and keep their values. `logits` float32 `[any, vocab]`. `items` int64 `[n, 8]`: first row,

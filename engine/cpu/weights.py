@@ -172,7 +172,7 @@ def quantised(model: Any) -> tuple[Packed, ...]:
 
 def packed_weights(model: Any, *, lossy: bool) -> tuple[int, tuple[Packed, ...]]:
     """Return the bits per packed weight, and a plain model's weights for `kernels_decoder.forward`
-    in the smallest exact form. A float32 model's embedding and norms are shared. `lossy`:
+    in the fastest exact form. A float32 model's embedding and norms are shared. `lossy`:
     in eight bits, with a loss; `has_whole_tiles` must hold."""
     if lossy:
         return 8, _weights(model, pack_eight)

@@ -147,8 +147,8 @@ class GrammarState:
         self._text = fresh.deep_copy()
         self._length = 0  # tokens of the text
         self._walker: LLMatcher | None = None
-        self._behind: list[int] = []  # tokens committed after the text that the walker started from
-        self._path: list[int] = []  # tokens that the walker has consumed after that text
+        self._behind: list[int] = []  # tokens of the text after the walker's base, a part of it
+        self._path: list[int] = []  # tokens that the walker has consumed after its base
         self._eos = eos
         self._may_end = may_end
         self._clock = clock

@@ -2,7 +2,7 @@
 (token-level intersection, arXiv:2502.05202).
 
 Tokens are compared by their bytes, so it does not matter how a tokenizer writes a space or a byte.
-Special tokens are compared by name, but EOS tokens are always equal.
+Special tokens are compared by name, but EOS tokens count as equal.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SPLITS = 8  # equal to attention.triton_kernels.Splitting.splits, whose import n
 
 
 def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
-    """Return the bytes that may be used if nothing is loaded yet, and the device's name."""
+    """Return the bytes that may still be used, and the device's name."""
     where = pick_device(device)
     if where.type == "cuda":
         free, total = torch.cuda.mem_get_info(where)

@@ -114,7 +114,7 @@ def unsupported(kind: QuantizationName, device: torch.device, dtype: torch.dtype
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether the model is quantized, here or in its checkpoint."""
+    """Whether the model runs with quantized weights, from here or from its checkpoint."""
     parts = any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters())
     stored = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     return parts or (stored is not None and not getattr(stored, "dequantize", False))

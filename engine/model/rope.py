@@ -9,8 +9,8 @@ GROWING_ROPES = {"dynamic", "longrope"}  # depend on the longest sequence in the
 
 
 def served_positions(own: int | None, rope: object) -> int | None:
-    """Return the positions to serve of a model with `own` positions, None if unknown. `rope`: one,
-    or one per layer type. Limits ropes that change with the length to their original length."""
+    """Return the positions to serve of a model with `own` positions, None if unknown: at most the
+    shortest original length of ropes that change with it. `rope`: one, or one per layer type."""
     growing = [each for each in _ropes(rope) if _kind(each) in GROWING_ROPES]
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [own] if own is not None else []

@@ -18,7 +18,7 @@ from torch.nn import functional
 from engine.model.triton_layers import activated
 
 TOGETHER = tl.constexpr(8)  # row tiles that run together, to read a weight once from memory
-PROGRAMS = 256  # to have at least, for few rows, by splitting the sums
+PROGRAMS = 256  # wanted at least: for few rows, the sums are split
 OUTS, UNIT, LEAST = 64, 128, 1024  # outputs per tile; inputs per part: multiple of UNIT, least
 
 
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By most rows. Outputs are a multiple of 64, so that all tiles use the same matrix instruction.
+# By the most rows of each. `outs` are multiples of 64: all tiles use the same matrix instruction.
 TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 64, 4, 5))
 LARGE, FLOAT32 = Tile(128, 128, 64, 8, 3), Tile(64, 64, 16, 4, 3)
 

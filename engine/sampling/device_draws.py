@@ -60,7 +60,7 @@ class Drawn(NamedTuple):
 
 class Enqueued(NamedTuple):
     """Draws that the device may still be computing. `sent`: float64 tensors to be read. The first
-    is `[2, rows or more]` tokens (or NOT_FINITE, UNSURE) and leads; the second, if
+    is `[2, rows or more]` tokens (or NOT_FINITE, UNDECIDED) and leads; the second, if
     log-probabilities are requested, the result of `logprobs.scores`."""
 
     asked: Seq[Rows]
@@ -259,8 +259,8 @@ class DeviceDraws:
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
-        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNSURE) and leads; float64 holds every
-        id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
+        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNDECIDED) and leads; float64 holds
+        every id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
         facts, drawn = facts_in(table), None
         if len(filtered) < len(logits):
             drawn = draw_rows(logits, self._words, facts)
@@ -276,7 +276,7 @@ class DeviceDraws:
 
 
 def facts_in(table: Tensor) -> RowParams:
-    """Return the Facts in a Plan.table on the device."""
+    """Return the RowParams in a Plan.table on the device."""
     return RowParams(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
@@ -292,8 +292,8 @@ def draw_guesses(logits: Tensor, words: Tensor, facts: RowParams) -> Tensor:
 
 
 def draw_survivors(logits: Tensor, words: Tensor, facts: RowParams, look: int) -> Tensor:
-    """`draw_rows` with filters, among the `look` most likely ids of each row: UNSURE if more ids
-    may survive."""
+    """`draw_rows` with filters, among the `look` most likely ids of each row: UNDECIDED if more
+    ids may survive."""
     scaled = logits * facts.scales.float()
     bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
     kept = survivors(scaled, bounds, look)

@@ -41,7 +41,7 @@ class Survivors(NamedTuple):
 
 
 def look_of(plains: Seq[Plain], vocab_size: int) -> int:
-    """Return how many ids of each row to rank first: the largest top_k, or `MOST` without one."""
+    """Return how many ids of each row to rank first: the largest top_k; `MOST` for rows without."""
     sizes = [plain.top_k or vocab_size for plain in plains]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)

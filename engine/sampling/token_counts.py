@@ -2,7 +2,7 @@
 waiting for the host.
 
 A sequence that needs these has a slot, updated by the tokens committed since its last use. A step's
-draft tokens are added only in `adjusted`, which applies all of them and returns the results of
+draft tokens are counted only in `adjusted`, which applies all three and returns the results of
 `logits.LogitsProcessor.adjust` bit for bit.
 """
 

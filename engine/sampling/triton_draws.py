@@ -69,7 +69,7 @@ def draw_likeliest(
 ) -> Tensor:
     """Return `drawn` with its filtered rows (None: all are) replaced by
     `device_draws.draw_survivors` of `[rows, vocab]` logits among the `MOST_RANKED` most likely ids;
-    with `guessed`, rows that would be UNSURE stay. `columns`: key halves, sizes, shares, floors,
+    with `guessed`, rows that would be UNDECIDED stay. `columns`: key halves, sizes, shares, floors,
     and which rows are filtered, as in `draw`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 

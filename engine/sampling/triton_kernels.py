@@ -285,7 +285,7 @@ def best_of_likeliest(
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and leads of `filtered`
-    rows, as `filters.survivors`. With GUESSED, rows that would be UNSURE stay unchanged."""
+    rows, as `filters.survivors`. With GUESSED, rows that would be UNDECIDED stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return

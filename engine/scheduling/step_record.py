@@ -45,10 +45,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     `drafted`: tokens proposed; `proposed`: how many of these were verified; the `accepted` ones and
     one more became `tokens`. A part without tokens and `finish` does not sample. `tried`: drafted
     tokens known to be right or wrong, in chains up to the first wrong one (as in Outcome); `right`:
-    how many of them were right; `confidences`: theirs, or empty. `forced`: proposed tokens that the
-    grammar added, and how many were accepted. In a tree: `depths` of the proposed and, unless it is
-    a chain with leaves, the `path` of accepted nodes. `second_best`: whether the second-best token
-    in place of the first wrong one was right (1) or not (-1); 0: not known.
+    how many of these were right; `confidences`: of the tried, or empty. `forced`: proposed tokens
+    that the grammar added, and how many were accepted. In a tree: `depths` of the proposed and,
+    unless it is a chain with leaves, the `path` of accepted nodes. `second_best`: whether the
+    second-best token in place of the first wrong one was right (1) or not (-1); 0: not known.
     """
 
     request: int

@@ -35,7 +35,7 @@ class Record:
 
 class Evidence:
     """The evidence of one sequence; `shared` is shared by all. A run is a number of matching
-    tokens, START or SUPPOSED."""
+    tokens, START or ASSUMED."""
 
     def __init__(self, shared: Record) -> None:
         self._everyone = shared

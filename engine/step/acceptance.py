@@ -85,7 +85,7 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
 
 class Acceptor:
     """`eos_ids` end a sequence unless it ignores them; `room(seq)`: tokens it may still generate;
-    `exact` redraws the rows for which `draws` returned UNSURE."""
+    `exact` redraws the rows for which `draws` returned UNDECIDED."""
 
     def __init__(
         self,

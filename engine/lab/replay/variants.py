@@ -59,7 +59,7 @@ class _KeepAll(AdaptiveK):
 
 
 class _NoHindsight(AdaptiveK):
-    """Learns from verified draft tokens only, not from those found out in catch-up rows."""
+    """Learns from proposed draft tokens only, not from those found out in catch-up rows."""
 
     def update(self, record: StepRecord) -> None:
         super().update(replace(record, hindsight=()))

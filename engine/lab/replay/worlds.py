@@ -140,7 +140,7 @@ class World:
 
 def random_world(number: int) -> World:
     """Return world `number`: acceptance 0.2 to 0.95, 1 to 32 requests, a ridge of 15 to 300 rows, a
-    draft step of 3 to 35 % of the weights' time, which the profile gets wrong by -30 to +40 %."""
+    draft step of 3 to 35 % of the weights' time; a profile of that time wrong by -30 to +40 %."""
     rng = np.random.default_rng(777000 + number)
     weights = 5e-3
     ridge = float(np.exp(rng.uniform(np.log(15), np.log(300))))
@@ -177,6 +177,6 @@ def _request(number: int, text: Text, spec: PhaseSpec, phase: int, j: int) -> Re
     hits = rng.random(count) < chance
     odds = np.log(chance / (1 - chance)) + rng.normal(0, text.blur, count)
     context = int(rng.integers(500, 2500))
-    # softplus: positive like the margin of a draw, and equal to the odds where they are large.
+    # softplus: positive like the margin of a draw, and as large as the log-odds if they are large.
     margins = np.logaddexp(0.0, odds)
     return Request(hits.tolist(), margins.tolist(), length, context)

@@ -82,7 +82,7 @@ class Load:
         return sum(self.tokens) / sum(self.seconds[arm])
 
     def ratio(self, theirs: Arm, ours: Arm, alpha: float) -> Ratio:
-        """Return the ratio of seconds. As `theirs`, OFF counts with the mean of it and AGAIN."""
+        """Return their seconds over ours. OFF is its mean with AGAIN, unless `ours` is AGAIN."""
         base, again = self.seconds[theirs], self.seconds[AGAIN]
         if ours == AGAIN:
             return ratio(base, again, alpha=alpha)
