@@ -341,8 +341,8 @@ class SpeculationConfig(Part):
         None,
         min_length=1,
         description="file to record steps in, for `foredraft replay`: sizes, times and acceptance,"
-        " no text; if it exists, the next free numbered name is used; not with `suffix` or `ngram`"
-        " as companions, nor with proposers of trees",
+        " no text; if it exists, the next free numbered name is used; then `suffix` and `ngram` are"
+        " not used by default, and proposers of trees are refused",
     )
     trace_mib: float = Field(64.0, gt=0, description="size at which the recording ends")
     record_ids: str | None = Field(
