@@ -18,7 +18,10 @@ from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
 DEMO = Path(card.__file__).parent
-ROBUST = ("Hello!", "What is the capital of France?", "What is speculative decoding?")
+ROBUST = (
+    "Hello!", "What is the capital of France?", "What is speculative decoding?", "What is 47 + 38?",
+    "Extract the facts as JSON: Alice Smith is 34 years old and lives in Paris.",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
