@@ -360,7 +360,7 @@ def test_a_synchronizing_forward_is_not_captured(
     config = EngineConfig.model_validate({"schedule": {"max_step_tokens": 77}})
     with caplog.at_level("INFO"):
         graphs = _graphs_of(config, model)
-    assert (graphs is None) == waits == ("wait for the device (in f)" in caplog.text)
+    assert (graphs is None) == waits == ("waits for the device (in f)" in caplog.text)
     assert graphs is None or graphs.most_rows == 77
 
 

@@ -177,7 +177,7 @@ def test_a_log_ends_at_its_size(
     assert 300 < log.stat().st_size <= size
     assert "size limit" in caplog.text
     (tmp_path / "other").write_text("mine\n")
-    with pytest.raises(Exception, match="left alone"):
+    with pytest.raises(Exception, match="left unchanged"):
         Engine(config(*pair, record_ids=str(tmp_path / "other")))
     assert (tmp_path / "other").read_text() == "mine\n"
 

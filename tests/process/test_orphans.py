@@ -14,11 +14,11 @@ from tests.support.scripted import COMMAND, Script
 ROOT = Path(__file__).resolve().parents[2]
 PARENT = """
 import asyncio, sys
-from tests.process.harness import house
+from tests.process.harness import supervised
 from tests.support.scripted import Script
 
 async def main():
-    async with house(Script(start_seconds=float(sys.argv[1]))) as home:
+    async with supervised(Script(start_seconds=float(sys.argv[1]))) as home:
         while home.supervisor.pid is None:
             await asyncio.sleep(0.01)
         if sys.argv[1] == "0":

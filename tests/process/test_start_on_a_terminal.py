@@ -89,7 +89,7 @@ def test_json_stays_json_on_a_terminal() -> None:
     with terminal(Script(start_seconds=1.0), "server.log_format=json") as (process, screen):
         shown = seen(screen, "starting -> ready", process.pid)
         process.send_signal(signal.SIGTERM)
-        shown += seen(screen, "in order", process.pid)
+        shown += seen(screen, "shut down normally", process.pid)
     lines = "".join(part for _, part in shown).splitlines()
     assert len([json.loads(line)["message"] for line in lines if line.endswith("}")]) > 3
     assert not [line for line in lines[:-1] if not line.endswith("}")]

@@ -229,6 +229,6 @@ def test_unsupported_settings_are_refused_by_name(dtype: torch.dtype, heads: int
     was reported as compiled."""
     layers = [LayerShape(0, 2, heads, heads)]
     known = rf"multiples of {LANES} \(float32\) or {2 * LANES} \(bfloat16\)"
-    said = f"{known}, .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
+    said = f"{known}; .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
     with pytest.raises(ConfigError, match=said):
         choose_attention("compiled", CPU, dtype=dtype, layers=layers)
