@@ -320,8 +320,8 @@ def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) ->
 
 @pytest.mark.parametrize("usual", [True, False])
 def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> None:
-    """Law: on either path, learning proposers are told of every sequence that sampled in the step:
-    the target's token at the root and after each right node, up to the end of the text."""
+    """Law: on either path, learning proposers get, for each sequence that sampled in the step, the
+    target's token at the root and after each accepted node, up to the end of the text."""
     engine, listener = make(3, usual=usual, twin=True), Listener()
     engine._proposer._learners.append(listener)
     engine._proposer.learns = True
