@@ -11,16 +11,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import random
+import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import islice
+from keyword import iskeyword
 from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
-from engine.demo.chat import Dialogue, functions, invent_json, renamed
-from engine.demo.practice import conversation, extraction
+from engine.demo.chat import Dialogue, facts, functions, invent_json, renamed
+from engine.demo.practice import conversation, extraction, invented
 
 Kind = Literal["code", "chat", "json", "prose"]
 SKIPPED = {
@@ -29,6 +32,7 @@ SKIPPED = {
 }  # fmt: skip
 HELD_OUT_PERCENT = 2
 FIM_SHARE = 0.3  # share of passages in fill-in-the-middle form
+GAP_SHARE = 0.4  # share of small programs made by `gap`
 LARGEST_FILE = 320_000
 HELD_OUT_SEED = 1_000_003
 
@@ -88,11 +92,31 @@ def asked(dialogue: Dialogue) -> str:
 
 
 def fim_order(rng: random.Random, text: str) -> str:
-    """Return the text in fill-in-the-middle order: prefix, suffix, middle. The middle is up to four
-    lines. It often starts within a line and mostly ends at a line's end, as editors request it."""
+    """Return the text in fill-in-the-middle order. The middle is up to four lines."""
     lines = text.splitlines(keepends=True)
     begin = rng.randrange(len(lines))
-    end = min(len(lines), begin + rng.choice((1, 1, 1, 2, 3, 4)))
+    return without(rng, lines, begin, min(len(lines), begin + rng.choice((1, 1, 1, 2, 3, 4))))
+
+
+def gap(rng: random.Random) -> str:
+    """Return a small program in fill-in-the-middle order whose middle follows from the rest. Its
+    names are random, so the model has to copy them from the prefix and the suffix."""
+    parts = rng.choice(facts()["gaps"])
+    known = [*facts()["variables"], *"abcdnxyz"]
+    names = [invented(rng) if rng.random() < 0.3 else name for name in rng.sample(known, 4)]
+    names = [re.sub(r"\W", "_", name) + "_" * iskeyword(name) for name in names]
+    values = dict(zip("abxy", names, strict=True), n=rng.randint(1, 99))
+    values["f"] = rng.choice(("", "", f"_{rng.choice(known)}"))
+    before, middle, after = (Template(part).substitute(values) for part in parts)
+    begin = before.count("\n")
+    lines = f"{before}{middle}{after}".splitlines(keepends=True)
+    return without(rng, lines, begin, begin + middle.count("\n"))
+
+
+def without(rng: random.Random, lines: Sequence[str], begin: int, end: int) -> str:
+    """Return prefix, suffix and middle: the lines from `begin` to before `end`. The middle often
+    starts within its first line and mostly ends at a line's end, as editors request it."""
+    text = "".join(lines)
     first, second = (sum(map(len, lines[:index])) for index in (begin, end))
     inside = len(lines[begin]) - 1
     if inside > 0 and rng.random() < 0.6:
@@ -124,8 +148,11 @@ def passages(rng: random.Random, source: str, length: int) -> Iterator[str]:
 
 def small_programs(rng: random.Random) -> str:
     """Return some of the small functions as one file, to be completed outside a chat. Or return one
-    in FIM order, often with a renamed variable, whose middle the rest determines."""
-    if rng.random() < FIM_SHARE:
+    in FIM order, often with a renamed variable, or a `gap`: the rest determines the middle."""
+    kind = rng.random()
+    if kind < GAP_SHARE:
+        return gap(rng)
+    if kind < GAP_SHARE + FIM_SHARE:
         return fim_order(rng, renamed(rng, rng.choice(functions())[1]) + "\n")
     parts = []
     for wordings, source in rng.sample(functions(), rng.randint(1, 5)):

@@ -8,6 +8,7 @@ comes from the corpus, which also supplies the prompts.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
@@ -20,7 +21,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
 from engine.demo.model import load, save
-from engine.demo.tokens import Rows
+from engine.demo.tokens import CONTEXT, Rows
 from engine.lab.train.learning import Optimizer, follow
 from engine.lab.train.loop import Run, fit
 
@@ -29,6 +30,7 @@ TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 MIX = {"code": 0.60, "programs": 0.07, "prose": 0.15, "chat": 0.18}
 SHORTEST, LONGEST, PROMPTS = 8, 128, 64  # tokens of a prompt; prompts continued at a time
 LENGTH, ROWS = 320, 8  # tokens of a row, rows of a batch
+LONG = 4
 WRITING = 0.25  # share of the time in which the target generates
 
 log = logging.getLogger("foredraft.demo")
@@ -59,10 +61,15 @@ def written(target: Any, rows: Rows, seed: int, until: float) -> Tensor:
 
 
 def mixed(own: Tensor, rows: Rows) -> Iterator[Tensor]:
-    """Yield batches: half rows of `own`, reshuffled after each pass, and half new corpus rows."""
+    """Yield batches: half rows of `own`, reshuffled after each pass, and half new corpus rows. Each
+    `LONG`th batch is a row of the whole context, since positions past `LENGTH` occur nowhere else.
+    """
+    batches = itertools.count(1)
     while True:
         for some in torch.split(own[torch.randperm(len(own))], ROWS // 2):
             yield torch.cat([some, rows.batch(len(some), LENGTH)])
+            if next(batches) % (LONG - 1) == 0:
+                yield rows.batch(1, CONTEXT)
 
 
 def run(output: Path, minutes: float, seed: int) -> None:

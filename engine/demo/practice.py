@@ -188,7 +188,7 @@ def sorting(rng: random.Random) -> Dialogue:
 
 def truth(rng: random.Random, true: bool) -> tuple[str, str]:
     """Return a question whose answer is yes if `true`, else no, and the reason."""
-    kind = rng.choice(("capital", "place", "fact", "fact", "greater", "even", "day"))
+    kind = rng.choice(("capital", "place", "place", "fact", "fact", "greater", "even", "day"))
     if kind in ("capital", "place"):
         pairs = list(facts()["capitals"].items())
         (country, city), (other, _) = rng.sample(pairs, 2)
@@ -216,15 +216,21 @@ def truth(rng: random.Random, true: bool) -> tuple[str, str]:
     )
 
 
-def claim(rng: random.Random) -> Dialogue:
-    """Ask a question with yes or no as the answer, equally often. Some answers are a bare `yes`
-    or `no`, so that the model also knows them where a grammar allows nothing else."""
+def claim(rng: random.Random, bare: float = 0.4) -> Dialogue:
+    """Ask a question with yes or no as the answer, equally often. A share `bare` of the answers is
+    only `yes` or `no`, so that the model also knows them where a grammar allows nothing else."""
     true = rng.random() < 0.5
     question, reason = truth(rng, true)
     word, style = "yes" if true else "no", rng.random()
-    if style < 0.25:
+    if style < 0.6 * bare:
         return ask(worded(rng, "briefly", question=question), word)
-    return ask(question, word if style < 0.4 else f"{word.capitalize()}. {reason}")
+    return ask(question, word if style < bare else f"{word.capitalize()}. {reason}")
+
+
+def claims(rng: random.Random) -> Dialogue:
+    """Ask several such questions in succession. The model has to compare what it knows with what
+    is asked, and learns that only from many answers; among long replies they are too few."""
+    return [turn for _ in range(rng.randint(3, 8)) for turn in claim(rng, bare=0.7)]
 
 
 def _tool(name: str, about: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -306,14 +312,15 @@ WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
     (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
     (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
     (refusal, 0.6), (spelling, 0.6), (neighbours, 2.5), (invent_json, 0.7),
-    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 2.5), (claim, 7),
+    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 3), (claim, 5), (claims, 8),
     (extraction, 10), (repeating, 5),
 )  # fmt: skip
 OFFERED = 0.2  # share of conversations with tools
 
 
 def conversation(rng: random.Random) -> tuple[Dialogue, Tools]:
-    """Return one to four exchanges, some with a system prompt, and the offered tools."""
+    """Return the exchanges of one to four writers, some with a system prompt, and the offered
+    tools."""
     dialogue: Dialogue = []
     tools: Tools = []
     if rng.random() < OFFERED:

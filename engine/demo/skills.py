@@ -6,13 +6,13 @@ not occur in the training text, and code comes from held-out files. Replies are 
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -206,6 +206,13 @@ def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
         )
 
 
+def gaps(rng: random.Random, count: int) -> Iterator[Task]:
+    """Yield fill-ins of small programs whose other lines determine the missing ones."""
+    found = (corpus.gap(rng).split(MIDDLE) for _ in itertools.count())
+    for prompt, middle in itertools.islice((each for each in found if each[1].strip()), count):
+        yield Task("fill-in: determined", prompt + MIDDLE, partial(same_text, middle.strip()))
+
+
 def bodies() -> Iterator[Task]:
     """Yield the completion of each small function whose first line is unique."""
     sources = [source for _, source in chat.functions() if source.startswith("def ")]
@@ -251,6 +258,7 @@ def tasks(tokenizer: Any, count: int) -> list[Task]:
     found = [*bodies(), *documented(tokenizer)]
     for some in (extractions, claims, sums, written, calls, middles):
         found += some(rng, tokenizer, count)
+    found += gaps(rng, count)
     return sorted(found, key=lambda task: (task.skill, len(task.prompt)))
 
 
@@ -304,7 +312,7 @@ def report(
 ) -> tuple[list[dict[str, str | float]], list[str]]:
     """Return one record per skill, of `count` tasks, and up to `shown` wrong replies of each."""
     records, wrong = list[dict[str, str | float]](), list[str]()
-    for skill, group in groupby(tasks(tokenizer, count), lambda task: task.skill):
+    for skill, group in itertools.groupby(tasks(tokenizer, count), lambda task: task.skill):
         pairs = [
             (task, text)
             for some in batches(list(group))

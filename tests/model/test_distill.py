@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine import demo
 from engine.demo.card import agreement
 from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
-from engine.demo.tokens import Rows
+from engine.demo.tokens import CONTEXT, Rows
 from engine.lab.train.learning import Optimizer, distance, follow
 from engine.lab.train.loop import Run, fit
 from engine.messages import SamplingParams
@@ -66,9 +66,12 @@ def rows() -> Rows:
 
 
 def test_half_of_a_batch_is_written_text_and_all_of_it_comes_round(rows: Rows) -> None:
+    """Law: the other batches are single rows of the whole context: serving uses its positions."""
     own = torch.arange(ROWS)[:, None].expand(ROWS, LENGTH + 1) + 5000  # ids not in the corpus
-    batches = list(itertools.islice(mixed(own, rows), 4))
-    assert {batch.shape for batch in batches} == {(ROWS, LENGTH + 1)}
+    made = list(itertools.islice(mixed(own, rows), 5))
+    batches = [batch for batch in made if len(batch) == ROWS]
+    assert [batch.shape for batch in batches] == [(ROWS, LENGTH + 1)] * 4
+    assert [batch.shape for batch in made if len(batch) != ROWS] == [(1, CONTEXT + 1)]
     for first, second in (batches[:2], batches[2:]):
         seen = torch.cat([first[: ROWS // 2], second[: ROWS // 2]])[:, 0].sort().values
         assert torch.equal(seen, own[:, 0])

@@ -3,6 +3,7 @@ checked."""
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -103,6 +104,20 @@ def test_a_call_has_the_arguments_of_its_tool() -> None:
                 assert isinstance(argument, types[parameters["properties"][name]["type"]])
                 assert str(argument) in dialogue[0]["content"]
     assert 250 < made < 380
+
+
+def test_the_names_in_a_gap_occur_in_the_rest_of_the_program() -> None:
+    """Law: the rest determines the middle: every name in its lines is known from the other lines,
+    and with it the program is Python."""
+    rng, known = random.Random(0), set(re.findall(r"\w+", json.dumps(chat.facts()["gaps"])))
+    for _ in range(500):
+        prefix, suffix, middle = re.split(r"<\|fim_\w+\|>", corpus.gap(rng))[1:]
+        text = prefix + middle + suffix
+        ast.parse(text)
+        begin = text.rfind("\n", 0, len(prefix)) + 1
+        end = text.index("\n", len(prefix + middle) - 1)
+        names = set(re.findall(r"\b[a-z_]\w*", text[begin:end])) - known
+        assert names <= set(re.findall(r"\w+", text[:begin] + text[end:])), text
 
 
 def test_middles_are_a_few_lines_and_lose_nothing() -> None:
