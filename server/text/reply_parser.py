@@ -581,12 +581,12 @@ def types_of(schema: Schema) -> frozenset[str]:
 def value_of(text: str, types: Collection[str]) -> str:
     """Return the JSON of the text between tags, in one of the allowed types if possible; a string
     if it is nothing else."""
-    spoken = _WORDS.get(text.strip(), text)
+    literal = _WORDS.get(text.strip(), text)
     try:
-        found = _TYPES[type(json.loads(spoken, parse_constant=int))]  # refuses NaN
+        found = _TYPES[type(json.loads(literal, parse_constant=int))]  # refuses NaN
     except (ValueError, RecursionError):
         found = "string"
     alike = {"integer", "number"} if found == "integer" else {found}
     if found == "string" or ("string" in types and not alike & set(types)):
         return json.dumps(text, ensure_ascii=False)
-    return spoken.strip()
+    return literal.strip()

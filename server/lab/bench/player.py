@@ -124,12 +124,12 @@ class Server:
         text, tokens = "", None
         for at, event in await self._client.stream(path, {**body, **more}):
             for choice in event.get("choices") or []:
-                got = choice.get("token_ids") or []
+                token_ids = choice.get("token_ids") or []
                 piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                ids_of.setdefault(choice.get("index", 0), []).extend(got)
+                ids_of.setdefault(choice.get("index", 0), []).extend(token_ids)
                 text += piece
-                if got or piece:
-                    reply.arrivals.append((at - began, len(got)))
+                if token_ids or piece:
+                    reply.arrivals.append((at - began, len(token_ids)))
             if event.get("usage"):
                 tokens = event["usage"].get("completion_tokens")
         ids = [token for index in sorted(ids_of) for token in ids_of[index]]
