@@ -69,8 +69,8 @@ def _network(value: str) -> str:
     try:
         return value if value == "*" else str(ipaddress.ip_network(value))
     except ValueError:
-        said = f"a proxy is an address like 10.0.0.7, a network like 10.0.0.0/8, or *, not {value}"
-        raise ValueError(said) from None
+        text = f"a proxy is an address like 10.0.0.7, a network like 10.0.0.0/8, or *, not {value}"
+        raise ValueError(text) from None
 
 
 Key = Annotated[str, AfterValidator(_sendable)]

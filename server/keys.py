@@ -174,9 +174,9 @@ class Keyring:
             rows += read_keys(Path(server.api_keys_file))
         whose: dict[str, str] = {}
         for row in rows:
-            who = RESERVED.get(row.name, f"`{row.name}` of {server.api_keys_file}")
-            if (other := whose.setdefault(row.sha256, who)) != who:
-                raise ConfigError(f"{other} and {who} are the same key: each must have its own")
+            owner = RESERVED.get(row.name, f"`{row.name}` of {server.api_keys_file}")
+            if (other := whose.setdefault(row.sha256, owner)) != owner:
+                raise ConfigError(f"{other} and {owner} are the same key: each must have its own")
         self._tenants = {bytes.fromhex(row.sha256): self._tenant(row) for row in rows}
         return len(rows)
 

@@ -214,15 +214,15 @@ def start_banner(config: Config, port: int) -> str:
     )
 
 
-def _speculation_summary(said: SpeculationConfig) -> str:
-    if said.k_max == 0:
+def _speculation_summary(config: SpeculationConfig) -> str:
+    if config.k_max == 0:
         return "none"
-    who = getattr(said.proposer, "path", None)
-    name = said.proposer.kind.replace("_", " ")
-    of = name if who is None else f"{name} {who}"
-    if said.controller.kind == "fixed":
-        return f"{of}, K = {said.k_max}"
-    return f"{of}, adaptive K from 0 to {said.k_max}"
+    path = getattr(config.proposer, "path", None)
+    name = config.proposer.kind.replace("_", " ")
+    of = name if path is None else f"{name} {path}"
+    if config.controller.kind == "fixed":
+        return f"{of}, K = {config.k_max}"
+    return f"{of}, adaptive K from 0 to {config.k_max}"
 
 
 def serve(

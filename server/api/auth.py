@@ -42,9 +42,9 @@ class ApiKey:
         if scope.get("method") != "POST":
             await self._app(scope, receive, send)
         elif (refusal := tenant.refusal()) is not None:
-            said, seconds = refusal
+            message, seconds = refusal
             self._metrics.count_rejection("rate_limited")
-            error = ApiError(429, said, code="rate_limit_exceeded", retry_seconds=seconds)
+            error = ApiError(429, message, code="rate_limit_exceeded", retry_seconds=seconds)
             await respond(error, scope["path"])(scope, receive, _with_limits(send, tenant))
         else:
             with tenant.request():
@@ -74,8 +74,8 @@ def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:
     """Raises ApiError unless `headers` carry the admin `key`: 403 if the server has none or if
     the key sent is a client's, otherwise 401."""
     if key is None:
-        said = "this server has no admin key, so nothing can be switched while it runs;"
-        raise ApiError(403, f"{said} start it with `server.admin_key`", code="no_admin_key")
+        message = "this server has no admin key, so nothing can be switched while it runs;"
+        raise ApiError(403, f"{message} start it with `server.admin_key`", code="no_admin_key")
     tenant = _whose(headers, keyring)
     if tenant is None:
         raise _unauthorized("the admin key is needed")

@@ -26,12 +26,12 @@ BODY_SECONDS = 60.0
 async def read_body(http: HttpRequest, limit: int) -> bytes:
     """Return the body. Raises ClientGone, and ApiError: 413 once it is known to exceed `limit`
     bytes, 408 if it is too slow, 415 if it is compressed, which would evade the limit."""
-    said = f"the body is larger than {limit} bytes (`server.max_body_bytes`)"
-    too_large = ApiError(413, said, code="body_too_large")
+    message = f"the body is larger than {limit} bytes (`server.max_body_bytes`)"
+    too_large = ApiError(413, message, code="body_too_large")
     encoding = http.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("identity", ""):
-        said = "the body is compressed (`Content-Encoding`); this server takes plain JSON"
-        raise ApiError(415, said, code="unsupported_encoding")
+        message = "the body is compressed (`Content-Encoding`); this server takes plain JSON"
+        raise ApiError(415, message, code="unsupported_encoding")
     length = http.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise too_large
@@ -45,8 +45,8 @@ async def read_body(http: HttpRequest, limit: int) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
-        said = f"the body did not arrive within {BODY_SECONDS:.0f} s"
-        raise ApiError(408, said, code="body_too_slow") from None
+        message = f"the body did not arrive within {BODY_SECONDS:.0f} s"
+        raise ApiError(408, message, code="body_too_slow") from None
     return bytes(body)
 
 
@@ -55,8 +55,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     Raises ApiError (400) for anything else, for too many values and for duplicate keys."""
     body = body.removeprefix(BOM_UTF8)
     if num_values(body) > MAX_VALUES:
-        said = f"the body holds more than {MAX_VALUES} JSON values"
-        raise ApiError(400, said, code="too_many_values")
+        problem = f"the body holds more than {MAX_VALUES} JSON values"
+        raise ApiError(400, problem, code="too_many_values")
     try:
         data = from_json(body)
     except ValueError as error:

@@ -52,8 +52,8 @@ def _schema_or_its_text(value: AnyObject | str) -> AnyObject:
         try:
             value = parse_json(value.encode())
         except ApiError as error:
-            said = error.message.removeprefix("the body").removeprefix(f"`{error.param}`").strip()
-            raise fault(error.param or "", said, str(error.code)) from None
+            text = error.message.removeprefix("the body").removeprefix(f"`{error.param}`").strip()
+            raise fault(error.param or "", text, str(error.code)) from None
     return _schema(value)
 
 

@@ -108,10 +108,10 @@ class ClientGone(Exception):
     """The client closed the connection; there is nobody to answer."""
 
 
-def invalid(param: str, said: str, code: str = "invalid_value") -> ApiError:
-    """Return a 400 for one field; the message is the field's name followed by `said`."""
-    between = "" if said.startswith(":") else " "
-    return ApiError(400, f"`{param}`{between}{said}", param=param, code=code)
+def invalid(param: str, problem: str, code: str = "invalid_value") -> ApiError:
+    """Return a 400 for one field; the message is the field's name followed by `problem`."""
+    between = "" if problem.startswith(":") else " "
+    return ApiError(400, f"`{param}`{between}{problem}", param=param, code=code)
 
 
 def missing(param: str, allowed: str | None = None) -> ApiError:
@@ -119,9 +119,9 @@ def missing(param: str, allowed: str | None = None) -> ApiError:
     return invalid(param, "is required" + (f": {allowed}" if allowed else ""), "missing_field")
 
 
-def unsupported(param: str, said: str) -> ApiError:
+def unsupported(param: str, problem: str) -> ApiError:
     """Return a 400 for a field that is known but not supported."""
-    return invalid(param, said, "unsupported_field")
+    return invalid(param, problem, "unsupported_field")
 
 
 def too_long(param: str, message: str) -> ApiError:
@@ -211,8 +211,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
 def _no_route(path: str, routes: set[str]) -> ApiError:
     bare = path.rstrip("/").removeprefix("/v1")
     if bare.removeprefix("/v2").strip("/").partition("/")[0] in NOT_SERVED:
-        said = f"this server only generates text: there is no {path}"
-        return ApiError(404, said, code="unsupported_endpoint")
+        message = f"this server only generates text: there is no {path}"
+        return ApiError(404, message, code="unsupported_endpoint")
     near = [f"; there is {other}" for other in ("/v1" + bare, bare) if other in routes]
     return ApiError(404, f"there is no route {path}{''.join(near[:1])}", code="unknown_route")
 

@@ -34,11 +34,11 @@ def _table(paths: Collection[str]) -> str:
     """Return a table sorted by field name, with a line for each distinct row of a field."""
     lines = [["field", *paths, "allowed", "meaning"], ["---"] * (len(paths) + 3)]
     for name in sorted({name for path in paths for name in ROWS[path]}):
-        told: list[FieldRow] = []
+        rows: list[FieldRow] = []
         for row in (ROWS[path].get(name) for path in paths):
-            if row is not None and row not in told:
-                told.append(row)
-        for row in told:
+            if row is not None and row not in rows:
+                rows.append(row)
+        for row in rows:
             status = [row.kind if ROWS[path].get(name) == row else "-" for path in paths]
             lines.append([f"`{name}`", *status, row.allowed, row.meaning])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

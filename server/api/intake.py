@@ -80,8 +80,8 @@ async def start(
             prompts = await of_completion(services, request, ready)
         prompts.ids = _last(prompts.ids, request, ready)
         num_tokens = _check_prompts(services, prompts, request, ready)
-        if (asked := request.constraint) is not None:
-            await services.grammars.check(asked.grammar, param=asked.param)
+        if (constraint := request.constraint) is not None:
+            await services.grammars.check(constraint.grammar, param=constraint.param)
         prompts.prediction = await of_prediction(services, request, ready)
         seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
@@ -129,13 +129,13 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
         check_ids(resume.token_ids, ready=ready, param="resume.token_ids")
         here = services.fingerprint(ready)
         if resume.system_fingerprint not in (None, here):
-            said = f"is not this server's {here}: the reply could not be continued exactly"
-            raise invalid("resume.system_fingerprint", said)
+            problem = f"is not this server's {here}: the reply could not be continued exactly"
+            raise invalid("resume.system_fingerprint", problem)
     count, allowed = request.num_sequences, services.admission.max_inflight
     if count > allowed:
         name = "n" if request.fan_out == request.n else "best_of"
-        said = f": with all prompts {count} are asked for; this server admits at most {allowed}"
-        raise invalid(name, said)
+        problem = f": with all prompts {count} are asked for; this server admits at most {allowed}"
+        raise invalid(name, problem)
     return ready
 
 
@@ -197,8 +197,8 @@ def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> No
     count += each * max(request.min_tokens, request.length or 0 if request.names_length else 0)
     if count > most:
         name = "prompt_logprobs" if request.prompt_logprobs is not None else request.LOGPROBS
-        said = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
-        raise invalid(name, f"{said} at most {most} are given (`server.max_logprobs`)")
+        problem = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
+        raise invalid(name, f"{problem} at most {most} are given (`server.max_logprobs`)")
 
 
 def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most: int) -> int:
@@ -210,21 +210,21 @@ def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most:
     return tokens
 
 
-def _speculation(asked: SpeculationOptions | None, ready: Ready) -> Speculation | None:
+def _speculation(options: SpeculationOptions | None, ready: Ready) -> Speculation | None:
     """Return the options for the engine. Raises ApiError for what this engine does not have."""
-    if asked is None:
+    if options is None:
         return None
-    bound = None if asked.max_draft == "auto" else asked.max_draft
+    bound = None if options.max_draft == "auto" else options.max_draft
     if bound is not None and bound > ready.k_max:
         allowed = f'"auto" or an integer from 0 to {ready.k_max}'
         raise wrong("speculation.max_draft", allowed, bound)
-    for i, name in enumerate(asked.proposers or ()):
+    for i, name in enumerate(options.proposers or ()):
         if name not in ready.proposers:
             here = ", ".join(ready.proposers) or "none: speculation is off"
-            said = f": {name} is not available on this server, which has {here}"
-            raise invalid(f"speculation.proposers[{i}]", said)
-    proposers = None if asked.proposers is None else tuple(asked.proposers)
-    return Speculation(max_draft=bound if asked.enabled else 0, proposers=proposers)
+            problem = f": {name} is not available on this server, which has {here}"
+            raise invalid(f"speculation.proposers[{i}]", problem)
+    proposers = None if options.proposers is None else tuple(options.proposers)
+    return Speculation(max_draft=bound if options.enabled else 0, proposers=proposers)
 
 
 def _with_lead(grammar: Grammar | None, lead: str) -> Grammar | None:

@@ -108,8 +108,8 @@ class Message(Part):
         if len({call.id for call in self.tool_calls}) < len(self.tool_calls):
             raise fault("tool_calls", ": two of the calls have the same id")
         if self.role == "tool" and self.tool_call_id is None:
-            said = "is required: the id of the call that this message answers"
-            raise fault("tool_call_id", said, "missing_field")
+            problem = "is required: the id of the call that this message answers"
+            raise fault("tool_call_id", problem, "missing_field")
         return self
 
 
@@ -124,8 +124,8 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     texts = [call.function.arguments for message in messages for call in message.tool_calls]
     if sum(num_values(text.encode()) for text in texts) > MAX_VALUES:
-        said = f": the arguments of its calls hold more than {MAX_VALUES} JSON values"
-        raise invalid("messages", said)
+        problem = f": the arguments of its calls hold more than {MAX_VALUES} JSON values"
+        raise invalid("messages", problem)
     seen: list[dict[str, Any]] = []
     begin, names, answered = 0, dict[str, str](), set[str]()  # for the latest run of tool results
     for i, message in enumerate(messages):
@@ -136,8 +136,8 @@ def as_template_sees(messages: Sequence[Message]) -> list[dict[str, Any]]:
             continue
         id, where = message.tool_call_id or "", f"messages[{i}].tool_call_id"
         if id not in names:
-            said = "must be the id of a call that the assistant made just before"
-            raise invalid(where, said)
+            problem = "must be the id of a call that the assistant made just before"
+            raise invalid(where, problem)
         if id in answered:
             raise invalid(where, ": that call is answered already")
         answered.add(id)
@@ -272,8 +272,8 @@ def check_tools(tools: list[Tool], given: ToolChoiceBody | None) -> None:
     offered: set[str] = set()
     for i, tool in enumerate(tools):
         if tool.function.name in offered:
-            said = f": another tool has the name {tool.function.name} already"
-            raise invalid(f"tools[{i}].function.name", said)
+            problem = f": another tool has the name {tool.function.name} already"
+            raise invalid(f"tools[{i}].function.name", problem)
         offered.add(tool.function.name)
     for name in choice.names or ():
         if name not in offered:

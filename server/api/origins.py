@@ -41,8 +41,8 @@ class SameOrigin:
             origin = headers.get("origin")
             if origin is not None and not self._allows(origin, headers.get("host", "")):
                 self._metrics.count_rejection("foreign_origin")
-                said = "pages of this origin may not call this server; `server.cors_origins` names"
-                error = ApiError(403, f"{said} those that may", code="foreign_origin")
+                text = "pages of this origin may not call this server; `server.cors_origins` names"
+                error = ApiError(403, f"{text} those that may", code="foreign_origin")
                 await respond(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

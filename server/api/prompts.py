@@ -71,8 +71,8 @@ def _end(services: Services, request: ChatRequest, ids: list[int], thinking: Thi
     """Return the end of the prompt; if it continues a message, its state of thinking as a mark."""
     if not request.continue_final_message:
         return services.tokenizer.decode(ids[-TAIL_TOKENS:], skip_special_tokens=False)
-    said, style = request.messages[-1].text, thinking.style
-    is_within = said.rfind(style.opens) > max(map(said.rfind, style.closes))
+    text, style = request.messages[-1].text, thinking.style
+    is_within = text.rfind(style.opens) > max(map(text.rfind, style.closes))
     return style.opens if is_within else style.closes[0]
 
 
@@ -89,7 +89,7 @@ async def chat_ids(
     tools = [tool.as_template_sees() for tool in request.tools] if request.describes_tools else None
     variables = _template_variables(services, request)
     form = tool_format(services.tokenizer, services.config.server.tool_parser)
-    turns = form.told(request.turns) if isinstance(form, ToolFormat) else request.turns
+    turns = form.for_template(request.turns) if isinstance(form, ToolFormat) else request.turns
 
     def work() -> list[int]:
         rendered = render(
@@ -118,8 +118,8 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
         path = f"chat_template_kwargs.{name}"
         if name not in allowed:
             names = ", ".join(allowed) or "none"
-            said = "is not among the variables that this server lets a request set:"
-            raise unsupported(path, f"{said} {names} (`server.chat_template_kwargs`)")
+            problem = "is not among the variables that this server lets a request set:"
+            raise unsupported(path, f"{problem} {names} (`server.chat_template_kwargs`)")
         if not reads(name):
             raise unsupported(path, ": the chat template of this model does not read it")
     reasoning: dict[str, Any] = {}
@@ -128,8 +128,8 @@ def _template_variables(services: Services, request: ChatPrompt) -> dict[str, An
     elif effort == "none" and reads("enable_thinking"):  # a switch without levels
         reasoning = {"enable_thinking": False}
     elif effort not in (None, "none"):
-        said = 'must be left out or "none": the chat template of this model does not read it'
-        raise invalid("reasoning_effort", said)
+        problem = 'must be left out or "none": the chat template of this model does not read it'
+        raise invalid("reasoning_effort", problem)
     return reasoning | request.chat_template_kwargs
 
 
@@ -201,11 +201,11 @@ async def of_prediction(
     """Return the token ids of the prediction. Raises ApiError if they exceed the context."""
     if request.prediction is None:
         return ()
-    text, param, context = request.prediction.text, "prediction.content", ready.max_model_len
+    text, param, limit = request.prediction.text, "prediction.content", ready.max_model_len
     ids = await encode(services, text, ready=ready, param=param, add_special_tokens=False)
-    if len(ids) > context:
-        said = f"`{param}` has {len(ids)} tokens; this model's context holds {context}, prompt and"
-        raise too_long(param, f"{said} output together")
+    if len(ids) > limit:
+        message = f"`{param}` has {len(ids)} tokens; this model's context holds {limit}, prompt and"
+        raise too_long(param, f"{message} output together")
     return tuple(ids)
 
 
@@ -243,8 +243,8 @@ def _readable(services: Services, text: str, *, ready: Ready, param: str, whole:
     size, most = len(text.encode("utf-8")), ready.max_model_len * services.longest_token
     if whole and size > most:
         known = f"This model's maximum context length is {ready.max_model_len} tokens"
-        said = f"`{param}` has {size} bytes, which is more than they can hold"
-        raise too_long(param, f"{known}, but {said}")
+        message = f"`{param}` has {size} bytes, which is more than they can hold"
+        raise too_long(param, f"{known}, but {message}")
     return text[-most:]
 
 

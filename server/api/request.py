@@ -125,8 +125,8 @@ LONGEST_WORD, LONGEST_OTHER = 40, 16
 def wrong(path: str, allowed: str, value: Any, *, word: bool = False) -> ApiError:
     """Return "`path` must be (allowed), but (this) was given". `word`: a keyword was expected."""
     most = 0 if re.split(r"[.\[]", path)[0] in TEXTS else LONGEST_OTHER
-    said = shown(value, MAX_STOP_LENGTH if word else most)
-    return invalid(path, f"must be {allowed}, but {said} was given")
+    description = shown(value, MAX_STOP_LENGTH if word else most)
+    return invalid(path, f"must be {allowed}, but {description} was given")
 
 
 def shown(value: Any, most: int) -> str:
@@ -155,10 +155,10 @@ def shown(value: Any, most: int) -> str:
             return "null"
 
 
-def fault(member: str, said: str, code: str = "invalid_value") -> PydanticCustomError:
+def fault(member: str, problem: str, code: str = "invalid_value") -> PydanticCustomError:
     """Like `errors.invalid`, for validators of parts, which do not know their place in the body.
     `member`: the path of the invalid value within the part."""
-    return PydanticCustomError("fault", "{said}", {"member": member, "said": said, "code": code})
+    return PydanticCustomError("fault", "{said}", {"member": member, "said": problem, "code": code})
 
 
 EXPECTED = {  # by pydantic's error type
@@ -196,8 +196,8 @@ def explain(
     path, kind, about = path_of(steps), error["type"], error.get("ctx", {})
     row = rows.get(path)
     if error["loc"][-1] == "[key]" and kind == "string_too_long":
-        said = f"has a name of {len(error['input'])} characters, and at most"
-        return invalid(path, f"{said} {about['max_length']} are allowed")
+        problem = f"has a name of {len(error['input'])} characters, and at most"
+        return invalid(path, f"{problem} {about['max_length']} are allowed")
     match kind:
         case "fault":
             return invalid(path, about["said"], about["code"])
@@ -208,8 +208,8 @@ def explain(
         case "extra_forbidden":
             return ApiError(400, f"unknown field `{path}`", param=path, code="unknown_field")
         case "none_required":
-            said = "is not supported by this server; it must be left out or null"
-            return unsupported(path, said)
+            problem = "is not supported by this server; it must be left out or null"
+            return unsupported(path, problem)
         case "union_tag_not_found" if isinstance(_value(steps, data), dict):
             return missing(f"{path}.type")
     value, here = _value(steps, data), [other for there, other in places if there == steps]
@@ -218,8 +218,8 @@ def explain(
         return wrong(path, row.allowed, value, word=word)
     allowed = " or ".join(dict.fromkeys(map(_expected, here)))
     if steps[-1] == "type" and isinstance(value, str):
-        said = f"must be {allowed}, but {shown(value, MAX_STOP_LENGTH)} was given"
-        return unsupported(path, f"{said}: nothing else is supported here")
+        problem = f"must be {allowed}, but {shown(value, MAX_STOP_LENGTH)} was given"
+        return unsupported(path, f"{problem}: nothing else is supported here")
     return wrong(path, allowed, value, word=word)
 
 
@@ -257,8 +257,8 @@ def _order(error: ErrorDetails) -> int:
 
 def _expected(error: ErrorDetails) -> str:
     about = error.get("ctx", {})
-    said = EXPECTED[error["type"]].format(**about) if error["type"] in EXPECTED else error["msg"]
-    return said.replace("'", '"').replace("True", "true").replace("False", "false")
+    text = EXPECTED[error["type"]].format(**about) if error["type"] in EXPECTED else error["msg"]
+    return text.replace("'", '"').replace("True", "true").replace("False", "false")
 
 
 def _value(steps: Steps, data: Any) -> Any:

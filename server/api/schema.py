@@ -389,8 +389,8 @@ class CommonRequest(Labelled, ABC):
     def constraints(self) -> list[Constraint]:
         """Return the constraint of each field that has one; more than one is refused."""
         shapes = (self.response_format, self.structured_outputs)
-        asked = [shape.constraint for shape in shapes if shape is not None]
-        return [one for one in [*asked, *guided(self)] if one is not None]
+        constraints = [shape.constraint for shape in shapes if shape is not None]
+        return [one for one in [*constraints, *guided(self)] if one is not None]
 
     @property
     def grammar(self) -> Grammar | None:
@@ -404,8 +404,8 @@ class CommonRequest(Labelled, ABC):
             raise invalid("prompt_logprobs", "is only allowed without `stream`: true")
         if len(self.constraints) > 1:
             first, second, *_ = self.constraints
-            said = f"and `{first.field}` both shape the text; leave one out"
-            raise invalid(second.field, said)
+            problem = f"and `{first.field}` both shape the text; leave one out"
+            raise invalid(second.field, problem)
         if self.length is not None and self.min_tokens > self.length:
             raise wrong("min_tokens", f"at most `max_tokens` ({self.length})", self.min_tokens)
         if self.resume is not None:
@@ -413,13 +413,13 @@ class CommonRequest(Labelled, ABC):
         return self
 
     def _check_resume(self, resume: Resume) -> None:
-        said = {
+        conflicts = {
             "echo": getattr(self, "echo", False),
             "prompt_logprobs": self.prompt_logprobs is not None,
             "provenance": self.provenance,
             "stop": bool(self.stop) and self.alternatives is not None,
         }
-        for name in [name for name, given in said.items() if given]:
+        for name in [name for name, given in conflicts.items() if given]:
             beside = " beside log-probabilities" if name == "stop" else ""
             raise invalid("resume", f"is only allowed without `{name}`{beside}")
         if getattr(self, "tools", []) and not self.stream:
@@ -431,8 +431,8 @@ class CommonRequest(Labelled, ABC):
         if resume.seed is not None and resume.seed != self.seeded:
             raise invalid("resume.seed", f"is {resume.seed}, but `seed` is {self.seed}")
         if self.length is not None and len(resume.token_ids) > self.length:
-            had = f"has {len(resume.token_ids)} ids; at most {self.length} were asked for"
-            raise invalid("resume.token_ids", had)
+            problem = f"has {len(resume.token_ids)} ids; at most {self.length} were asked for"
+            raise invalid("resume.token_ids", problem)
 
 
 # fmt: off
@@ -497,13 +497,13 @@ class ChatPrompt(RequestBody):
 
     def _check_final(self) -> None:
         if self.add_generation_prompt:
-            said = "and `add_generation_prompt` must not both be true"
-            raise invalid("continue_final_message", said)
+            problem = "and `add_generation_prompt` must not both be true"
+            raise invalid("continue_final_message", problem)
         last = self.messages[-1]
         if last.role != "assistant" or last.tool_calls or not last.text.strip():
-            said = "must be a message of the assistant with some text and no tool calls:"
-            said += " the reply continues it"
-            raise invalid(f"messages[{len(self.messages) - 1}]", said)
+            problem = "must be a message of the assistant with some text and no tool calls:"
+            problem += " the reply continues it"
+            raise invalid(f"messages[{len(self.messages) - 1}]", problem)
 
 
 class ChatRequest(CommonRequest, ChatPrompt):
@@ -547,8 +547,8 @@ class ChatRequest(CommonRequest, ChatPrompt):
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            said = "and `max_completion_tokens` name one limit; leave one of them out"
-            raise invalid("max_tokens", said)
+            problem = "and `max_completion_tokens` name one limit; leave one of them out"
+            raise invalid("max_tokens", problem)
         return self
 
 
@@ -631,8 +631,8 @@ class CompletionRequest(CommonRequest):
         if self.fan_out < self.n:
             raise wrong("best_of", f"at least `n` ({self.n})", self.best_of)
         if self.fan_out > self.n and self.stream:
-            said = f"must be left out or equal to `n` ({self.n}) with `stream`: true, since"
-            raise invalid("best_of", f"{said} candidates are compared when they are complete")
+            problem = f"must be left out or equal to `n` ({self.n}) with `stream`: true, since"
+            raise invalid("best_of", f"{problem} candidates are compared when they are complete")
         if self.suffix and self.echo:
             raise invalid("echo", "is only allowed without `suffix`")
         for name in ("echo", "suffix"):

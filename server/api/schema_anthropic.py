@@ -240,20 +240,20 @@ class MessagesRequest(Rewritten):
         for i, turn in enumerate(self.messages):
             own = len(messages)  # index of this turn's first message
             for j, block in enumerate(turn.blocks):
-                role, made = _as_message(turn, block, where := f"messages[{i}].content[{j}]")
+                role, fields = _as_message(turn, block, where := f"messages[{i}].content[{j}]")
                 same = messages and messages[-1]["role"] == role != "tool"
                 if role == "tool" and any(one["role"] != role for one in messages[own:]):
                     raise invalid(where, ": results of tools stand before the text")
                 if not same:
                     messages.append({"role": role})
                     places.append(where if role == "tool" else f"messages[{i}]")
-                for name, value in made.items():
+                for name, value in fields.items():
                     known = messages[-1].get(name)
                     messages[-1][name] = value if known is None else known + value
         last = messages[-1]
         if last["role"] == "assistant" and "tool_calls" in last:
-            said = ": a turn of the assistant with calls needs a turn with their results behind it"
-            raise invalid(f"messages[{len(self.messages) - 1}]", said)
+            text = ": a turn of the assistant with calls needs a turn with their results behind it"
+            raise invalid(f"messages[{len(self.messages) - 1}]", text)
         return messages, places
 
 

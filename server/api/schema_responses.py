@@ -226,8 +226,8 @@ class ResponsesRequest(Rewritten, Labelled):
                     call = {"id": item.call_id, "type": "function", "function": function}
                     calls = messages[-1].setdefault("tool_calls", [])
                     if any(other["id"] == item.call_id for other in calls):
-                        said = ": another call has this id already"
-                        raise invalid(f"input[{i}].call_id", said)
+                        problem = ": another call has this id already"
+                        raise invalid(f"input[{i}].call_id", problem)
                     calls.append(call)
                     continue
                 case InputReasoning():

@@ -62,8 +62,8 @@ class Services:
         if name not in names:
             here = ", ".join(f"`{known}`" for known in names)
             given = name if len(name) <= 100 else name[:97] + "..."
-            said = f"the model `{given}` does not exist here; this server has {here}"
-            raise ApiError(404, said, param="model", code="model_not_found")
+            message = f"the model `{given}` does not exist here; this server has {here}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def warn_of_unknown(self, names: str) -> None:
         """Log that a request's unknown fields were ignored, at most once in QUIET_SECONDS."""
@@ -74,8 +74,8 @@ class Services:
     def fingerprint(self, ready: Ready) -> str:
         """Return a hash of all that may change the reply to the same request: code, model and
         numerics. Speculation does not change it."""
-        facts = (VERSION, ready.target, ready.dtype, ready.device, ready.attention)
-        return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+        parts = (VERSION, ready.target, ready.dtype, ready.device, ready.attention)
+        return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @cached_property
     def longest_token(self) -> int:

@@ -133,9 +133,9 @@ class ReplyReader:
         """Return the new deltas. If calls are required, an incomplete call, cut off by a stop
         string or the length limit, is not shown as content."""
         pieces = self._parser.push(text, last=finish is not None)
-        return [self._delta(one) for one in pieces if self._is_told(one)]
+        return [self._delta(one) for one in pieces if self._is_shown(one)]
 
-    def _is_told(self, piece: Piece) -> bool:
+    def _is_shown(self, piece: Piece) -> bool:
         if piece.thinking:
             return self._use.shows_thinking
         return piece.call is not None or not self._use.requires_calls

@@ -81,11 +81,11 @@ class SpeculationRequest(RequestBody):
                 raise missing("k", f'{allowed}, with `mode` "fixed"')
             if not 1 <= self.k <= k_max:
                 raise wrong("k", allowed, self.k)
-        asked = SetSpeculation(self.mode, self.k or 0)
-        if (refusal := mode_refusal(asked, k_max)) is not None:
+        command = SetSpeculation(self.mode, self.k or 0)
+        if (refusal := mode_refusal(command, k_max)) is not None:
             param, sentence = refusal
             raise ApiError(400, sentence, param=param, code="invalid_value")
-        return asked
+        return command
 
 
 def speculation_router(services: Services) -> APIRouter:
@@ -115,11 +115,11 @@ def speculation_router(services: Services) -> APIRouter:
         if request.draft is not None:
             await _swap(services, request.draft, alone=request.mode is None and request.k is None)
             return JSONResponse(_present(services, ready))
-        asked = request.switch(ready.k_max)
+        command = request.switch(ready.k_max)
         if services.client.state in ("draining", "failed", "stopped"):
             raise services.client.not_ready()
-        services.client.set_speculation(asked)
-        logger.info("POST /speculation: K is to be %s", _in_words(asked))
+        services.client.set_speculation(command)
+        logger.info("POST /speculation: K is to be %s", _in_words(command))
         return JSONResponse(_present(services, ready))
 
     return router
@@ -131,8 +131,8 @@ async def _swap(services: Services, path: str, *, alone: bool) -> None:
     if not alone:
         raise invalid("draft", "is only allowed without `mode` and `k`")
     if client.loading:
-        said = f"the draft model {client.loading!r} is being loaded; try again once it is loaded"
-        raise ApiError(409, said, param="draft", code="swap_under_way")
+        message = f"the draft model {client.loading!r} is being loaded; try again once it is loaded"
+        raise ApiError(409, message, param="draft", code="swap_under_way")
     logger.info("POST /speculation: the draft model %r is to be loaded", path)
     found = await client.swap_draft(path)
     if found.outcome == "refused":
@@ -163,14 +163,14 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
     """Return the reply: the mode that is set and its K, the recent gain of all proposals in that
     mode, and the main proposer's estimates as of the last step. `reason` (except a fixed mode's)
     and `speedup` are null until a step has used the mode."""
-    asked, metrics = services.client.speculation, services.metrics
+    command, metrics = services.client.speculation, services.metrics
     last = services.client.estimates or Estimates()
-    obeyed = last.mode == asked.mode and (asked.mode != "fixed" or last.k == asked.k)
-    k = last.k if asked.mode == "auto" else asked.k
+    obeyed = last.mode == command.mode and (command.mode != "fixed" or last.k == command.k)
+    k = last.k if command.mode == "auto" else command.k
     gain = metrics.gain if obeyed else Gain()
     reply: replies.Speculation = {
         "object": "speculation",
-        "mode": asked.mode,
+        "mode": command.mode,
         "controller": ready.controller,
         "proposer": ready.proposer,
         "k_max": ready.k_max,
@@ -192,8 +192,8 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
         "swap": _swapped(services.client),
     }
     if not obeyed:
-        reply["reason"] = None if asked.mode == "auto" else asked.mode
-        reply["explanation"] = f"From the next step on K is {_in_words(asked)}."
+        reply["reason"] = None if command.mode == "auto" else command.mode
+        reply["explanation"] = f"From the next step on K is {_in_words(command)}."
     if not last.rates:  # nothing is estimated yet
         reply["acceptance"] = reply["expected_speedup"] = reply["regret"] = None
     return reply
@@ -202,8 +202,8 @@ def _present(services: Services, ready: Ready) -> replies.Speculation:
 def _swapped(client: EngineClient) -> replies.Swapped | None:
     """Return the draft that was requested last and the outcome of its swap."""
     if client.loading:
-        said = "it is loaded, checked and compiled; the running draft stays in use meanwhile"
-        return {"draft": client.loading, "outcome": "loading", "message": said}
+        message = "it is loaded, checked and compiled; the running draft stays in use meanwhile"
+        return {"draft": client.loading, "outcome": "loading", "message": message}
     if (last := client.swap) is None:
         return None
     return {"draft": last.draft, "outcome": last.outcome, "message": last.message}
@@ -222,11 +222,11 @@ def _expected(last: Estimates, k: int) -> float:
     return rates[k] / rates[0] if k < len(rates) and rates[0] else nan
 
 
-def _in_words(asked: SetSpeculation) -> str:
+def _in_words(command: SetSpeculation) -> str:
     """Return the words that complete "K is ..."."""
-    match asked.mode:
+    match command.mode:
         case "fixed":
-            return f"fixed at {asked.k}"
+            return f"fixed at {command.k}"
         case "off":
             return "0 for all requests"
         case _:

@@ -153,14 +153,14 @@ async def chunks(
             await generation.news()
             deltas, usage = generation.take(), so_far()
             if scored and many(deltas):
-                told = await asyncio.to_thread(events, deltas, usage)
+                payload = await asyncio.to_thread(events, deltas, usage)
             else:
-                told = events(deltas, usage)
-            if told and not generation.finished:
-                yield told
+                payload = events(deltas, usage)
+            if payload and not generation.finished:
+                yield payload
         # Sent together, so that a client that has the finish has the end of the stream, too.
         whole = {"usage": usage_body(generation.usage)}
-        yield told + (chunk([], whole, last=True) if call.include_usage else b"") + DONE
+        yield payload + (chunk([], whole, last=True) if call.include_usage else b"") + DONE
     except Exception as error:
         yield as_event(as_logged_error(call, error).body)
     finally:

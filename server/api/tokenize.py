@@ -44,8 +44,8 @@ class TokenizeRequest(ChatPrompt):
     def _is_one(self) -> Self:
         beside = next(iter(self.model_fields_set & ChatPrompt.model_fields.keys()), None)
         if self.prompt is None and not self.messages:
-            said = "(a string) or `messages` (a list of messages) is required"
-            raise invalid("prompt", said, "missing_field")
+            problem = "(a string) or `messages` (a list of messages) is required"
+            raise invalid("prompt", problem, "missing_field")
         if self.prompt is not None and beside is not None:
             raise invalid(beside, "is not allowed beside `prompt`")
         return self

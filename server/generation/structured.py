@@ -173,7 +173,7 @@ class _Child:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter
         self._reader: asyncio.StreamReader
-        self._asked: dict[int, asyncio.Future[Verdict]] = {}
+        self._futures: dict[int, asyncio.Future[Verdict]] = {}
         self._ids = itertools.count(1)
 
     async def start(self, command: Sequence[str]) -> str:
@@ -195,21 +195,21 @@ class _Child:
         try:
             while True:
                 id, sentence, outcome = await self._answer()
-                if (asked := self._asked.pop(id, None)) and not asked.done():
-                    asked.set_result((sentence, outcome))
+                if (future := self._futures.pop(id, None)) and not future.done():
+                    future.set_result((sentence, outcome))
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
-            for asked in self._asked.values():
-                if not asked.done():
-                    asked.set_exception(ConnectionResetError("the grammar compiler was lost"))
-            self._asked.clear()
+            for future in self._futures.values():
+                if not future.done():
+                    future.set_exception(ConnectionResetError("the grammar compiler was lost"))
+            self._futures.clear()
 
     async def ask(self, grammar: Grammar) -> Verdict:
         """Return the verdict on a grammar. Raises OSError if the child is lost."""
         id = next(self._ids)
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._asked[id] = answer
+        self._futures[id] = answer
         data = msgspec.msgpack.encode((id, grammar))
         self._writer.write(struct.pack("<I", len(data)) + data)
         await self._writer.drain()

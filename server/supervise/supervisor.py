@@ -47,7 +47,7 @@ class EngineSupervisor:
         self._settings = config.server
         self._engine = config.engine
         self._before: EngineConfig | None = None  # to return to if the present one cannot start
-        self._wanted: EngineConfig | None = None  # set by `replace`
+        self._next: EngineConfig | None = None  # set by `replace`
         self._replace = asyncio.Event()
         self._serving = asyncio.Event()
         self._client = client
@@ -89,7 +89,7 @@ class EngineSupervisor:
         """Replace the engine with one of this configuration, which continues the streams. If an
         engine is starting, it is replaced once it is ready. The target must be the same."""
         if not self._stopping:
-            self._wanted = config
+            self._next = config
             self._replace.set()
 
     async def stop(self, grace: float) -> None:
@@ -181,11 +181,11 @@ class EngineSupervisor:
     async def _replaced(self, incarnation: Incarnation) -> float | None:
         """Stop the incarnation in favour of one with the wanted configuration. Return the seconds
         until that starts; None: no replacement, as the supervisor stops."""
-        if self._wanted is None or self._end.is_set():
+        if self._next is None or self._end.is_set():
             return None
         self._replace.clear()
         self._measured = b""
-        self._before, self._engine, self._wanted = self._engine, self._wanted, None
+        self._before, self._engine, self._next = self._engine, self._next, None
         self._lifecycle.replace()
         self._expect_after(0.0)
         self._client.send(Stop())

@@ -82,12 +82,12 @@ class Thinking:
 
 
 @lru_cache(maxsize=4)
-def thinking_of(tokenizer: Tokenizer, wanted: str) -> Thinking | None:
-    """Return how the model marks its thinking; None: it does not. `wanted`: a ReasoningName, "auto"
+def thinking_of(tokenizer: Tokenizer, parser: str) -> Thinking | None:
+    """Return how the model marks its thinking; None: it does not. `parser`: a ReasoningName, "auto"
     or "none"."""
     for name, style in STYLES.items():
-        told = any(map(tokenizer.template_has, (style.opens, *style.closes)))
-        if wanted == name or (wanted == "auto" and tokenizer.has_chat_template and told):
+        has_marks = any(map(tokenizer.template_has, (style.opens, *style.closes)))
+        if parser == name or (parser == "auto" and tokenizer.has_chat_template and has_marks):
             return Thinking(name, tuple(marker_of(tokenizer, text) for text in style.marks))
     return None
 

@@ -163,7 +163,7 @@ class ReplyParser(Reader, ABC):
         self._pieces: list[Piece] = []
         self._space = ""  # white space held until more text of its kind follows
         self._thinks = False  # whether the last text was thinking
-        self._said = set[bool]()  # kinds of text so far: True is thinking
+        self._kinds = set[bool]()  # kinds of text so far: True is thinking
         self._trims = False  # whether the next white space belongs to a mark
         self._program = self._whole()
 
@@ -202,13 +202,13 @@ class ReplyParser(Reader, ABC):
         if thinking != self._thinks:
             self._thinks, self._trims, self._space = thinking, True, ""
         text = self._space + text
-        if self._trims or (self.num_calls and thinking not in self._said):
+        if self._trims or (self.num_calls and thinking not in self._kinds):
             text = text.lstrip(SPACES)
         solid = text.rstrip(SPACES)
         self._space = text[len(solid) :]
         if solid:
             self._trims = False
-            self._said.add(thinking)
+            self._kinds.add(thinking)
             self._add(Piece(solid, thinking=thinking))
 
     def marker(self, marker: str) -> None:
@@ -522,7 +522,7 @@ class HarmonyParser(ReplyParser):
                 yield from self.named(found[1])
             return drop
         thinks = "analysis" in header.split() and self._thinking is not None
-        if thinks in self._said:
+        if thinks in self._kinds:
             self._add(Piece("\n", thinking=thinks))
         return self.thought if thinks else self.content
 
@@ -564,8 +564,8 @@ def resolved(schema: Any, root: Schema) -> Schema:
 
 def types_of(schema: Schema) -> frozenset[str]:
     """Return the JSON types that a value may have; empty if the schema does not say."""
-    if said := schema.get("type"):
-        return frozenset(map(str, said if isinstance(said, list) else [said]))
+    if types := schema.get("type"):
+        return frozenset(map(str, types if isinstance(types, list) else [types]))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return frozenset(_TYPES[type(value)] for value in values)
@@ -581,12 +581,12 @@ def types_of(schema: Schema) -> frozenset[str]:
 def value_of(text: str, types: Collection[str]) -> str:
     """Return the JSON of the text between tags, in one of the allowed types if possible; a string
     if it is nothing else."""
-    spoken = _WORDS.get(text.strip(), text)
+    literal = _WORDS.get(text.strip(), text)
     try:
-        found = _TYPES[type(json.loads(spoken, parse_constant=int))]  # refuses NaN
+        found = _TYPES[type(json.loads(literal, parse_constant=int))]  # refuses NaN
     except (ValueError, RecursionError):
         found = "string"
     alike = {"integer", "number"} if found == "integer" else {found}
     if found == "string" or ("string" in types and not alike & set(types)):
         return json.dumps(text, ensure_ascii=False)
-    return spoken.strip()
+    return literal.strip()

@@ -118,15 +118,15 @@ def _value_rules(rule: str, name: str, schema: Any, root: Schema) -> tuple[str, 
     return f"{rule}_text", [f"{rule}_text[lazy]: /{ANY}\\n{in_regex(_END)}\\n/"]
 
 
-def _refused(said: str) -> GrammarRefused:
-    return GrammarRefused(f"`tools` cannot be enforced: {said}", param="tools")
+def _refused(reason: str) -> GrammarRefused:
+    return GrammarRefused(f"`tools` cannot be enforced: {reason}", param="tools")
 
 
 def _refuse_beyond(known: Collection[str], schema: Schema, what: str) -> None:
     for keyword in schema:
         if keyword not in known:
-            said = f"`{keyword[:64]}` of {what} cannot be enforced in this model's form of calls"
-            raise _refused(said)
+            reason = f"`{keyword[:64]}` of {what} cannot be enforced in this model's form of calls"
+            raise _refused(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class ToolFormat:
     def closing(self) -> Marker | None:
         return None if self.form.reader.CLOSE is None else self.markers[1]
 
-    def told(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def for_template(self, turns: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return the messages with their calls in the form that the template requires."""
         if not (self.text_arguments or self.form.short_ids):
             return turns
@@ -281,16 +281,16 @@ FORMS = (
 
 
 @lru_cache(maxsize=4)
-def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
+def tool_format(tokenizer: Tokenizer, parser: str) -> ToolFormat | str:
     """Return the format of the model's calls, or the reason, a clause, why it cannot be offered
-    tools. `wanted`: a FormatName, "auto" or "none"."""
-    if wanted == "none":
+    tools. `parser`: a FormatName, "auto" or "none"."""
+    if parser == "none":
         return "tools are switched off (`server.tool_parser`)"
     if not tokenizer.has_chat_template:
         return "this model has no chat template"
     if NAME not in _rendered(tokenizer, [HELLO]):
         return "this model's chat template does not support tools"
-    forms = [form for form in FORMS if wanted in ("auto", form.name)]
+    forms = [form for form in FORMS if parser in ("auto", form.name)]
     # Some templates serialize arguments themselves, others insert them unchanged and need text.
     for arguments in (ARGUMENTS, _SAMPLE):
         called = _rendered(tokenizer, [HELLO, _call(arguments)])
@@ -298,7 +298,7 @@ def tool_format(tokenizer: Tokenizer, wanted: str) -> ToolFormat | str:
             if form.in_template(called):
                 text = arguments is _SAMPLE
                 return form.of_model(tokenizer, called, text_arguments=text)
-    if wanted != "auto":
+    if parser != "auto":
         return forms[0].of_model(tokenizer, "", text_arguments=False)
     return (
         "the chat template of this model writes calls in a form that this server does not read"

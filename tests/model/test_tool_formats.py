@@ -301,7 +301,7 @@ def test_a_conversation_with_calls_fits_the_template(family: str, tmp_path: Path
     ]
     with pytest.raises(ChatTemplateError):
         tokenizer.render(turns)
-    told = found(tokenizer).told(turns)
+    told = found(tokenizer).for_template(turns)
     assert ROME in tokenizer.render(told)
     assert told[0]["tool_calls"][0]["id"] == told[1]["tool_call_id"]
 

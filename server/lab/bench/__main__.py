@@ -73,10 +73,10 @@ def run(parsed: argparse.Namespace) -> int:
     return show("Foredraft bench", facts, comparison, json=parsed.json)
 
 
-def parse_against(said: Sequence[str]) -> dict[str, str]:
+def parse_against(arguments: Sequence[str]) -> dict[str, str]:
     """Return {name: URL} from `NAME=URL` arguments. Raises ConfigError."""
     found: dict[str, str] = {}
-    for words in said:
+    for words in arguments:
         match = _AGAINST.fullmatch(words)
         if match is None:
             raise ConfigError(

@@ -23,12 +23,12 @@ Pieces = list[tuple[float, bytes]]  # (arrival time, piece of a body)
 
 
 class Refused(EngineError):
-    """The server answered with a status other than 200, or with an error event in a stream. `said`:
-    its error message."""
+    """The server answered with a status other than 200, or with an error event in a stream.
+    `message`: its error message."""
 
-    def __init__(self, sentence: str, status: int, said: str) -> None:
+    def __init__(self, sentence: str, status: int, message: str) -> None:
         super().__init__(sentence)
-        self.status, self.said = status, said
+        self.status, self.message = status, message
 
 
 class Client:
@@ -84,8 +84,8 @@ class Client:
                 if data.startswith(b"{"):
                     event = self._json(data.decode("utf-8", "replace"), path)
                     if "error" in event:
-                        said = _message(event)
-                        raise Refused(f"{self.url} ended a stream: {said}", 200, said)
+                        message = _message(event)
+                        raise Refused(f"{self.url} ended a stream: {message}", 200, message)
                     found.append((at, event))
         if not body["stream"]:
             return [(at, self._json(rest.decode(), path))]
@@ -97,8 +97,8 @@ class Client:
     async def _ask(self, path: str, body: Any = None, key: str | None = None) -> Pieces:
         code, pieces = await self._send(path, body, key or self._key)
         if code != 200:
-            said = _message(_joined(pieces)) or "nothing"
-            raise Refused(f"{self.url} answered {path} with {code}: {said}", code, said)
+            message = _message(_joined(pieces)) or "nothing"
+            raise Refused(f"{self.url} answered {path} with {code}: {message}", code, message)
         return pieces
 
     async def _send(self, path: str, body: Any, key: str | None) -> tuple[int, Pieces]:

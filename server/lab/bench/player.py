@@ -73,9 +73,9 @@ class Server:
             k = {"k": found["k"]} if found["mode"] == "fixed" else {}
             self._post({"mode": found["mode"], **k})
 
-    def _post(self, said: dict[str, Any]) -> None:
+    def _post(self, body: dict[str, Any]) -> None:
         try:
-            self._client.post("/speculation", said, key=self._admin_key)
+            self._client.post("/speculation", body, key=self._admin_key)
         except Refused as error:
             hint = (
                 "; --admin-key gives the server's admin key" if error.status in (401, 403) else ""
@@ -86,8 +86,8 @@ class Server:
         """Put the prompts into the prefix cache, of the draft too."""
         if self.speculation:
             self.switch(Arm("fixed", 1) if self.k_max else Arm("off"))
-        asked = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
-        self._play([asked[lane::8] for lane in range(8)], {})
+        requests = [Request(prompt, 0.0, 0, 2) for prompt in prompts]
+        self._play([requests[lane::8] for lane in range(8)], {})
 
     def ask(self, lanes: Sequence[Lane], *, cold: bool) -> Run:
         """Run all requests of all lanes. `cold`: without the prefix cache, if the server supports
@@ -124,12 +124,12 @@ class Server:
         text, tokens = "", None
         for at, event in await self._client.stream(path, {**body, **more}):
             for choice in event.get("choices") or []:
-                got = choice.get("token_ids") or []
-                said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                ids_of.setdefault(choice.get("index", 0), []).extend(got)
-                text += said
-                if got or said:
-                    reply.arrivals.append((at - began, len(got)))
+                token_ids = choice.get("token_ids") or []
+                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                ids_of.setdefault(choice.get("index", 0), []).extend(token_ids)
+                text += piece
+                if token_ids or piece:
+                    reply.arrivals.append((at - began, len(token_ids)))
             if event.get("usage"):
                 tokens = event["usage"].get("completion_tokens")
         ids = [token for index in sorted(ids_of) for token in ids_of[index]]

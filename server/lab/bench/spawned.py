@@ -30,11 +30,11 @@ def spawned(
     process.start()
     theirs.close()
     try:
-        said = ours.recv()
-        if isinstance(said, EngineError):
-            raise said
+        url_or_error = ours.recv()
+        if isinstance(url_or_error, EngineError):
+            raise url_or_error
         assert process.pid is not None
-        yield process.pid, Client(said, api_key=config.server.admin_key)
+        yield process.pid, Client(url_or_error, api_key=config.server.admin_key)
     except EOFError:
         raise EngineError("the server did not start; it said why above") from None
     finally:

@@ -107,22 +107,22 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
 
 def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
     """Return the options as `key=value`, as `foredraft serve` reads them."""
-    said = {"target.path": parsed.target, "speculation.proposer.path": draft}
-    return [*overrides_of(said), *parsed.sets]
+    options = {"target.path": parsed.target, "speculation.proposer.path": draft}
+    return [*overrides_of(options), *parsed.sets]
 
 
 def measured(config: Config) -> Config:
     """Return `config` changed for measuring: every arm can run, prefix caching is off since prompts
     are repeated here, and the server is private to this program."""
-    said = config.engine.speculation
-    speculation = {
-        "proposer": NgramConfig() if said.proposer.kind == "none" else said.proposer,
-        "controller": AdaptiveConfig(k_max=max(said.k_max, *KS)),
+    speculation = config.engine.speculation
+    changes = {
+        "proposer": NgramConfig() if speculation.proposer.kind == "none" else speculation.proposer,
+        "controller": AdaptiveConfig(k_max=max(speculation.k_max, *KS)),
         "trace": None,
         "record_ids": None,
     }
     parts = {
-        "speculation": said.model_copy(update=speculation),
+        "speculation": speculation.model_copy(update=changes),
         "cache": config.engine.cache.model_copy(update={"prefix_caching": False}),
     }
     private = {

@@ -34,7 +34,7 @@ class PromptServer(Server):
             try:
                 self._play([[Request(str(i), 0.0, i, 1)]], {})
             except Refused as error:
-                raise ConfigError(f"{prompt.where}: {error.said}") from None
+                raise ConfigError(f"{prompt.where}: {error.message}") from None
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Do nothing: prefill is part of what is measured, and prefix caching is off."""

@@ -40,8 +40,8 @@ class Prompt:
     def check(self) -> None:
         """Validate the body without a server. Raises ConfigError, in the server's words."""
         if "speculation" in self.body:
-            said = "`speculation` is what is evaluated here; leave it out"
-            raise ConfigError(f"{self.where}: {said}")
+            message = "`speculation` is what is evaluated here; leave it out"
+            raise ConfigError(f"{self.where}: {message}")
         kind = ChatRequest if self.path == CHAT else CompletionRequest
         try:
             kind.read(parse_json(json.dumps(self.body | {"model": "any"}).encode()))
@@ -54,8 +54,8 @@ class Prompt:
 
     def requests(self, temperatures: tuple[float, ...], seed: int) -> list[Prompt]:
         """Return one prompt per temperature. Its own temperature and seed override those given."""
-        said = {key: value for key, value in self.body.items() if value is not None}
-        own = {key: value for key, value in said.items() if key not in _STREAMED}
+        fields = {key: value for key, value in self.body.items() if value is not None}
+        own = {key: value for key, value in fields.items() if key not in _STREAMED}
         each = (own["temperature"],) if "temperature" in own else temperatures
         return [replace(self, body={"seed": seed, **own, "temperature": t}) for t in each]
 
@@ -70,18 +70,18 @@ class Prompt:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Return all prompts of a file, at least one, in order. Raises ConfigError."""
-    return [_prompt(where, said) for where, said in read_entries(path)]
+    return [_prompt(where, entry) for where, entry in read_entries(path)]
 
 
-def _prompt(where: str, said: Any) -> Prompt:
-    if isinstance(said, str):
-        return Prompt(where, COMPLETIONS, {"prompt": said}, plain=True)
-    if "body" not in said:
-        if ("prompt" in said) == ("messages" in said):
+def _prompt(where: str, entry: Any) -> Prompt:
+    if isinstance(entry, str):
+        return Prompt(where, COMPLETIONS, {"prompt": entry}, plain=True)
+    if "body" not in entry:
+        if ("prompt" in entry) == ("messages" in entry):
             raise ConfigError(f"{where} must have `prompt` or `messages`, one of the two")
-        return Prompt(where, CHAT if "messages" in said else COMPLETIONS, said)
-    if said.get("url") not in (CHAT, COMPLETIONS):
+        return Prompt(where, CHAT if "messages" in entry else COMPLETIONS, entry)
+    if entry.get("url") not in (CHAT, COMPLETIONS):
         raise ConfigError(f"{where}: `url` must be {CHAT} or {COMPLETIONS}")
-    if not isinstance(said["body"], dict):
+    if not isinstance(entry["body"], dict):
         raise ConfigError(f"{where}: `body` must be an object")
-    return Prompt(where, said["url"], said["body"])
+    return Prompt(where, entry["url"], entry["body"])

@@ -14,16 +14,16 @@ NGRAM_KS = (8,)  # n-gram proposals cost nothing and are often accepted to their
 Proposers = tuple[str, ...]  # `proposers` of a request, in order; (): as configured
 
 
-def settings_of(said: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm, Proposers]:
+def settings_of(config: SpeculationConfig, draft: str, *, ngram: bool) -> dict[Arm, Proposers]:
     """Return the proposers of each arm: no speculation; the configured draft model, called `draft`,
     alone and with n-gram lookup; and lookup alone if `ngram` or there is no draft. The other
     companions, such as grammar and prediction, propose in all of them."""
-    free = tuple(companion for companion in said.companions if companion != "ngram")
+    free = tuple(companion for companion in config.companions if companion != "ngram")
     found: dict[Arm, Proposers] = {OFF: ()}
-    if said.proposer.kind not in ("draft_model", "self"):
+    if config.proposer.kind not in ("draft_model", "self"):
         return found | _family("ngram", NGRAM_KS, ())
-    found |= _family(draft, KS, (*free, said.proposer.kind))
-    found |= _family(f"ngram + {draft}", (), (*free, "ngram", said.proposer.kind))
+    found |= _family(draft, KS, (*free, config.proposer.kind))
+    found |= _family(f"ngram + {draft}", (), (*free, "ngram", config.proposer.kind))
     return found | _family("ngram", NGRAM_KS, (*free, "ngram")) if ngram else found
 
 
