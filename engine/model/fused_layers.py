@@ -93,16 +93,16 @@ class _Relay:
     """Hands the norm that a layer's last kernel computed to the next layer or the final norm."""
 
     def __init__(self) -> None:
-        self._made: tuple[Tensor, Tensor] | None = None
+        self._output: tuple[Tensor, Tensor] | None = None
 
     def give(self, stream: Tensor, normed: Tensor) -> Tensor:
-        self._made = stream, normed
+        self._output = stream, normed
         return stream
 
     def normed(self, stream: Tensor, norm: Norm | None) -> Tensor:
-        made, self._made = self._made, None
-        if made is not None and made[0] is stream:
-            return made[1]
+        output, self._output = self._output, None
+        if output is not None and output[0] is stream:
+            return output[1]
         return added(stream, pre=norm)[1]
 
 
@@ -141,7 +141,7 @@ class _Layer(nn.Module):
         *,
         position_embeddings: tuple[Tensor, Tensor],
         foredraft: PreparedAttention,
-        **others: Any,
+        **kwargs: Any,
     ) -> Tensor:
         factor = self._factor
         with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # for Triton's launches
@@ -151,10 +151,10 @@ class _Layer(nn.Module):
             stream, normed = added(
                 found, stream=stream, factor=factor, post=self._attended, pre=self._second
             )
-            made = added(
+            output = added(
                 self._feed(normed), stream=stream, factor=factor, post=self._fed, pre=self.following
             )
-        return self._relay.give(*made)
+        return self._relay.give(*output)
 
     def _attend(
         self, normed: Tensor, angles: tuple[Tensor, Tensor], prepared: PreparedAttention
