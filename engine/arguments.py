@@ -32,10 +32,10 @@ class Parser(argparse.ArgumentParser):
     cannot be abbreviated: a prefix that is unique today may be ambiguous tomorrow."""
 
     def __init__(
-        self, prog: str | None = None, description: str | None = None, **others: Any
+        self, prog: str | None = None, description: str | None = None, **kwargs: Any
     ) -> None:
-        others = {"formatter_class": argparse.RawDescriptionHelpFormatter, **others}
-        super().__init__(prog=prog, description=description, allow_abbrev=False, **others)
+        kwargs = {"formatter_class": argparse.RawDescriptionHelpFormatter, **kwargs}
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {printable(message)}\n")
@@ -50,8 +50,8 @@ def whole(least: int, most: int) -> Callable[[str], int]:
         plain = digits.isascii() and digits.isdecimal() and len(digits) <= 12
         value = int(digits) * scale if plain else least - 1
         if not least <= value <= most:
-            wanted = f"a whole number from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {wanted}")
+            allowed = f"a whole number from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {allowed}")
         return value
 
     return parse
@@ -67,8 +67,8 @@ def number(least: float, most: float = math.inf, *, above: bool = False) -> Call
             value = math.nan
         if not least <= value <= most or value == math.inf or (above and value == least):
             end = "" if most == math.inf else f", at most {most:g}"
-            wanted = f"a number {'above' if above else 'from'} {least:g}{end}"
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {wanted}")
+            allowed = f"a number {'above' if above else 'from'} {least:g}{end}"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {allowed}")
         return value
 
     return parse

@@ -208,9 +208,9 @@ class MedusaConfig(Part):
 
     @field_validator("choices", mode="before")
     @classmethod
-    def _tuples(cls, said: Any) -> Any:
-        lists = isinstance(said, list) and all(isinstance(path, list) for path in said)
-        return tuple(map(tuple, said)) if lists else said
+    def _tuples(cls, value: Any) -> Any:
+        lists = isinstance(value, list) and all(isinstance(path, list) for path in value)
+        return tuple(map(tuple, value)) if lists else value
 
     @field_validator("choices")
     @classmethod

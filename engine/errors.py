@@ -16,9 +16,9 @@ EXIT_CANNOT_START = 2  # exit code of an engine process whose construction raise
 LONGEST = 300  # characters quoted from a library's message
 
 
-def one_line(said: object, most: int | None = LONGEST) -> str:
+def one_line(message: object, most: int | None = LONGEST) -> str:
     """Return a message on one line, cut to `most` characters (None: uncut)."""
-    return " ".join(str(said).split())[:most]
+    return " ".join(str(message).split())[:most]
 
 
 class EngineError(Exception):

@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
     there is one, and the fields passed to `say`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -33,8 +33,8 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
 
 
 def say(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:

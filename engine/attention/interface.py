@@ -220,7 +220,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls in every attention layer.
 
@@ -230,7 +230,7 @@ def attention_forward(
     if foredraft is None:
         raise ModelError("its layers do not hand keyword arguments down to attention")
     if isinstance(foredraft, LayerProbe):
-        foredraft.check(module, others)
+        foredraft.check(module, kwargs)
         if is_causal is False or attention_mask is not None:
             raise ModelError("its attention is not causal, or brings a mask of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]

@@ -139,9 +139,9 @@ class Listed:
         """Correct the rows of a tree that ends just before this row and this KV index."""
         assert len(nodes) <= MOST_NODES
         bits = [1 << i | sum(1 << node for node in above) for i, above in enumerate(nodes)]
-        mine = self.rows[row - len(nodes) : row]
-        mine[:, 0] = [end - len(nodes) + len(above) for above in nodes]
-        mine[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
+        rows = self.rows[row - len(nodes) : row]
+        rows[:, 0] = [end - len(nodes) + len(above) for above in nodes]
+        rows[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
 
 
 def _pieces(span: Span, page: int) -> list[_Piece]:

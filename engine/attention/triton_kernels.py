@@ -85,12 +85,12 @@ def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _bits(rows, mine, live, steps, WINDOW: tl.constexpr):
+def _bits(rows, row, live, steps, WINDOW: tl.constexpr):
     """Return each line's mask in two halves, and its position if there is a window."""
-    position = mine
+    position = row
     if WINDOW > 0:
-        position = tl.load(rows + mine * ROW, live, 0) + steps
-    bits = rows + mine * ROW + 1
+        position = tl.load(rows + row * ROW, live, 0) + steps
+    bits = rows + row * ROW + 1
     return tl.load(bits, live, 0), tl.load(bits + 1, live, 0), position
 
 
@@ -132,9 +132,9 @@ def attend_splits(
         return
     end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)
     table = pages + tl.load(piece + 5)
-    kv_head, mine, head, live = _lines(piece, GROUP, SHARED, TILE)
-    early, late, own = _bits(rows, mine, live, steps, WINDOW)
-    step = head * query_head + mine.to(tl.int64) * query_row
+    kv_head, row, head, live = _lines(piece, GROUP, SHARED, TILE)
+    early, late, own = _bits(rows, row, live, steps, WINDOW)
+    step = head * query_head + row.to(tl.int64) * query_row
     q = _rows(query, step, live, KEY_DIM, KEY_WIDTH)
     top = tl.full([TILE], float("-inf"), tl.float32)
     total, parts = tl.zeros([TILE], tl.float32), tl.zeros([TILE, VALUE_WIDTH], tl.float32)
@@ -156,7 +156,7 @@ def attend_splits(
         v = v.to(q.dtype)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher
-    at = mine * heads + head  # 64 bits, since `head` has 64
+    at = row * heads + head  # 64 bits, since `head` has 64
     _store(sums, tops, at * SPLITS + tl.program_id(2), top, total, parts, live, VALUE_DIM)
 
 

@@ -161,14 +161,14 @@ class AdaptiveK:
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.draft_pays(survivals, depth)
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         """Return, per proposal, the number of rows with the most tokens at the current goodput."""
         if self._learns and self._explore.round != "probe":
             self._guesses.remember(confidences)
         if self._explore.round == "trial" or self._reaches or not self._trims:
             return [len(sure) for sure in confidences]
         survivals = [self._guesses.survival(sure) for sure in confidences]
-        return self._goodput.keep(survivals)
+        return self._goodput.kept_counts(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         """Return the places where the second-best token is worth a row, best first."""
@@ -176,12 +176,12 @@ class AdaptiveK:
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
         chances = [guesses.second_best(alive) for alive in survivals]
         best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
-        numbers = self._goodput.keep(chances, behind=sum(kept))
+        numbers = self._goodput.kept_counts(chances, behind=sum(kept))
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
 
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
         """Return how many free draft tokens pay for one sequence if the others use the chosen K."""
-        return self._goodput.worth(survival, self._k, instead=instead)
+        return self._goodput.free_count(survival, self._k, instead=instead)
 
     def gain(self, load: Load, agreement: float) -> float:
         """See KController."""

@@ -28,8 +28,8 @@ class Load:
 
 class KController(Protocol):
     """Chooses one K for the batch before each step, and learns after it. Decisions: `choose`,
-    `keeps_drafting`, `keep`, `branch`, `worth`; estimates: `plain_seconds`, `estimates`, `gain`;
-    inputs: `profile`, `resume`, `update`. `successor` makes a controller for another drafter."""
+    `keeps_drafting`, `kept_counts`, `branch`, `free_count`; estimates: `plain_seconds`,
+    `estimates`, `gain`; inputs: `profile`, `resume`, `update`; `successor`: for another drafter."""
 
     name: str
     k_max: int
@@ -66,7 +66,7 @@ class KController(Protocol):
         its own, with the confidences so far of the sequences that may get more tokens."""
         ...
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         """Return, for each drafted sequence, how many of its first tokens are worth a target row.
         Called once per step, after drafting."""
         ...
@@ -78,10 +78,10 @@ class KController(Protocol):
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         """Return, for each sequence, the places among its kept tokens at which the second-best
-        token is worth a row too, best first. Called after `keep`."""
+        token is worth a row too, best first. Called after `kept_counts`."""
         ...
 
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
         """Return how many tokens of a free proposal pay for one sequence. `survival`: for each
         token, the chance that it and all before it are accepted. Returns 0, too, if the main
         proposer is better and may be asked `instead`."""
@@ -137,13 +137,13 @@ class FixedK:
     def keeps_drafting(self, confidences: Confidences) -> bool:
         return True
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         return [len(sure) for sure in confidences]
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return [[*range(length)] for length in kept]
 
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
+    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
         if instead and survival and survival[0] < _LIKELIER_THAN_NOT:
             return 0
         return min(len(survival), self.k_max)

@@ -33,7 +33,7 @@ class Goodput:
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # gain at the best K if all tokens were right
-        # For `worth`, by `k` and `instead`: the cost in tokens of 0, 1, 2, ... draft tokens
+        # For `free_count`, by `k` and `instead`: the cost in tokens of 0, 1, 2, ... draft tokens
         # of one sequence if all have as many, and the net tokens gained by drafting.
         self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
         self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
@@ -85,7 +85,7 @@ class Goodput:
         cost = self.present * self._step_seconds[depth]
         return alive * self._chances[depth] > len(survivals) * cost
 
-    def keep(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
+    def kept_counts(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
         """Return, per proposal, how many tokens to verify for the most tokens at their rows' cost,
         in addition to `behind` other rows."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
@@ -109,7 +109,7 @@ class Goodput:
         ]
         return max(gains, default=0.0) / tokens
 
-    def worth(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
+    def free_count(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
         """Return how many free draft tokens pay for one sequence if the others draft `k` steps; 0,
         too, if drafting is better and allowed `instead`."""
         if (k, instead) not in self._offers:

@@ -100,10 +100,10 @@ class Modes:
     def keeps_drafting(self, confidences: Confidences) -> bool:
         return self._present.keeps_drafting(confidences)
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         if self._asked and self._mode != "auto":
-            self._configured.keep(confidences)
-        return self._present.keep(confidences)
+            self._configured.kept_counts(confidences)
+        return self._present.kept_counts(confidences)
 
     @property
     def branches(self) -> bool:
@@ -112,8 +112,8 @@ class Modes:
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return self._present.branch(confidences, kept)
 
-    def worth(self, survival: Sequence[float], *, instead: bool) -> int:
-        return self._present.worth(survival, instead=instead)
+    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
+        return self._present.free_count(survival, instead=instead)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         return self._configured.plain_seconds(sequences, context)

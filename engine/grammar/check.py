@@ -88,7 +88,7 @@ def main() -> int:
 @dataclass(slots=True)
 class _Fork:
     id: int
-    asked: float
+    requested: float
     started: float
     is_over: bool = False  # killed, but not reaped yet
 
@@ -110,7 +110,7 @@ class Checks:
         now = time.monotonic()
         late = now - PATIENCE * self._seconds
         for pid, fork in self._alive().items():
-            if fork.asked <= late:
+            if fork.requested <= late:
                 self._end(pid)
             elif now - fork.started > YOUNG_SECONDS:
                 with contextlib.suppress(OSError):  # this process may be nicer already
@@ -153,14 +153,14 @@ class Checks:
         os.kill(pid, signal.SIGKILL)
         _write(self._answers, fork.id, BUSY, "busy")
 
-    def _start(self, asked: float, id: int, grammar: Grammar) -> None:
+    def _start(self, requested: float, id: int, grammar: Grammar) -> None:
         try:
             pid = os.fork()
         except OSError:
             _write(self._answers, id, BUSY, "busy")
             return
         if pid:
-            self._forks[pid] = _Fork(id, asked, time.monotonic())
+            self._forks[pid] = _Fork(id, requested, time.monotonic())
             return
         status = 1
         try:

@@ -24,7 +24,7 @@ FLOAT8_CAPABILITY = (8, 9)  # first CUDA compute capability with 8-bit floats
 
 
 def choose_attention(
-    wanted: AttentionName,
+    requested: AttentionName,
     device: torch.device,
     *,
     dtype: torch.dtype,
@@ -33,21 +33,21 @@ def choose_attention(
     batch_invariant: bool = False,
 ) -> AttentionName:
     """Return the backend, never `auto`. `in_fp8`: the KV cache is FP8; `batch_invariant`: a row's
-    bits must not depend on other rows. Raises ConfigError if `wanted` cannot serve this model."""
+    bits must not depend on other rows. Raises ConfigError if `requested` cannot serve the model."""
 
     def obstacle(name: AttentionName) -> str | None:
         reason = without_fp8(name, device) if in_fp8 else None
         return reason or _obstacle(name, device, dtype, layers)
 
     if batch_invariant:
-        other = wanted not in ("auto", "triton")
-        if reason := f"attention is {wanted!r}" if other else obstacle("triton"):
+        other = requested not in ("auto", "triton")
+        if reason := f"attention is {requested!r}" if other else obstacle("triton"):
             raise ConfigError(f"target.batch_invariant needs attention = 'triton', but {reason}")
         return "triton"
-    if wanted != "auto":
-        if reason := obstacle(wanted):
-            raise ConfigError(f"attention is {wanted!r}, but {reason}; use 'auto'")
-        return wanted
+    if requested != "auto":
+        if reason := obstacle(requested):
+            raise ConfigError(f"attention is {requested!r}, but {reason}; use 'auto'")
+        return requested
     if device.type != "cuda":
         return "compiled" if not in_fp8 and suits(device, dtype, layers) else "sdpa"
     for name in ("flashinfer", "triton"):

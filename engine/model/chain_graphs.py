@@ -133,13 +133,13 @@ class _Chain:
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
         table = self._table.there
         for step in range(self._kind.steps):
-            facts = [*table[:_SLOT]]
-            facts[_KEYS] = self._keys.there[step]
+            params = [*table[:_SLOT]]
+            params[_KEYS] = self._keys.there[step]
             if counts is not None:
                 early = self._early.there[step : step + 1]
                 fields = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
                 logits = adjusted(logits, counts, fields, self._none, 0)
-            found.append(draw(logits, self._words, RowParams(*facts)))
+            found.append(draw(logits, self._words, RowParams(*params)))
             if step < self._kind.steps - 1:
                 assert self._attention is not None
                 ids = found[step][:1].clamp(min=0).long()

@@ -47,8 +47,8 @@ def read_config(source: str, name: str, hub: Mapping[str, Any]) -> PretrainedCon
 
 def stored_in(config: PretrainedConfig) -> str | None:
     """The quantization method of a checkpoint (`gptq`, `awq`, `fp8`, ...), or None."""
-    said = getattr(config, "quantization_config", None)
-    return str(said.get("quant_method", "parts")) if isinstance(said, Mapping) else None
+    stored = getattr(config, "quantization_config", None)
+    return str(stored.get("quant_method", "parts")) if isinstance(stored, Mapping) else None
 
 
 def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: bool) -> None:
@@ -83,14 +83,14 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
         )
 
 
-def length_limit(config: PretrainedConfig, wanted: int | None, name: str) -> int:
+def length_limit(config: PretrainedConfig, max_model_len: int | None, name: str) -> int:
     """Return the longest sequence in tokens. Raises ModelError if it is unknown or out of range."""
     own = served_positions(
         getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
     )
-    if own is not None and wanted is not None and wanted > own:
-        raise ModelError(f"max_model_len is {wanted}, but {name} has {own} positions")
-    limit = wanted or own
+    if own is not None and max_model_len is not None and max_model_len > own:
+        raise ModelError(f"max_model_len is {max_model_len}, but {name} has {own} positions")
+    limit = max_model_len or own
     if limit is None:
         raise ModelError(f"{name} does not say how many positions it has; set max_model_len")
     if limit < SHORTEST:
@@ -120,10 +120,10 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             f"{name} lacks {len(absent)} of its weights, among them {', '.join(absent[:3])}"
         )
     if mismatched := report.get("mismatched_keys"):
-        weight, found, wanted = min(mismatched)
+        weight, found, expected = min(mismatched)
         raise ModelError(
             f"{name} has {len(mismatched)} weights whose shape contradicts its config.json, "
-            f"among them {weight}: {list(found)} in the file, {list(wanted)} by the configuration"
+            f"among them {weight}: {list(found)} in the file, {list(expected)} by the configuration"
         )
     if model.config._attn_implementation != NAME:
         raise ModelError(f"{name} does not accept a custom attention function")
@@ -184,7 +184,7 @@ def hub_file(name: str, file: str, revision: str | None) -> Path | None:
     return None if found is None else Path(found)
 
 
-def rotary_of(said: Mapping[str, Any]) -> Any:
+def rotary_of(fields: Mapping[str, Any]) -> Any:
     """Return the rotary embedding of a Llama's config.json: a function of `(like, positions [1,
     rows])` that returns cosines and sines `[1, rows, dim]`."""
     from transformers import LlamaConfig
@@ -193,4 +193,4 @@ def rotary_of(said: Mapping[str, Any]) -> Any:
     names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
     ropes = ("rope_theta", "rope_scaling", "rope_parameters")
     rotary: Any = LlamaRotaryEmbedding  # untyped
-    return rotary(LlamaConfig(**{key: said[key] for key in (*names, *ropes) if said.get(key)}))
+    return rotary(LlamaConfig(**{key: fields[key] for key in (*names, *ropes) if fields.get(key)}))

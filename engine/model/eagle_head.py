@@ -193,15 +193,15 @@ def load_eagle(
     """Load a head from a local `folder`, or from the hub repository `path` if that is None. Raises
     ModelError."""
     name = f"the EAGLE heads {path!r}"
-    said = head_config(path, folder, revision, name)
-    wrapped = "speculators_config" in said
+    fields = head_config(path, folder, revision, name)
+    wrapped = "speculators_config" in fields
     if wrapped:
-        inner = said.get("transformer_layer_config")
-        outer = {key: each for key, each in said.items() if each is not None}
-        said = {**inner, **outer} if isinstance(inner, dict) else outer
-    elif isinstance(said.get("eagle_config"), dict):
-        said = {**said["eagle_config"], **said}
-    config = _checked(said, target, name)
+        inner = fields.get("transformer_layer_config")
+        outer = {key: each for key, each in fields.items() if each is not None}
+        fields = {**inner, **outer} if isinstance(inner, dict) else outer
+    elif isinstance(fields.get("eagle_config"), dict):
+        fields = {**fields["eagle_config"], **fields}
+    config = _checked(fields, target, name)
     layers = _layers(config.eagle_aux_hidden_state_layer_ids, wrapped, target.layers, name)
     tensors = _named(head_tensors(path, folder, FILES, revision, name))
     maps = {key: tensors.pop(key) for key in _MAPS if key in tensors}
@@ -214,7 +214,7 @@ def load_eagle(
     shared = frozenset({EMBEDDING} - weights.keys())
     weights.setdefault(EMBEDDING, target.words.detach())
     try:
-        rotary = rotary_of(said).to(target.words.device)
+        rotary = rotary_of(fields).to(target.words.device)
     except Exception as error:  # transformers raises any class
         what = f"{name} have a rotation in config.json that cannot be read"
         raise ModelError(f"{what}: {one_line(error)}") from error
@@ -223,22 +223,22 @@ def load_eagle(
     return EagleHead(config, weights, rotary, layers=layers, target_ids=ids, shared=shared)
 
 
-def save_eagle(head: EagleHead, said: Mapping[str, Any], folder: Path) -> None:
-    """Write a head in bfloat16 in the published format; `said`: its config.json."""
+def save_eagle(head: EagleHead, fields: Mapping[str, Any], folder: Path) -> None:
+    """Write a head in bfloat16 in the published format; `fields`: its config.json."""
     ids = head.target_ids.cpu()
-    known = torch.isin(torch.arange(said["vocab_size"]), ids)
+    known = torch.isin(torch.arange(fields["vocab_size"]), ids)
     tensors = head.own | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
-    save_head(folder, FILES[0], said, tensors)
+    save_head(folder, FILES[0], fields, tensors)
 
 
-def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
+def _checked(fields: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
     """Parse the config. Raises ModelError if it is invalid or does not fit the target."""
-    if "draft_vocab_size" not in said:
+    if "draft_vocab_size" not in fields:
         raise ModelError(
             f"{name} need a config.json with draft_vocab_size; this is another model's"
         )
     try:
-        config = HeadConfig.model_validate(said)
+        config = HeadConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field, given = first["loc"][0], f"{first['input']!r:.60}"
@@ -260,16 +260,16 @@ def _checked(said: Mapping[str, Any], target: Target, name: str) -> HeadConfig:
     return config
 
 
-def _layers(said: list[int] | None, wrapped: bool, count: int, name: str) -> tuple[int, ...]:
+def _layers(indices: list[int] | None, wrapped: bool, count: int, name: str) -> tuple[int, ...]:
     """Return EagleHead.layers. Raises ModelError if they repeat or the target lacks one."""
-    into = said if wrapped else None
-    if said is None:
+    into = indices if wrapped else None
+    if indices is None:
         into = [2, count // 2, count - 3]
-    layers = [each - 1 for each in into] if into is not None else list(said or ())
+    layers = [each - 1 for each in into] if into is not None else list(indices or ())
     if len({*layers}) < len(layers) or not all(0 <= each < count for each in layers):
-        given = "lacks it, and by default are" if said is None else "has"
+        given = "lacks it, and by default are" if indices is None else "has"
         raise ModelError(
-            f"{name} do not fit the target: {_LAYERS} {given} {said or into}; its {count} layers"
+            f"{name} do not fit the target: {_LAYERS} {given} {indices or into}; its {count} layers"
             " need different ones of theirs"
         )
     return tuple(layers)

@@ -57,12 +57,12 @@ class Vocabulary:
             ) from error
 
 
-def vocabulary_in(said: ModelConfig | DraftModelConfig, role: Role) -> Vocabulary | None:
+def vocabulary_in(model_config: ModelConfig | DraftModelConfig, role: Role) -> Vocabulary | None:
     """Read a vocabulary from the small files in a folder or on the hub; None if they do not say it.
     Raises ModelError."""
-    path = model_folder(said.path, role)
+    path = model_folder(model_config.path, role)
     folder = folder_of(path, role)
-    file = partial(_file, path, folder, said.revision)
+    file = partial(_file, path, folder, model_config.revision)
     config, generation = _json(file("config.json")), _json(file("generation_config.json"))
     size, eos = config.get("vocab_size"), generation.get("eos_token_id")
     eos = config.get("eos_token_id") if eos is None else eos
@@ -87,10 +87,10 @@ def _json(file: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def refuse_swapped(said: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
+def refuse_swapped(models: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
     """Raises ModelError if the draft has many more parameters than its target, by the headers of
     local files. Quantised models are not checked."""
-    paths = {role: model_folder(model.path, role) for role, model in said.items()}
+    paths = {role: model_folder(model.path, role) for role, model in models.items()}
     sizes = {role: parameters_in(Path(path)) for role, path in paths.items()}
     target, draft = sizes.get("target"), sizes.get("draft")
     if target is not None and draft is not None and draft > SWAPPED * target:
@@ -101,12 +101,12 @@ def refuse_swapped(said: Mapping[Role, ModelConfig | DraftModelConfig]) -> None:
 
 
 def warn_of_slow(
-    said: Mapping[Role, ModelConfig | DraftModelConfig],
+    models: Mapping[Role, ModelConfig | DraftModelConfig],
     device: str,
     knows: Callable[[str], bool] = multiplies,
 ) -> None:
     """Log a warning for each configured dtype that this CPU has no instructions for."""
-    for role, model in said.items():
+    for role, model in models.items():
         if device == "cpu" and model.dtype != "auto" and not knows(model.dtype):
             logger.warning(
                 "the %s's dtype is %r, which is slow on this CPU, since it has no instructions for"

@@ -57,7 +57,7 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
         product = _merged(layer.self_attn, "qkv_proj", "q_proj", "k_proj", "v_proj")
         if product is None or shape.key_dim != shape.value_dim:
             return None
-        layers.append(_Layer(layer, product, shape, probe.asked[shape.layer], relay))
+        layers.append(_Layer(layer, product, shape, probe.variations[shape.layer], relay))
         torch.cuda.empty_cache()  # the freed parts are too small for the next merged weights
     last = _norm(body, "norm", FAMILIES[model.config.model_type])
     for layer, following in zip(layers, [*(each.first for each in layers[1:]), last], strict=True):
@@ -82,10 +82,10 @@ class _Recorder(LayerProbe):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: dict[int, Variation] = {}
+        self.variations: dict[int, Variation] = {}
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
-        self.asked[layer] = how
+        self.variations[layer] = how
         return super().run(layer, query, key, value, how)
 
 
@@ -93,16 +93,16 @@ class _Relay:
     """Hands the norm that a layer's last kernel computed to the next layer or the final norm."""
 
     def __init__(self) -> None:
-        self._made: tuple[Tensor, Tensor] | None = None
+        self._output: tuple[Tensor, Tensor] | None = None
 
     def give(self, stream: Tensor, normed: Tensor) -> Tensor:
-        self._made = stream, normed
+        self._output = stream, normed
         return stream
 
     def normed(self, stream: Tensor, norm: Norm | None) -> Tensor:
-        made, self._made = self._made, None
-        if made is not None and made[0] is stream:
-            return made[1]
+        output, self._output = self._output, None
+        if output is not None and output[0] is stream:
+            return output[1]
         return added(stream, pre=norm)[1]
 
 
@@ -141,7 +141,7 @@ class _Layer(nn.Module):
         *,
         position_embeddings: tuple[Tensor, Tensor],
         foredraft: PreparedAttention,
-        **others: Any,
+        **kwargs: Any,
     ) -> Tensor:
         factor = self._factor
         with torch.cuda.device_of(stream):  # type: ignore[no-untyped-call]  # for Triton's launches
@@ -151,10 +151,10 @@ class _Layer(nn.Module):
             stream, normed = added(
                 found, stream=stream, factor=factor, post=self._attended, pre=self._second
             )
-            made = added(
+            output = added(
                 self._feed(normed), stream=stream, factor=factor, post=self._fed, pre=self.following
             )
-        return self._relay.give(*made)
+        return self._relay.give(*output)
 
     def _attend(
         self, normed: Tensor, angles: tuple[Tensor, Tensor], prepared: PreparedAttention
@@ -213,11 +213,11 @@ def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
     biased = [part.bias is not None for part in parts]
     if len(set(biased)) > 1:
         return None
-    made: nn.Linear = parts[0]
+    merged: nn.Linear = parts[0]
     if len(parts) > 1:
-        made = nn.Linear(1, 1, bias=biased[0], device="meta")
-        made.weight = nn.Parameter(joined(*parts), requires_grad=False)
-        made.out_features, made.in_features = made.weight.shape
+        merged = nn.Linear(1, 1, bias=biased[0], device="meta")
+        merged.weight = nn.Parameter(joined(*parts), requires_grad=False)
+        merged.out_features, merged.in_features = merged.weight.shape
         if biased[0]:
-            made.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
-    return made
+            merged.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
+    return merged

@@ -167,14 +167,14 @@ class _Static:
         used, unseen, along = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
-        first, asked = used - len(batch.rows), len(batch.rows)
-        self._kept.host[:asked] = np.arange(first, used) if batch.trailing else batch.rows
+        first, count = used - len(batch.rows), len(batch.rows)
+        self._kept.host[:count] = np.arange(first, used) if batch.trailing else batch.rows
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
         if sampling is not None:
             along = sampling.numbers(drawn=self.draws_all(sampling))
-            facts = sampling.plan.table.T[:UNFILTERED, :, None]
-            self._scales.host[:, :asked], self._keys.host[:, :asked] = facts[:2], facts[2:]
+            params = sampling.plan.table.T[:UNFILTERED, :, None]
+            self._scales.host[:, :count], self._keys.host[:, :count] = params[:2], params[2:]
         there = self.send(spans, along)
         if unseen is not None:
             self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
@@ -196,8 +196,8 @@ class _Static:
             self._call(ids[None], positions[None], kept, self.attention.step(0))
         )
         if self._words is not None:
-            facts = RowParams(*self._scales.there, *self._keys.there)
-            self.drawn = draw_rows(logits, self._words, facts)
+            params = RowParams(*self._scales.there, *self._keys.there)
+            self.drawn = draw_rows(logits, self._words, params)
         return logits
 
 

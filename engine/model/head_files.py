@@ -80,12 +80,12 @@ def check_tensors(
             raise ModelError(f"{name} lack the tensor {key!r}")
         if key not in shapes:
             raise ModelError(f"{name} have a tensor {key[:100]!r} that no head needs")
-        given, wanted = tuple(tensors[key].shape), shapes[key]
-        if given != wanted or not tensors[key].is_floating_point():
+        given, expected = tuple(tensors[key].shape), shapes[key]
+        if given != expected or not tensors[key].is_floating_point():
             kind = str(tensors[key].dtype).removeprefix("torch.")
             raise ModelError(
                 f"{name} do not fit the target: the tensor {key!r} is {kind} {list(given)}; {why}"
-                f" need floats {list(wanted)}"
+                f" need floats {list(expected)}"
             )
 
 

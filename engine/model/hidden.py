@@ -11,15 +11,15 @@ from engine.scheduling.segment import HiddenRows
 
 
 class HiddenCall:
-    """A model's call that also stores the hidden states in `asked`: up to `most` rows in a tensor
-    with a fixed address, as graphs need; more rows, which no graph has, in a new tensor."""
+    """A model's call that also stores the hidden states in `requested`: up to `most` rows in a
+    tensor with a fixed address, as graphs need; more rows, which no graph has, in a new tensor."""
 
-    def __init__(self, model: LoadedModel, asked: HiddenRows, most: int) -> None:
-        self._call, self.asked = model.logits, asked
-        self._place = {layer: at for at, layer in enumerate(asked.layers)}
+    def __init__(self, model: LoadedModel, requested: HiddenRows, most: int) -> None:
+        self._call, self.requested = model.logits, requested
+        self._place = {layer: at for at, layer in enumerate(requested.layers)}
         width = model.model.get_output_embeddings().weight.shape[1]
         dtype = torch.float32 if model.device.type == "cpu" else model.dtype
-        shape = (most, len(asked.layers), width)
+        shape = (most, len(requested.layers), width)
         self._fixed = torch.empty(shape, dtype=dtype, device=model.device)
         self._large = self._fixed
 
@@ -31,7 +31,7 @@ class HiddenCall:
         prepared: PreparedAttention,
         on_layer: LayerHook | None = None,
     ) -> Tensor:
-        every, place = self.asked.every, self._place
+        every, place = self.requested.every, self._place
         kept = keep if isinstance(keep, int) else len(keep)
         out = self._of(input_ids.shape[1] if every else kept)
 

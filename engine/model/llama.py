@@ -264,10 +264,10 @@ def read_llama(folder: Path, role: Role = "target") -> Llama | None:
     one file holds exactly its weights."""
     try:
         config = LlamaConfig.model_validate_json((folder / "config.json").read_bytes())
-        said = folder / "generation_config.json"
+        file = folder / "generation_config.json"
         generation = GenerationConfig()
-        if said.is_file():
-            generation = GenerationConfig.model_validate_json(said.read_bytes())
+        if file.is_file():
+            generation = GenerationConfig.model_validate_json(file.read_bytes())
         model, weights = Llama(config, generation), load_file(folder / "model.safetensors")
     except (OSError, ValidationError, SafetensorError):
         return None

@@ -23,7 +23,7 @@ from engine.errors import ModelError
 from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
 
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-_SAID_BLOCKS, _SAID_HEADS = "medusa_num_layers", "medusa_num_heads"
+_BLOCKS, _HEADS = "medusa_num_layers", "medusa_num_heads"
 
 
 class MedusaHeads(nn.Module):
@@ -50,8 +50,8 @@ class MedusaHeads(nn.Module):
         if not self._packed:
             return rows @ self.vocabulary.mT
         each = zip(self._packed, rows.float().numpy(), strict=True)
-        said = np.stack([product(own) for product, own in each])
-        return torch.from_numpy(said)[:, :, : self.vocabulary.shape[1]]
+        logits = np.stack([product(own) for product, own in each])
+        return torch.from_numpy(logits)[:, :, : self.vocabulary.shape[1]]
 
     def pack(self) -> MedusaHeads:
         """Freeze the heads, and keep packed copies of vocabularies that our code multiplies faster.
@@ -86,12 +86,12 @@ def load_heads(
     Raises ModelError."""
     name = f"the Medusa heads {path!r}"
     config = head_config(path, folder, revision, name)
-    if not {_SAID_BLOCKS, _SAID_HEADS} & config.keys():
-        raise ModelError(f"{name} need a config.json with {_SAID_HEADS} and {_SAID_BLOCKS}")
+    if not {_BLOCKS, _HEADS} & config.keys():
+        raise ModelError(f"{name} need a config.json with {_HEADS} and {_BLOCKS}")
     tensors = head_tensors(path, folder, (SAFE, PICKLED), revision, name)
     held, blocks = _counts(tensors, name)
-    if config.get(_SAID_BLOCKS, blocks) != blocks:
-        wrong = f"{_SAID_BLOCKS} is {config[_SAID_BLOCKS]!r:.40}"
+    if config.get(_BLOCKS, blocks) != blocks:
+        wrong = f"{_BLOCKS} is {config[_BLOCKS]!r:.40}"
         raise ModelError(f"{name} have {blocks} blocks each; {wrong}")
     if most is not None and most > held:
         raise ModelError(f"{name} are {held}; speculation.proposer.heads is {most}")
@@ -104,12 +104,12 @@ def load_heads(
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:
     """Write heads in bfloat16 in the published format. `base`: the target's name."""
-    said = {
-        _SAID_HEADS: len(heads.vocabulary),
-        _SAID_BLOCKS: len(heads.mix),
+    config = {
+        _HEADS: len(heads.vocabulary),
+        _BLOCKS: len(heads.mix),
         "base_model_name_or_path": base,
     }
-    save_head(folder, SAFE, said, heads.named())
+    save_head(folder, SAFE, config, heads.named())
 
 
 def _counts(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:

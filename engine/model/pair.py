@@ -76,8 +76,8 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     """Load the models of a configuration. `target`: if already loaded. Raises ModelError if a model
     is missing, corrupt or unsupported or the two do not fit each other, and MemoryPlanError if the
     weights alone do not fit the device."""
-    said, proposer = config.target, config.speculation.proposer
-    models: dict[Role, ModelConfig | DraftModelConfig] = {"target": said}
+    model_config, proposer = config.target, config.speculation.proposer
+    models: dict[Role, ModelConfig | DraftModelConfig] = {"target": model_config}
     if isinstance(proposer, DraftModelConfig):
         models["draft"] = proposer
     device = pick_device(config.device)
@@ -86,7 +86,7 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     use_device(device)
     if isinstance(proposer, DraftModelConfig):
         return _load_both(config, proposer, target)
-    target = target or _load(config, said, "target", said.max_model_len)
+    target = target or _load(config, model_config, "target", model_config.max_model_len)
     match proposer:
         case SelfConfig(layers="auto"):
             return Pair(target, best_exit(target, config.speculation.k_max))
@@ -99,19 +99,19 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     return Pair(target)
 
 
-def _load_both(config: EngineConfig, said: DraftModelConfig, target: LoadedModel | None) -> Pair:
+def _load_both(config: EngineConfig, draft: DraftModelConfig, target: LoadedModel | None) -> Pair:
     """Load both; compares vocabularies again if they differ from the files'. Raises ModelError."""
-    ours, theirs, translation = compare_files(config.target, said)
+    ours, theirs, translation = compare_files(config.target, draft)
     target = target or _load(config, config.target, "target", config.target.max_model_len)
-    draft = load_draft(config, said)
-    check_lengths(target, draft)
-    found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
-    return Pair(target, draft, translation if found == (ours, theirs) else compare(*found))
+    loaded = load_draft(config, draft)
+    check_lengths(target, loaded)
+    found = Vocabulary.of(target, ours), Vocabulary.of(loaded, theirs)
+    return Pair(target, loaded, translation if found == (ours, theirs) else compare(*found))
 
 
-def load_draft(config: EngineConfig, said: DraftModelConfig) -> LoadedModel:
+def load_draft(config: EngineConfig, draft_config: DraftModelConfig) -> LoadedModel:
     """Load a draft, without checks against the target. Raises ModelError."""
-    draft = _load(config, said, "draft")
+    draft = _load(config, draft_config, "draft")
     if config.cache.dtype != "auto":  # compiled code cannot read an FP8 cache
         draft = replace(draft, compiled=None)
     return draft
@@ -126,30 +126,30 @@ def use_device(device: torch.device) -> None:
 
 def _load(
     config: EngineConfig,
-    said: ModelConfig | DraftModelConfig,
+    model_config: ModelConfig | DraftModelConfig,
     role: Role,
     max_model_len: int | None = None,
 ) -> LoadedModel:
     return load_model(
-        model_folder(said.path, role),
+        model_folder(model_config.path, role),
         role=role,
-        revision=said.revision,
-        dtype=said.dtype,
-        quantization=said.quantization,
+        revision=model_config.revision,
+        dtype=model_config.dtype,
+        quantization=model_config.quantization,
         device=config.device,
         max_model_len=max_model_len,
-        trust_remote_code=said.trust_remote_code,
+        trust_remote_code=model_config.trust_remote_code,
         batch_invariant=role == "target" and config.target.batch_invariant,
     )
 
 
-def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
+def _load_heads(medusa: MedusaConfig, target: LoadedModel) -> MedusaHeads:
     """Load Medusa heads in the target's dtype. Raises ModelError if they do not fit."""
-    path, words = model_folder(said.path, "medusa"), target.model.get_output_embeddings().weight
+    path, words = model_folder(medusa.path, "medusa"), target.model.get_output_embeddings().weight
     heads = load_heads(
-        path, folder_of(path, "medusa"), words, most=said.heads, revision=said.revision
+        path, folder_of(path, "medusa"), words, most=medusa.heads, revision=medusa.revision
     )
-    deepest = max(map(len, said.choices)) if said.choices else 0
+    deepest = max(map(len, medusa.choices)) if medusa.choices else 0
     if deepest > len(heads.vocabulary):
         raise ModelError(
             f"speculation.proposer.choices has a path of {deepest} ranks; the Medusa heads"
@@ -158,7 +158,7 @@ def _load_heads(said: MedusaConfig, target: LoadedModel) -> MedusaHeads:
     return heads
 
 
-def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
+def _load_eagle(eagle: EagleConfig, target: LoadedModel) -> EagleHead:
     """Load an EAGLE head, with the target's embedding if it has none. Raises ModelError."""
     model = target.model
     layers_of(model)
@@ -167,7 +167,7 @@ def _load_eagle(said: EagleConfig, target: LoadedModel) -> EagleHead:
         model.get_output_embeddings().weight.shape[1],
     )
     fits = Target(words, target.vocab_size, width, len(target.layers))
-    return load_eagle(said.path, folder_of(said.path, "eagle"), fits, revision=said.revision)
+    return load_eagle(eagle.path, folder_of(eagle.path, "eagle"), fits, revision=eagle.revision)
 
 
 def build_cache(
@@ -286,7 +286,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    asked = schedule.max_sequences * (k_max + 1)
+    logit_rows = schedule.max_sequences * (k_max + 1)
     return plan_memory(
         config.cache,
         schedule,
@@ -296,7 +296,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
             models,
             attention,
             rows=rows,
-            logit_rows=min(rows, asked),
+            logit_rows=min(rows, logit_rows),
             sequences=schedule.max_sequences,
             graphs=graphs,
         ),  # fmt: skip
@@ -320,12 +320,12 @@ def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
 
 
 def refuse_weights(
-    config: EngineConfig, said: Mapping[Role, ModelConfig | DraftModelConfig]
+    config: EngineConfig, models: Mapping[Role, ModelConfig | DraftModelConfig]
 ) -> None:
     """Raises MemoryPlanError if the weights exceed the device's present memory limit, by the
     headers of local files."""
     sizes: dict[str, int] = {}
-    for role, model in said.items():
+    for role, model in models.items():
         item = named_dtype(model.dtype, pick_device(config.device)).itemsize
         size = weight_bytes_in(Path(model_folder(model.path, role)), item)
         if size is not None and model.quantization in ("none", "auto"):
@@ -335,11 +335,11 @@ def refuse_weights(
 
 def vocabulary_of(config: EngineConfig, target: LoadedModel) -> LLTokenizer:
     """Return the target's vocabulary for grammars, as wide as its logits. Raises ModelError."""
-    said = config.target
+    model_config = config.target
     return load_vocabulary(
-        model_folder(said.path, "target"),
-        revision=said.revision,
-        trust_remote_code=said.trust_remote_code,
+        model_folder(model_config.path, "target"),
+        revision=model_config.revision,
+        trust_remote_code=model_config.trust_remote_code,
         vocab_size=target.vocab_size,
         eos_ids=target.eos_ids,
     )

@@ -216,8 +216,8 @@ class ModelRunner:
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
             site = Site(self.backend, self._plane, cache.scrap, model.device)
-            asked = max(graphs.most_rows, MOST_SEQUENCES)
-            sizes = buckets(asked)[-1], model.vocab_size
+            most_rows = max(graphs.most_rows, MOST_SEQUENCES)
+            sizes = buckets(most_rows)[-1], model.vocab_size
             self._logits = torch.zeros(sizes, device=model.device)
             given = (self._call, site, graphs.recorder, self._logits)
             words = None
@@ -309,7 +309,7 @@ class ModelRunner:
         """Return the output of the last call, with its hidden states."""
         output = ModelOutput(found.logits, None, found.along, found.drawn)
         if self._hidden is not None:
-            output.hidden = self._hidden.rows(self._hidden.asked.count(segments))
+            output.hidden = self._hidden.rows(self._hidden.requested.count(segments))
         return output
 
     def _compiled_output(
@@ -317,8 +317,8 @@ class ModelRunner:
     ) -> ModelOutput:
         if self._hidden is None or not states:
             return ModelOutput(decoder.forward(segments, self._memory))
-        there = decoder.states(segments, self._hidden.asked)
-        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.asked, there))
+        there = decoder.states(segments, self._hidden.requested)
+        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.requested, there))
         output.hidden = torch.from_numpy(there).flatten(1)
         return output
 
@@ -335,10 +335,10 @@ class ModelRunner:
         starts: Sequence[Start],
         *,
         steps: Sequence[int],
-        asked: Sequence[tuple[Plain, Penalties | None]],
+        params: Sequence[tuple[Plain, Penalties | None]],
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """Draw up to `steps` tokens for each sequence in one call, with its temperature, filters
-        and penalties (`asked`). `rows`: each sequence's row of `output`, which follows its last
+        and penalties (`params`). `rows`: each sequence's row of `output`, which follows its last
         token. Returns tokens (NOT_FINITE from where none can be drawn), the lead of each over the
         second best, and the second best (-1: none); entries after a sequence's own `steps` have no
         meaning. The KV of all tokens but the last is in the cache afterwards. `draws_chains` must
@@ -347,7 +347,7 @@ class ModelRunner:
         near = self._near(starts)
         with self._timer:
             return self._compiled.chain(
-                output.table, rows, near, self._memory, steps=steps, asked=asked
+                output.table, rows, near, self._memory, steps=steps, asked=params
             )
 
     def _near(self, starts: Sequence[Start]) -> Sequence[Start]:

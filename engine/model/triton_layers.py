@@ -114,8 +114,8 @@ def rotate_heads(
         slot = tl.load(slots + row)
         target = keys + (head - HEADS).to(tl.int64) * key_head + slot * key_slot
         if head >= HEADS + KV_HEADS:
-            mine = (head - HEADS - KV_HEADS).to(tl.int64)
-            target = values + mine * value_head + slot * value_slot
+            index = (head - HEADS - KV_HEADS).to(tl.int64)
+            target = values + index * value_head + slot * value_slot
         _store_head(target, one, two, three, low, rest, is_low, is_rest, HALF)
 
 

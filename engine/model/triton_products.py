@@ -112,15 +112,15 @@ def multiply_rows(
         end = tl.minimum(begin + EACH, IN)
         found = _part(rows, weight, row, out, count, begin, end, OUT, IN, ROWS, OUTS, STEP, EVEN)
         there = (row < count)[None, :] & (out < OUT)[:, None]
-        mine = sums + row[None, :] * OUT + out[:, None]
+        partial = sums + row[None, :] * OUT + out[:, None]
         part = count.to(tl.int64) * OUT
-        tl.store(mine + tl.program_id(1) * part, found, there)
+        tl.store(partial + tl.program_id(1) * part, found, there)
         tl.debug_barrier()  # all threads must have written before one reports it
         if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1:
             tl.store(arrived + tl.program_id(0), 0)
             found = tl.zeros([OUTS, ROWS], tl.float32)
             for each in range(PARTS):
-                found += tl.load(mine + each * part, there, 0.0, cache_modifier=".cg")
+                found += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
             _finish(output, found, found, bias, row, out, count, OUT, BIASED, GATE)
 
 

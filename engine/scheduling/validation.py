@@ -12,38 +12,38 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
 
 
-def refusal(submit: Submit, facts: Ready) -> str | None:
+def refusal(submit: Submit, ready: Ready) -> str | None:
     """Return one sentence that says why this cannot be served, or None."""
     prompt = submit.prompt
     if not prompt:
         return "the prompt has no tokens; at least one is needed"
-    room = facts.max_model_len - min(submit.params.max_tokens, 1)
+    room = ready.max_model_len - min(submit.params.max_tokens, 1)
     if len(prompt) > room:
         return (
-            f"the prompt has {len(prompt)} tokens; the context of {facts.max_model_len} tokens, "
+            f"the prompt has {len(prompt)} tokens; the context of {ready.max_model_len} tokens, "
             f"output included, leaves room for {room}"
         )
-    outside = _outside(prompt, facts.vocab_size)
+    outside = _outside(prompt, ready.vocab_size)
     if outside is not None:
-        return f"prompt token id {outside} is outside the vocabulary (0..{facts.vocab_size - 1})"
+        return f"prompt token id {outside} is outside the vocabulary (0..{ready.vocab_size - 1})"
     if not 0 < submit.weight < math.inf:
         return f"weight is {submit.weight}; allowed is above 0"
     params = submit.params
     return (
-        _ids_refusal(params, facts)
+        _ids_refusal(params, ready)
         or _range_refusal(params)
-        or _speculation_refusal(params, facts)
-        or _begun_refusal(submit, facts)
+        or _speculation_refusal(params, ready)
+        or _begun_refusal(submit, ready)
     )
 
 
-def _begun_refusal(submit: Submit, facts: Ready) -> str | None:
+def _begun_refusal(submit: Submit, ready: Ready) -> str | None:
     """Return why a reply to this request cannot have begun with these tokens, or None."""
     begun, most = submit.begun.tokens, submit.params.max_tokens
-    room = min(most, facts.max_model_len - len(submit.prompt))
+    room = min(most, ready.max_model_len - len(submit.prompt))
     if len(begun) > room:
         return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
-    outside = _outside(begun, facts.vocab_size)
+    outside = _outside(begun, ready.vocab_size)
     return (
         None
         if outside is None
@@ -55,17 +55,17 @@ def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
     return next((i for i in ids if not 0 <= i < vocab_size), None)
 
 
-def _ids_refusal(params: SamplingParams, facts: Ready) -> str | None:
+def _ids_refusal(params: SamplingParams, ready: Ready) -> str | None:
     fields: list[tuple[str, Collection[int], int]] = [
         ("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
         ("logit_bias", params.logit_bias, MAX_LOGIT_BIAS),
-        ("prediction", params.prediction, facts.max_model_len),
+        ("prediction", params.prediction, ready.max_model_len),
     ]
-    last = facts.vocab_size - 1
+    last = ready.vocab_size - 1
     for name, ids, most in fields:
         if len(ids) > most:
             return f"{name} has {len(ids)} entries; at most {most} are allowed"
-        outside = _outside(ids, facts.vocab_size)
+        outside = _outside(ids, ready.vocab_size)
         if outside is not None:
             return f"{name} names token id {outside}, outside the vocabulary (0..{last})"
     return None
@@ -94,15 +94,15 @@ def _range_refusal(p: SamplingParams) -> str | None:
     return None if p.top_p > 0 else "top_p is 0; allowed is above 0 to 1"
 
 
-def _speculation_refusal(params: SamplingParams, facts: Ready) -> str | None:
+def _speculation_refusal(params: SamplingParams, ready: Ready) -> str | None:
     own = params.speculation
     if own is None:
         return None
-    if own.max_draft is not None and not 0 <= own.max_draft <= facts.k_max:
-        return f"speculation.max_draft is {own.max_draft}; allowed is 0 to {facts.k_max}"
+    if own.max_draft is not None and not 0 <= own.max_draft <= ready.k_max:
+        return f"speculation.max_draft is {own.max_draft}; allowed is 0 to {ready.k_max}"
     for name in own.proposers or ():
-        if name not in facts.proposers:
-            known = ", ".join(facts.proposers) or "none"
+        if name not in ready.proposers:
+            known = ", ".join(ready.proposers) or "none"
             return f"speculation.proposers names {name[:64]!r}; this engine has: {known}"
     if own.proposers is not None and not 0 < len(set(own.proposers)) == len(own.proposers):
         return "speculation.proposers must name at least one proposer, and each once"

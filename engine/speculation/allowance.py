@@ -78,7 +78,7 @@ class Allowance:
         rows = main + self._leaves if main else 0
         if seq.sources is None or len(seq.tokens) < seq.lookup_from:
             return rows
-        free = self._worth(seq)
+        free = self._free_counts(seq)
         if not free and self.is_open(seq):
             self._pause(seq)
             return rows
@@ -92,7 +92,7 @@ class Allowance:
         own = self._limits.get(seq)
         return {self._main: self._k} if own is None and self._leaves else own
 
-    def asked(self, chunk: Chunk) -> int:
+    def main_limit(self, chunk: Chunk) -> int:
         """Return how many tokens the main proposer may propose if no proposer before it has any."""
         limits = self.limits(chunk.seq) if self._limits or self._leaves else None
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
@@ -106,7 +106,7 @@ class Allowance:
             return proposals
         kept = list(proposals)
         confidences = [proposals[i].confidences for i in sure]
-        lengths = self._controller.keep(confidences)
+        lengths = self._controller.kept_counts(confidences)
         leaves: Iterable[Seq[int]] = repeat(())
         if self._leaves:
             leaves = self._controller.branch(confidences, lengths)
@@ -148,7 +148,7 @@ class Allowance:
         )
         seq.lookup_from = seq.num_tokens + seq.pause
 
-    def _worth(self, seq: Sequence) -> dict[str, int]:
+    def _free_counts(self, seq: Sequence) -> dict[str, int]:
         """Return, by name, how many tokens of a free proposer are worth their rows, if any."""
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
@@ -157,6 +157,6 @@ class Allowance:
             return lengths
         for name in seq.sources or ():
             chances = self._free[name].forecast(seq, most) if name != self._main else []
-            if chances and (length := self._controller.worth(chances, instead=self._may_ask(seq))):
-                lengths[name] = length
+            if chances and (n := self._controller.free_count(chances, instead=self._may_ask(seq))):
+                lengths[name] = n
         return lengths

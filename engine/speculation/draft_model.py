@@ -149,7 +149,7 @@ class DraftModelProposer(Proposer):
         return InFlight(drafts, starts, judged, sent, output.take(last))
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
-        """Enqueue the chains. `table`: facts of the rows that their tokens are drawn from, as in
+        """Enqueue the chains. `table`: numbers of the rows that their tokens are drawn from, as in
         row_params.Plan. Returns chain_graphs.Guessed.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
@@ -199,22 +199,22 @@ class DraftModelProposer(Proposer):
         self, drafts: list[Draft], output: ModelOutput, last: list[int]
     ) -> tuple[list[Draft], list[int]]:
         """Draw on the host where at most penalties apply; return the other drafts and rows."""
-        mine, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
-        plains: list[tuple[Plain, Penalties | None]] = []
+        simple, rows, left, after = list[Draft](), list[int](), list[Draft](), list[int]()
+        params: list[tuple[Plain, Penalties | None]] = []
         for draft, row in zip(drafts, last, strict=True):
             fields = (draft.plain, None) if draft.plain else self._processor.penalised(draft.seq)
             if fields is None:
                 left.append(draft)
                 after.append(row)
             else:
-                mine.append(draft)
+                simple.append(draft)
                 rows.append(row)
-                plains.append(fields)
-        if mine:
-            steps = [draft.k for draft in mine]
-            chains = self._runner.chain(output, rows, starts_of(mine), steps=steps, asked=plains)
-            self._take_chains(mine, chains[:2])
-            for draft, second_best in zip(mine, chains[2], strict=True):
+                params.append(fields)
+        if simple:
+            steps = [draft.k for draft in simple]
+            chains = self._runner.chain(output, rows, starts_of(simple), steps=steps, params=params)
+            self._take_chains(simple, chains[:2])
+            for draft, second_best in zip(simple, chains[2], strict=True):
                 draft.second_best = second_best
         return left, after
 

@@ -109,9 +109,9 @@ class Acceptor:
         row = 0
         for chunk, proposal in zip(plan.chunks, proposals, strict=True):
             samples = chunk.samples
-            if wanted := prompt_rows(chunk):
+            if count := prompt_rows(chunk):
                 _record_prompt_logprobs(chunk, output, row)
-                row += wanted - samples
+                row += count - samples
             if samples:
                 sampled.append(Sampled(chunk, proposal, row))
                 row += 1 + len(proposal.tokens)
@@ -139,12 +139,12 @@ class Acceptor:
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """Return, by item, the tokens drawn at its rows; none if it needs the slow path."""
-        wanted = [_rows(item) for item in sampled]
+        requested = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
-            return self._draws.draw(output.logits, wanted)
+            return self._draws.draw(output.logits, requested)
         if every:
-            wanted = [rows._replace(guesses=()) for rows in wanted]
-        return [Drawn(tokens) for tokens in self._draws.draw(output.table, wanted)]
+            requested = [rows._replace(guesses=()) for rows in requested]
+        return [Drawn(tokens) for tokens in self._draws.draw(output.table, requested)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         """Draw with penalties, grammars and other host work, then verify each proposal."""
@@ -214,17 +214,17 @@ def _contexts(item: Sampled) -> list[RowContext]:
 def _record_logprobs(sampled: list[Sampled], output: ModelOutput) -> None:
     """Record raw log-probabilities for the kept tokens of requests that asked for them and have
     none yet, in one call."""
-    wanted = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
-    wanted = [item for item in wanted if item.logprobs is None]
-    if not wanted:
+    items = [s for s in sampled if s.chunk.seq.params.logprobs is not None and s.tokens]
+    items = [item for item in items if item.logprobs is None]
+    if not items:
         return
     rows, tokens, counts = [], [], []
-    for item in wanted:
+    for item in items:
         rows += [item.row + row for row in item.rows]
         tokens += item.tokens
         counts += [item.chunk.seq.params.logprobs or 0] * len(item.tokens)
     scores = iter(token_logprobs(output.logits, rows, tokens, counts))
-    for item in wanted:
+    for item in items:
         item.logprobs = [next(scores) for _ in item.tokens]
 
 

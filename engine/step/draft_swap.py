@@ -172,20 +172,20 @@ class DraftSwap:
 
     def _read(self, path: str) -> Place:
         """Load and check a draft, in the thread. Raises EngineError."""
-        config, wanted = self._config, self._config.speculation.proposer
-        assert isinstance(wanted, DraftModelConfig)
-        if path != wanted.path:  # these settings are for the configured draft only
+        config, proposer = self._config, self._config.speculation.proposer
+        assert isinstance(proposer, DraftModelConfig)
+        if path != proposer.path:  # these settings are for the configured draft only
             changes = {"path": path, "revision": None, "trust_remote_code": False}
-            wanted = wanted.model_copy(update=changes)
+            proposer = proposer.model_copy(update=changes)
         use_device(self._target.device)
         for file in Path(path).glob("*"):  # opening a pipe would block the whole process
             if not (file.is_file() or file.is_dir()):
                 raise ModelError(f"{file} is not a regular file")
         try:
-            refuse_weights(config, {"draft": wanted})
+            refuse_weights(config, {"draft": proposer})
         except MemoryPlanError as error:
             raise MemoryPlanError(f"{error}; {ROOM}") from error
-        draft = load_draft(config, wanted)
+        draft = load_draft(config, proposer)
         if check_pair(self._target, draft) is not None:
             raise ModelError(f"the draft model {path!r} {OWN_TOKENIZER}")
         if draft.device.type == "cuda":  # graphs cannot be captured while steps run

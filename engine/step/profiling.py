@@ -218,7 +218,7 @@ class ForwardTimer:
         def timed(count: int) -> float:
             if on_host:
                 steps = [count] * sequences
-                runner.chain(output, range(sequences), starts, steps=steps, asked=plains)
+                runner.chain(output, range(sequences), starts, steps=steps, params=plains)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)

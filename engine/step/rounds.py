@@ -155,18 +155,18 @@ def _packed(
     places, guessed, at, row = list[int](), list[int](), 0, 0
     for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):
         end, total, guesses = start + length, len(seq.tokens), own.tokens
-        wanted = 1 + (len(guesses) or k) if end == total else 0
-        if wanted > 1 and not guesses:
+        num_logits = 1 + (len(guesses) or k) if end == total else 0
+        if num_logits > 1 and not guesses:
             places += range(at + length, at + length + k)
             guessed += range(row, row + k)
-            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, wanted))
+            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, num_logits))
         else:
             tokens = seq.tokens[start:end] + guesses
-            packed.append(Segment(tokens, start, seq.blocks, wanted, own.branches))
-        at += length + max(wanted - 1, 0)
-        if wanted:
-            rows.append(Rows(seq, row, wanted, total, guesses, own.branches))
-            row += wanted
+            packed.append(Segment(tokens, start, seq.blocks, num_logits, own.branches))
+        at += length + max(num_logits - 1, 0)
+        if num_logits:
+            rows.append(Rows(seq, row, num_logits, total, guesses, own.branches))
+            row += num_logits
     return packed, rows, places, guessed
 
 

@@ -130,8 +130,8 @@ def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
         guessed = runner.unseen_chain(output, [start], steps=steps, table=table)
         [found], _ = read_chains(guessed.drawn.numpy(), 1)
     else:
-        asked = [(plain_of(GREEDY), None)]
-        [found], *_ = runner.chain(output, [0], [start], steps=[steps], asked=asked)
+        params = [(plain_of(GREEDY), None)]
+        [found], *_ = runner.chain(output, [0], [start], steps=[steps], params=params)
     near = start.within(Window(WINDOW, BLOCK))
     assert near.left_out > 0
     stepwise, path = _runner(draft, "sdpa"), list[int]()

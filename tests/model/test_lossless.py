@@ -296,7 +296,7 @@ class Whims(FixedK):
         self.stopped += not keeps_drafting
         return keeps_drafting
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         kept = [self.random.randint(0, len(sure)) for sure in confidences]
         self.cut += sum(map(len, confidences)) - sum(kept)
         return kept

@@ -77,9 +77,9 @@ class _Chained(_Timed):
 
     def chain(
         self, output: None, rows: Sequence[int], starts: Sequence[Start], *, steps: Sequence[int],
-        asked: Sequence[object],
+        params: Sequence[object],
     ) -> None:  # fmt: skip
-        assert len(rows) == len(starts) == len(asked)
+        assert len(rows) == len(starts) == len(params)
         assert all(len(s.blocks) * self._block_size >= s.position + max(steps) for s in starts)
         self.seconds = 0.5 + 0.01 * sum(steps)
 

@@ -114,7 +114,7 @@ class World:
         drafted = [[confidence for confidence, _ in guesses] for guesses in made if guesses]
         if self.informed is None or not drafted:
             return [len(guesses) for guesses in made]
-        lengths = iter(controller.keep(drafted))
+        lengths = iter(controller.kept_counts(drafted))
         kept = [next(lengths) if guesses else 0 for guesses in made]
         assert all(0 <= n <= len(guesses) for n, guesses in zip(kept, made, strict=True))
         return kept

@@ -82,10 +82,10 @@ def test_equal_rows_for_each_keep_the_total() -> None:
     for controller in (ragged, uniform):
         controller.profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
         controller.choose(Load(2))
-    kept = ragged.keep(CONFIDENCES)
+    kept = ragged.kept_counts(CONFIDENCES)
     assert kept[0] > kept[1]
-    assert uniform.keep(CONFIDENCES) == [round(sum(kept) / 2)] * 2
-    assert VARIANTS["verify all guesses"](4).keep(CONFIDENCES) == [4, 4]
+    assert uniform.kept_counts(CONFIDENCES) == [round(sum(kept) / 2)] * 2
+    assert VARIANTS["verify all guesses"](4).kept_counts(CONFIDENCES) == [4, 4]
 
 
 @pytest.mark.parametrize("name", ["no hindsight", "profile only"])

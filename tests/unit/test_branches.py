@@ -49,7 +49,7 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     allowance, seq = allowance_of(Doubtful(4), 3)
     assert allowance.want(seq) == 7
     chunk = Chunk(seq, 0, 1, 7)
-    assert allowance.asked(chunk) == 4
+    assert allowance.main_limit(chunk) == 4
     assert allowance.limits(seq) == {"draft_model": 4}
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=[11, 12, 13, -1])
     [tree] = allowance.keep([chunk], [made])
@@ -117,7 +117,7 @@ def test_leaves_are_those_that_pay(row: float) -> None:
     goodput, rng, counts = goodput_of(row), random.Random(1), set[int]()
     for _ in range(10):
         chances = [sorted((0.5 * rng.random() ** 2 for _ in range(3)), reverse=True)]
-        [found] = goodput.keep(chances, behind=2)
+        [found] = goodput.kept_counts(chances, behind=2)
 
         def worth(number: int) -> float:
             seconds = goodput.by_row[3 + number] - goodput.by_row[3]

@@ -180,9 +180,9 @@ class Spy(FixedK):
         self.priced: list[tuple[list[float], bool]] = []
         self._worth = worth
 
-    def worth(self, survival: Seq[float], *, instead: bool) -> int:
+    def free_count(self, survival: Seq[float], *, instead: bool) -> int:
         self.priced.append((list(survival), instead))
-        return super().worth(survival, instead=instead) if self._worth is None else self._worth
+        return super().free_count(survival, instead=instead) if self._worth is None else self._worth
 
 
 def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Sampled:
@@ -349,7 +349,7 @@ class Cutter(FixedK):
         super().__init__(4)
         self.told: list[Confidences] = []
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         self.told.append(confidences)
         return [min(len(sure), 1) for sure in confidences]
 

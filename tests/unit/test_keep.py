@@ -45,7 +45,7 @@ def test_kept_lengths_are_the_best(batch: int) -> None:
     for _ in range(12):
         most = [rng.randint(1, 3 if batch == 4 else K_MAX) for _ in range(batch)]
         confidences = [[rng.gauss(2.5, 1.5) for _ in range(n)] for n in most]
-        kept = controller.keep(confidences)
+        kept = controller.kept_counts(confidences)
         assert all(0 <= n <= all_ for n, all_ in zip(kept, most, strict=True))
         every = itertools.product(*(range(n + 1) for n in most))
         best = max(value(controller, confidences, list(lengths)) for lengths in every)
@@ -57,9 +57,9 @@ def test_kept_lengths_are_the_best(batch: int) -> None:
 def test_a_confident_token_is_kept_before_an_uncertain_one() -> None:
     """Law: rows go to the tokens that are likely to be right."""
     controller = trained(4, row=1e-3)
-    sure, doubtful = controller.keep([[6.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4])[:2]
+    sure, doubtful = controller.kept_counts([[6.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4])[:2]
     assert sure > doubtful
-    longer, shorter = controller.keep([[6.0, 6.0, 6.0], [6.0, -1.0, 6.0], [6.0], [6.0]])[:2]
+    longer, shorter = controller.kept_counts([[6.0, 6.0, 6.0], [6.0, -1.0, 6.0], [6.0], [6.0]])[:2]
     assert longer > shorter == 1
 
 
@@ -68,15 +68,15 @@ def test_nothing_is_kept_where_rows_are_too_expensive() -> None:
     world = World(alpha=0.3, batch=4, row=2e-2, informed=0.0)
     controller = adaptive(world, stops=True)
     play(controller, world, 100)
-    assert controller.keep([[3.0] * 4] * 4) == [0] * 4
-    assert controller.keep([[3.0] * 4]) == [0]
+    assert controller.kept_counts([[3.0] * 4] * 4) == [0] * 4
+    assert controller.kept_counts([[3.0] * 4]) == [0]
 
 
 def test_drafting_ends_at_the_bound_and_where_nothing_can_pay() -> None:
     controller = trained(2)
     assert controller.keeps_drafting([[6.0], [6.0]])
     assert not controller.keeps_drafting([[9.0] * K_MAX] * 2)
-    controller.keep([[6.0], [6.0]])
+    controller.kept_counts([[6.0], [6.0]])
     assert not controller.keeps_drafting([[-9.0], [-9.0]])
     dear = World(alpha=0.6, batch=2, draft=0.5, informed=1.5)
     without = adaptive(dear, stops=True)
@@ -92,7 +92,7 @@ def test_a_confident_draft_goes_deeper() -> None:
         depth = 1
         while controller.keeps_drafting([[confidence] * depth]):
             depth += 1
-        controller.keep([[confidence] * depth])
+        controller.kept_counts([[confidence] * depth])
         depths.append(depth)
     assert depths == sorted(depths)
     assert depths[0] < depths[2] == K_MAX
@@ -158,10 +158,10 @@ def test_a_trial_is_drafted_and_verified_whole() -> None:
         controller.update(world.round(controller, k))
     doubtful = [[-9.0]] * 8
     assert controller.keeps_drafting(doubtful)
-    assert controller.keep(doubtful) == [1] * 8
+    assert controller.kept_counts(doubtful) == [1] * 8
     controller.update(world.round(controller, k))
     assert not controller.keeps_drafting(doubtful)
-    assert controller.keep(doubtful) == [0] * 8
+    assert controller.kept_counts(doubtful) == [0] * 8
 
 
 def feared(target: float, draft: float) -> list[int]:

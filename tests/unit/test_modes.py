@@ -83,9 +83,9 @@ def test_guesses_without_a_draft_follow_the_mode() -> None:
     controller = modes(World(alpha=0.9))
     controller.choose(Load(1))
     controller.set("off")
-    assert controller.worth([0.99] * 8, instead=False) == 0
+    assert controller.free_count([0.99] * 8, instead=False) == 0
     controller.set("fixed", 2)
-    assert controller.worth([0.99] * 8, instead=False) == 2
+    assert controller.free_count([0.99] * 8, instead=False) == 2
 
 
 def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
@@ -139,7 +139,7 @@ class Listener(FixedK):
     def update(self, record: StepRecord) -> None:
         self.heard.append(record.agreements)
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         self.asked += 1
         return [min(len(sure), 1) for sure in confidences]
 
@@ -153,12 +153,12 @@ def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
     listener = Listener(8)
     controller = Modes(listener)
     sure = [[0.1, 0.2, 0.3], [], [5.0]]
-    assert (controller.keep(sure), controller.keeps_drafting(sure)) == ([1, 0, 1], False)
+    assert (controller.kept_counts(sure), controller.keeps_drafting(sure)) == ([1, 0, 1], False)
     controller.set("fixed", 4)
-    assert (controller.keep(sure), controller.keeps_drafting(sure)) == ([3, 0, 1], True)
+    assert (controller.kept_counts(sure), controller.keeps_drafting(sure)) == ([3, 0, 1], True)
     assert listener.asked == 2
     controller.set("auto")
-    assert controller.keep(sure) == [1, 0, 1]
+    assert controller.kept_counts(sure) == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_controller_rarely_learns_in_a_fixed_mode() -> None:
     controller.set("fixed", 4)
     for _ in range(160):
         controller.choose(Load(1))
-        assert controller.keep([[0.1, 0.2, 0.3]]) == [3]
+        assert controller.kept_counts([[0.1, 0.2, 0.3]]) == [3]
     assert listener.asked == 10
 
 

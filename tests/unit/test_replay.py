@@ -45,7 +45,7 @@ class Script(FixedK):
         self.asked.append([list(row) for row in confidences])
         return len(confidences[0]) < self.stop_at
 
-    def keep(self, confidences: Sequence[Sequence[float]]) -> list[int]:
+    def kept_counts(self, confidences: Sequence[Sequence[float]]) -> list[int]:
         return [min(len(row), self.keep_at) for row in confidences]
 
     def update(self, record: StepRecord) -> None:

@@ -241,7 +241,7 @@ class Player:
             depth += 1
         for live in drafting:
             live.made = min(live.asked, depth)
-        kept = self._ask(controller.keep, [live.confidences(live.made) for live in drafting])
+        kept = self._ask(controller.kept_counts, [live.confidences(live.made) for live in drafting])
         for live, n in zip(drafting, kept, strict=True):
             assert 0 <= n <= live.made
             live.kept = n

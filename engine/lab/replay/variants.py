@@ -29,7 +29,7 @@ class _NoConfidences(AdaptiveK):
     def keeps_drafting(self, confidences: Confidences) -> bool:
         return super().keeps_drafting([[_USUAL] * len(sure) for sure in confidences])
 
-    def keep(self, confidences: Confidences) -> list[int]:
+    def kept_counts(self, confidences: Confidences) -> list[int]:
         return [len(sure) for sure in confidences]
 
     def update(self, record: StepRecord) -> None:
@@ -44,8 +44,8 @@ class _NoConfidences(AdaptiveK):
 class _Uniform(AdaptiveK):
     """Verifies as many rows in all, but the same number for every sequence."""
 
-    def keep(self, confidences: Confidences) -> list[int]:
-        kept = super().keep(confidences)
+    def kept_counts(self, confidences: Confidences) -> list[int]:
+        kept = super().kept_counts(confidences)
         each = round(sum(kept) / len(kept))
         return [min(each, len(sure)) for sure in confidences]
 
@@ -53,8 +53,8 @@ class _Uniform(AdaptiveK):
 class _KeepAll(AdaptiveK):
     """Verifies all draft tokens."""
 
-    def keep(self, confidences: Confidences) -> list[int]:
-        super().keep(confidences)  # records the confidences
+    def kept_counts(self, confidences: Confidences) -> list[int]:
+        super().kept_counts(confidences)  # records the confidences
         return [len(sure) for sure in confidences]
 
 
