@@ -61,16 +61,16 @@ class Tiles:
         """Configure tiles as (rows, words per row), both int64. The thread keeps this
         configuration until `end_of_tiles`."""
         builder = self.builder
-        facts = cgutils.alloca_once(builder, _BYTE, size=64)
-        cgutils.memset(builder, facts, ir.Constant(WIDE, 64), 0)
-        builder.store(ir.Constant(_BYTE, 1), facts)  # palette 1, the only one
+        config = cgutils.alloca_once(builder, _BYTE, size=64)
+        cgutils.memset(builder, config, ir.Constant(WIDE, 64), 0)
+        builder.store(ir.Constant(_BYTE, 1), config)  # palette 1, the only one
         for tile, (rows, words) in shapes.items():
-            place = builder.gep(facts, [ir.Constant(WIDE, 16 + 2 * tile)])
+            place = builder.gep(config, [ir.Constant(WIDE, 16 + 2 * tile)])
             width = builder.trunc(builder.mul(words, ir.Constant(WIDE, 4)), _SHORT)
             builder.store(width, builder.bitcast(place, _SHORT.as_pointer()))
-            place = builder.gep(facts, [ir.Constant(WIDE, 48 + tile)])
+            place = builder.gep(config, [ir.Constant(WIDE, 48 + tile)])
             builder.store(builder.trunc(rows, _BYTE), place)
-        self("ldtilecfg", facts)
+        self("ldtilecfg", config)
 
 
 @intrinsic  # type: ignore[misc]
