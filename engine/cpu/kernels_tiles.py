@@ -121,13 +121,13 @@ def _multiply(tiles: int) -> Any:
             x, at, pairs, second, words, to = pointers(context, builder, signature, args)
             emit, row = Tiles(builder), builder.mul(pairs, ir.Constant(WIDE, 4))
             places = [at, builder.add(at, builder.mul(pairs, second))]
-            mine = list(zip(_ROWS, _SUMS, places, strict=True))[:tiles]
-            for rows, _, place in mine:
+            inputs = list(zip(_ROWS, _SUMS, places, strict=True))[:tiles]
+            for rows, _, place in inputs:
                 emit("tileloadd64", rows, emit.place(x, place), row)
             for side, tile in enumerate(_WEIGHTS):
                 here = emit.place(words, to, side * SIDE)
                 emit("tileloadd64", tile, here, ir.Constant(WIDE, 4 * PANEL))
-                for rows, sums, _ in mine:
+                for rows, sums, _ in inputs:
                     emit("tdpbf16ps", sums[side], rows, tile)
             return context.get_dummy_value()
 
