@@ -52,8 +52,8 @@ class Request:
 class Live:
     """A request in the batch. `position`: tokens generated; `left`: committed rows still to
     compute, one during decode; `known`: generated tokens that the draft has processed, below 0
-    while it lacks prompt rows. In the current step: the most draft tokens, `k`, those
-    `made`, and those `kept` for verification."""
+    while it lacks prompt rows. In the current step: the most draft tokens, `k`, those `made`,
+    and those `kept` for verification."""
 
     request: Request
     position: int = 0
