@@ -62,7 +62,7 @@ class CompiledForward(PreparedAttention):
         pieces = [piece for span in spans for piece in _pieces(span)]
         self._is_cut = all(piece.length <= SPAN_ROWS for piece in pieces)
         if self._is_cut:
-            self._facts, self._seen, self._tables = _described(pieces, plane.block_size)
+            self._span_table, self._seen, self._tables = _described(pieces, plane.block_size)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         stack, index = self._plane.where[layer]
@@ -78,10 +78,10 @@ class CompiledForward(PreparedAttention):
         keys, values = (words_of_plane(part[index]) for part in self._plane.stacks[stack])
         parts, size = parts_of(keys), self._plane.block_size
         attend(
-            parts, packed.numpy(), heads, self._facts, self._seen,
-            places_of(self._facts, self._tables, size, keys.shape[-1]),
+            parts, packed.numpy(), heads, self._span_table, self._seen,
+            places_of(self._span_table, self._tables, size, keys.shape[-1]),
             np.float32(dim**-0.5 if how.scaling is None else how.scaling), keys, values,
-            buffers_for(self._facts, heads // keys.shape[0], dim), array,
+            buffers_for(self._span_table, heads // keys.shape[0], dim), array,
         )  # fmt: skip
         return torch.from_numpy(array).view(1, rows, heads, dim).to(query.dtype)
 
@@ -118,15 +118,15 @@ def _pieces(span: Span) -> list[Span]:
 def _described(
     spans: Sequence[Span], block_size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Return `facts` and `seen` for `attend`, and `tables` for `places_of`."""
-    facts = np.array([(s.row, s.length, s.start) for s in spans], dtype=np.int64)
+    """Return `spans` and `seen` for `attend`, and `tables` for `places_of`."""
+    span_table = np.array([(s.row, s.length, s.start) for s in spans], dtype=np.int64)
     seen = np.zeros(max(span.row + span.length for span in spans), dtype=np.uint64)
     counts = [-(-span.end // block_size) for span in spans]
     tables = np.zeros((len(spans), max(counts)), dtype=np.int64)
     for span, table, count in zip(spans, tables, counts, strict=True):
         table[:count] = span.blocks[:count]
         seen[span.row : span.row + span.length] = _masks(span)
-    return facts, seen, tables
+    return span_table, seen, tables
 
 
 def _masks(span: Span) -> list[int]:

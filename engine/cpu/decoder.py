@@ -156,8 +156,8 @@ class CompiledDecoder:
         to `memory` and hidden states to `states`. `suits(segments)` must hold."""
         tokens: list[int] = []
         positions: list[int] = []
-        asked: list[int] = []
-        facts: list[int] = []  # per span: first row, rows, KV index of the first row
+        logits_indices: list[int] = []
+        spans: list[int] = []  # per span: first row, rows, KV index of the first row
         paths: list[int] = []  # per ancestor of a tree node: span, KV index, index of its slot
         needed: list[tuple[Sequence[int], int]] = []
         for some, start, blocks, num_logits, parents, left_out in segments:
@@ -168,29 +168,29 @@ class CompiledDecoder:
             straight = sum(len(above) == node for node, above in enumerate(nodes))
             for first in range(0, root + straight - start, TOGETHER):
                 count = min(root + straight - start - first, TOGETHER)
-                facts += (row + first, count, start - left_out + first)
+                spans += (row + first, count, start - left_out + first)
                 needed.append((blocks, last))
             for node, above in enumerate(nodes[straight:], straight):
                 for depth, one in enumerate([*above, node]):
                     paths += (len(needed), index + depth, index + one)
-                facts += (row + root - start + node, 1, index + len(above))
+                spans += (row + root - start + node, 1, index + len(above))
                 needed.append((blocks, last))
             tokens += some
             positions += range(start, root)
             positions += [root + len(above) for above in nodes]
-            asked += range(len(tokens) - num_logits, len(tokens))
+            logits_indices += range(len(tokens) - num_logits, len(tokens))
             assert end <= len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
-        logits = np.empty((len(asked), padded(self._vocab)), dtype=np.float32)
+        logits = np.empty((len(logits_indices), padded(self._vocab)), dtype=np.float32)
         keys, values, block_size, tables = memory
-        flat = np.array([*tokens, *positions, *facts, *paths, *asked], dtype=np.int64)
-        rows, spans = len(tokens), 2 * len(tokens) + len(facts)
-        nodes_end = spans + len(paths)
+        flat = np.array([*tokens, *positions, *spans, *paths, *logits_indices], dtype=np.int64)
+        rows, spans_end = len(tokens), 2 * len(tokens) + len(spans)
+        nodes_end = spans_end + len(paths)
         kernels_decoder.forward(
             parts_of(keys),
-            flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans].reshape(-1, 3),
-            flat[spans:nodes_end].reshape(-1, 3), flat[nodes_end:],
+            flat[:rows], flat[rows : 2 * rows], flat[2 * rows : spans_end].reshape(-1, 3),
+            flat[spans_end:nodes_end].reshape(-1, 3), flat[nodes_end:],
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
             keys, values, np.arange(rows) if hidden.every else flat[nodes_end:],
             np.array(hidden.layers, np.int64), states, logits,

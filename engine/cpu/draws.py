@@ -42,33 +42,33 @@ class QuickDraws:
         self.guess(logits, [rows])
         self._processor.forget(rows.seq)
 
-    def draw(self, logits: Floats, asked: Seq[Rows | None]) -> list[list[int] | None]:
+    def draw(self, logits: Floats, batch: Seq[Rows | None]) -> list[list[int] | None]:
         """Return the tokens of each sequence's rows of `logits` `[any, vocab]`, NOT_FINITE where
         none can be drawn; None: to be drawn row by row on the host. Tokens after a rejected draft
         token are meaningless."""
-        found: list[list[int] | None] = [None] * len(asked)
+        found: list[list[int] | None] = [None] * len(batch)
         places: list[tuple[int, int]] = []
         items: list[int] = []
-        wanted: list[int] = []
+        draft_tokens: list[int] = []
         above: list[int] = []
-        for i, rows in enumerate(asked):
+        for i, rows in enumerate(batch):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
                 _, first, size, position, guesses, parents = rows
                 places.append((i, size))
                 items += (first, size, position, *plain.words)
-                wanted += (_ANY, *guesses) if guesses else [_ANY] * size
+                draft_tokens += (_ANY, *guesses) if guesses else [_ANY] * size
                 above += range(-1, size - 1) if parents is None else (-1, *(p + 1 for p in parents))
         if not places:
             return found
-        tokens = _table(wanted + above, 2)
+        tokens = _table(draft_tokens + above, 2)
         kernels_draws.draw(logits, _table(items, len(places)), self._words, tokens)
         drawn, at = tokens[0].tolist(), 0
         for i, size in places:
-            mine = drawn[at : at + size]
+            seq_tokens = drawn[at : at + size]
             at += size
-            if UNDECIDED not in mine:
-                found[i] = mine
+            if UNDECIDED not in seq_tokens:
+                found[i] = seq_tokens
         return found
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
@@ -85,16 +85,16 @@ class QuickDraws:
         """Return `guess` of the rows, for requests with any sampling parameters."""
         return self._guess(*self._adjusted(logits, contexts))
 
-    def guess(self, logits: Floats, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+    def guess(self, logits: Floats, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Return tokens and leads of all rows in order, as DeviceDraws.guess does; None if a
         request needs the logits processor: use `guess_adjusted`."""
         items: list[int] = []
-        for rows in asked:
+        for rows in batch:
             plain = self._processor.plain(rows.seq)
             if plain is None:
                 return None
             items += (rows.first, rows.size, rows.position, *plain.words)
-        return self._guess(_table(items, len(asked)), logits)
+        return self._guess(_table(items, len(batch)), logits)
 
     def _guess(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
         count = int(items[:, 1].sum())
@@ -103,9 +103,9 @@ class QuickDraws:
         return tokens.tolist(), leads.tolist()
 
     def _adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> tuple[Items, Floats]:
-        asked = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]
+        items = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]
         rows = self._processor.adjust(logits, contexts).numpy()
-        return np.array(asked, np.int64), np.ascontiguousarray(rows)
+        return np.array(items, np.int64), np.ascontiguousarray(rows)
 
 
 def _table(items: list[int], count: int) -> Items:

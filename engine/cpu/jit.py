@@ -157,5 +157,5 @@ class _CompileLogger(event.Listener):  # type: ignore[misc]
 
 def logged_compilation() -> AbstractContextManager[object]:
     """Log one line when the first function is compiled, none if all code was cached."""
-    told: AbstractContextManager[object] = event.install_listener("numba:compile", _CompileLogger())
-    return told
+    hook: AbstractContextManager[object] = event.install_listener("numba:compile", _CompileLogger())
+    return hook

@@ -36,30 +36,31 @@ LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest
 
 @fast
 def attend(
-    parts: Any, packed: Any, heads: Any, facts: Any, seen: Any, places: Any, scaling: Any,
+    parts: Any, packed: Any, heads: Any, spans: Any, seen: Any, places: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any, out: Any,
 ) -> None:  # fmt: skip
     """Write the keys and values of all rows to their slots of `keys` and `values` `[kv_heads,
     slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 * kv_heads) * dim]`:
-    query, key and value heads; `out` `[rows, heads * dim]`. `facts` `[spans, 3]`: first row, rows,
+    query, key and value heads; `out` `[rows, heads * dim]`. `spans` `[any, 3]`: first row, rows,
     KV index of the first row. `places`, `buffers`: from `places_of`, `buffers_for`. Bit i of
     `seen[row]`: whether the row sees the key of its span's i-th row; it sees all earlier keys.
     `parts`: a tuple of `words / LANES` zeros, so that each head size has its own code. (Arrays come
     with offsets, not as slices, whose references numba would count.)"""
     kv_heads, slots, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
-    _write(packed, heads, facts, places, dim, keys)
-    _write(packed, heads + kv_heads, facts, places, dim, values)
-    asked, _, sums, _, totals, _ = buffers
-    for span in range(facts.shape[0]):
-        first, rows = facts[span, 0], facts[span, 1]
+    _write(packed, heads, spans, places, dim, keys)
+    _write(packed, heads + kv_heads, spans, places, dim, values)
+    queries, _, sums, _, totals, _ = buffers
+    for span in range(spans.shape[0]):
+        first, rows = spans[span, 0], spans[span, 1]
         for head in range(kv_heads):
             for i in range(rows):
                 for j in range(group):
                     _ask(
-                        packed, first + i, (head * group + j) * dim, dim, keys, asked, i * group + j
-                    )
-            _attend(parts, group, facts, seen, places, span, head, scaling, keys, values, buffers)
+                        packed, first + i, (head * group + j) * dim, dim, keys, queries,
+                        i * group + j,
+                    )  # fmt: skip
+            _attend(parts, group, spans, seen, places, span, head, scaling, keys, values, buffers)
             for i in range(rows):
                 at = ((first + i) * heads + head * group) * dim
                 for j in range(group):
@@ -67,10 +68,10 @@ def attend(
 
 
 @fast
-def buffers_for(facts: Any, group: Any, dim: Any) -> Any:
+def buffers_for(spans: Any, group: Any, dim: Any) -> Any:
     """Return scratch arrays for one KV head: queries, a tile's scores, sums; then per lane the
     largest scores, the sums of weights, and the factors that rescale earlier sums."""
-    most = facts[:, 1].max() * group
+    most = spans[:, 1].max() * group
     return (
         np.empty((most, dim), np.uint32), np.empty((most, TILE), np.float32),
         np.empty((most, dim), np.float32), np.empty((most, LANES), np.float32),
@@ -80,12 +81,12 @@ def buffers_for(facts: Any, group: Any, dim: Any) -> Any:
 
 @fast
 def _attend(
-    parts: Any, group: Any, facts: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
+    parts: Any, group: Any, spans: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any,
 ) -> None:  # fmt: skip
     """Compute the sums of weighted values and of weights for all queries of one KV head."""
-    asked, scores, sums, peaks, totals, fades = buffers
-    first, rows, start = facts[span, 0], facts[span, 1], facts[span, 2]
+    queries, scores, sums, peaks, totals, fades = buffers
+    first, rows, start = spans[span, 0], spans[span, 1], spans[span, 2]
     count, end, plane = rows * group, start + rows, keys.shape[1] * keys.shape[2]
     for i in range(count):
         sums[i] = 0
@@ -93,7 +94,7 @@ def _attend(
     for tile in range(0, end, TILE):
         some, at = min(TILE, end - tile), span * places.shape[1] + tile
         chunks = (some + LANES - 1) // LANES
-        _score(parts, asked, count, keys, values, head * plane, places, at, chunks, scores)
+        _score(parts, queries, count, keys, values, head * plane, places, at, chunks, scores)
         if tile + TILE > start:
             for i in range(count):
                 _hide(scores, i, seen[first + i // group], tile, start, end)
@@ -101,8 +102,8 @@ def _attend(
         after, ahead, then = head, end - tile - TILE, at + TILE
         if ahead <= 0:  # prefetch the next head's or the next span's keys
             after = head + 1 if head + 1 < keys.shape[0] else 0
-            later = span if after else min(span + 1, facts.shape[0] - 1)
-            ahead, then = facts[later, 1] + facts[later, 2], later * places.shape[1]
+            later = span if after else min(span + 1, spans.shape[0] - 1)
+            ahead, then = spans[later, 1] + spans[later, 2], later * places.shape[1]
         if BY_PAIRS and keys.shape[2] != sums.shape[1]:  # round weights to bfloat16 in place
             for i in range(count):
                 words = (some + 2 * LANES - 1) // (2 * LANES) * LANES
@@ -114,37 +115,37 @@ def _attend(
 
 
 @fast
-def _write(packed: Any, before: Any, facts: Any, places: Any, dim: Any, plane: Any) -> None:
+def _write(packed: Any, before: Any, spans: Any, places: Any, dim: Any, plane: Any) -> None:
     """Write the heads after the first `before` heads of all rows to their places in `plane`."""
     heads, slots, words = plane.shape
-    for span in range(facts.shape[0]):
-        for row in range(facts[span, 1]):
-            at = (facts[span, 0] + row) * packed.shape[1] + before * dim
-            there = places[span, facts[span, 2] + row]
+    for span in range(spans.shape[0]):
+        for row in range(spans[span, 1]):
+            at = (spans[span, 0] + row) * packed.shape[1] + before * dim
+            there = places[span, spans[span, 2] + row]
             for head in range(heads):
                 keep(packed, at + head * dim, plane, there + head * slots * words, words, plane)
 
 
 @fast
-def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, asked: Any, i: Any) -> None:
-    """Copy a query to `asked` in the keys' layout: for words split into floats, the even columns
+def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, queries: Any, i: Any) -> None:
+    """Copy a query to `queries` in the keys' layout: for words split into floats, the even columns
     before the odd ones."""
     if keys.shape[2] == dim or BY_PAIRS:
-        keep(packed, row * packed.shape[1] + at, asked, i * dim, keys.shape[2], keys)
+        keep(packed, row * packed.shape[1] + at, queries, i * dim, keys.shape[2], keys)
         return
-    out, half = asked.view(np.float32), dim // 2
+    out, half = queries.view(np.float32), dim // 2
     for j in range(half):
         out[i, j], out[i, half + j] = packed[row, at + 2 * j], packed[row, at + 2 * j + 1]
 
 
 @fast
-def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
+def places_of(spans: Any, tables: Any, block_size: Any, words: Any) -> Any:
     """Return each key's offset in a head's plane, `[spans, keys + LANES]`, from `tables` `[spans,
     blocks]`. The last key's offset is repeated as padding."""
-    spans, most = facts.shape[0], (facts[:, 1] + facts[:, 2]).max()
-    out = np.empty((spans, most + LANES), np.int64)
-    for span in range(spans):
-        end = facts[span, 1] + facts[span, 2]
+    count, most = spans.shape[0], (spans[:, 1] + spans[:, 2]).max()
+    out = np.empty((count, most + LANES), np.int64)
+    for span in range(count):
+        end = spans[span, 1] + spans[span, 2]
         for first in range(0, end, block_size):
             slot = tables[span, first // block_size] * block_size
             for i in range(min(block_size, end - first)):
@@ -154,14 +155,14 @@ def places_of(facts: Any, tables: Any, block_size: Any, words: Any) -> Any:
 
 
 @fast
-def follow(paths: Any, facts: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
+def follow(paths: Any, spans: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
     """Lay out a tree node's path as consecutive keys of its span in `places`, so that its sums are
     a chain's to the bit. `paths` `[any, 3]`: span, KV index, and the KV index of the key's slot."""
     for i in range(len(paths)):
         span, index, there = paths[i, 0], paths[i, 1], paths[i, 2]
         slot = tables[span, there // block_size] * block_size + there % block_size
         places[span, index] = slot * words
-        if index + 1 == facts[span, 1] + facts[span, 2]:
+        if index + 1 == spans[span, 1] + spans[span, 2]:
             places[span, index + 1 : index + 1 + LANES] = slot * words
 
 
@@ -256,8 +257,8 @@ def _score(
                 def product(key: int, query: Any = query, starts: list[Any] = starts) -> Any:
                     total = ir.Constant(FLOATS, None)
                     for v, factor in enumerate(plane.key(starts[key])):
-                        mine = emit.load(query, ir.Constant(WIDE, v * LANES), INTS)
-                        total = emit.added(total, mine, factor)
+                        query_vector = emit.load(query, ir.Constant(WIDE, v * LANES), INTS)
+                        total = emit.added(total, query_vector, factor)
                     return total
 
                 row = builder.mul(each.index, ir.Constant(WIDE, TILE))
@@ -297,23 +298,23 @@ def _soften(
         emit, factor = Emit(builder), Emit(builder).everywhere(scaling, FLOATS)
         best, total = (cgutils.alloca_once(builder, FLOATS) for _ in range(2))
         with cgutils.for_range(builder, rows, intp=WIDE) as each:
-            mine = builder.gep(scores, [builder.mul(each.index, ir.Constant(WIDE, TILE))])
+            row_scores = builder.gep(scores, [builder.mul(each.index, ir.Constant(WIDE, TILE))])
             here = builder.mul(each.index, ir.Constant(WIDE, LANES))
             before = emit.load(most, here)
             builder.store(before, best)
             with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
                 at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
-                score = builder.fmul(emit.load(mine, at), factor)
-                emit.store(score, mine, at)
+                score = builder.fmul(emit.load(row_scores, at), factor)
+                emit.store(score, row_scores, at)
                 builder.store(emit.larger(builder.load(best), score), best)
             now = emit.largest(builder.load(best))
             fade = emit.exp(builder.fsub(before, now))
             builder.store(builder.fmul(emit.load(totals, here), fade), total)
             with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
                 at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
-                weight = emit.exp(builder.fsub(emit.load(mine, at), now))
+                weight = emit.exp(builder.fsub(emit.load(row_scores, at), now))
                 builder.store(builder.fadd(builder.load(total), weight), total)
-                emit.store(weight, mine, at)
+                emit.store(weight, row_scores, at)
             emit.store(now, most, here)
             emit.store(builder.load(total), totals, here)
             emit.store(fade, fades, here)
@@ -386,10 +387,10 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
     for begin in values.parts[::most]:
         parts = values.parts[begin : begin + most]
         columns = [range(part, values.columns, len(values.parts)) for part in parts]
-        mine = [(row, v) for row in range(rows) for v in chain.from_iterable(columns)]
-        totals = {part: cgutils.alloca_once(builder, FLOATS) for part in mine}
+        cells = [(row, v) for row in range(rows) for v in chain.from_iterable(columns)]
+        totals = {part: cgutils.alloca_once(builder, FLOATS) for part in cells}
         at = {
-            part: ir.Constant(WIDE, (part[0] * values.columns + part[1]) * LANES) for part in mine
+            part: ir.Constant(WIDE, (part[0] * values.columns + part[1]) * LANES) for part in cells
         }
         for part, total in totals.items():
             fade = emit.load(fades, ir.Constant(WIDE, part[0] * LANES))

@@ -24,12 +24,12 @@ from engine.scheduling.segment import LAST
 
 @fast
 def forward(
-    parts: Any, tokens: Any, positions: Any, facts: Any, paths: Any, asked: Any, tables: Any,
-    block_size: Any, weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any, values: Any,
-    shown: Any, layers: Any, states: Any, logits: Any,
+    parts: Any, tokens: Any, positions: Any, spans: Any, paths: Any, logits_indices: Any,
+    tables: Any, block_size: Any, weights: Any, angles: Any, shape: Any, numbers: Any, keys: Any,
+    values: Any, shown: Any, layers: Any, states: Any, logits: Any,
 ) -> None:  # fmt: skip
-    """Compute the logits of the rows `asked`, and write the outputs of `layers` (may include LAST)
-    for the rows `shown` to `states` `[shown, layers, width]`. `facts` `[spans, 3]`: see
+    """Compute the logits of the rows `logits_indices`, and write the outputs of `layers` (may
+    include LAST) for the rows `shown` to `states` `[shown, layers, width]`. `spans` `[any, 3]`: see
     `kernels_attention.attend`, with one row of `tables` per span; one sequence may have several
     spans, in order. `paths`: see `kernels_attention.follow`. `keys`, `values`: words `[layers,
     kv_heads, slots, words]`. `weights`: from `weights.packed_weights`. `shape`: heads, KV heads,
@@ -42,9 +42,9 @@ def forward(
     packed = room(count, padded((heads + 2 * kv_heads) * dim))
     attended, narrow = room(count, heads * dim), room(count, inner)
     wide, added = room(count, padded(2 * inner)), room(count, padded(width))
-    seen, places = _causal(facts, count), places_of(facts, tables, block_size, keys.shape[3])
-    follow(paths, facts, tables, block_size, keys.shape[3], places)
-    buffers = buffers_for(facts, heads // kv_heads, dim)
+    seen, places = _causal(spans, count), places_of(spans, tables, block_size, keys.shape[3])
+    follow(paths, spans, tables, block_size, keys.shape[3], places)
+    buffers = buffers_for(spans, heads // kv_heads, dim)
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
     for layer in range(norm.shape[0]):
@@ -52,7 +52,7 @@ def forward(
         product(normed, query_key_value[layer], rounded, packed)
         rotate(packed, angles[0], angles[1], positions, heads + kv_heads)
         attend(
-            parts, packed, heads, facts, seen, places, scaling, keys[layer], values[layer],
+            parts, packed, heads, spans, seen, places, scaling, keys[layer], values[layer],
             buffers, attended,
         )  # fmt: skip
         product(attended, output[layer], rounded, added)
@@ -66,10 +66,10 @@ def forward(
     if (layers == LAST).any():
         normalise(hidden, last_norm, epsilon, normed)
         _show(normed, LAST, shown, layers, states)
-    for i in range(len(asked)):  # `asked` is ascending, so no row is overwritten before it is read
-        hidden[i] = hidden[asked[i]]
-    normalise(hidden[: len(asked)], last_norm, epsilon, normed[: len(asked)])
-    product(normed[: len(asked)], head, rounded, logits)
+    for i in range(len(logits_indices)):  # ascending, so no row is overwritten before it is read
+        hidden[i] = hidden[logits_indices[i]]
+    normalise(hidden[: len(logits_indices)], last_norm, epsilon, normed[: len(logits_indices)])
+    product(normed[: len(logits_indices)], head, rounded, logits)
 
 
 @fast
@@ -86,12 +86,12 @@ def padded(outputs: Any) -> Any:
 
 
 @fast
-def _causal(facts: Any, count: Any) -> Any:
+def _causal(spans: Any, count: Any) -> Any:
     """Return causal masks: each row sees itself and all earlier rows of its span."""
     seen = np.empty(count, np.uint64)
-    for span in range(facts.shape[0]):
-        for row in range(facts[span, 1]):
-            seen[facts[span, 0] + row] = (np.uint64(2) << np.uint64(row)) - np.uint64(1)
+    for span in range(spans.shape[0]):
+        for row in range(spans[span, 1]):
+            seen[spans[span, 0] + row] = (np.uint64(2) << np.uint64(row)) - np.uint64(1)
     return seen
 
 
@@ -122,29 +122,29 @@ def chain(
     for i in range(count):
         wide[i, :vocab] = logits[items[i, 0]]
     rows, space = np.arange(count), space_for(vocab)
-    facts, tokens, live = np.ones((count, 3), np.int64), np.empty(count, np.int64), count
-    facts[:, 0] = rows
+    spans, tokens, live = np.ones((count, 3), np.int64), np.empty(count, np.int64), count
+    spans[:, 0] = rows
     positions = np.empty(count, np.int64)
     own, nothing = np.empty_like(tables), np.empty((0, 0, 0), np.float32)
     for step in range(out.shape[1]):
         left = 0
         for i in range(live):
-            mine = rows[i]
-            item = items[mine]
-            _penalise(wide[i, :vocab], mine, penalties)
+            row = rows[i]
+            item = items[row]
+            _penalise(wide[i, :vocab], row, penalties)
             token, lead, second = guess(wide[i, :vocab], words, item, item[2] + step, space)
-            out[mine, step], leads[mine, step], second_best[mine, step] = token, lead, second
+            out[row, step], leads[row, step], second_best[row, step] = token, lead, second
             if token >= 0 and step + 1 < item[1]:
-                _remember(mine, token, penalties)
-                rows[left], tokens[left], positions[left] = mine, token, item[2] + step
-                facts[left, 2] = positions[left] - item[8]
-                own[left] = tables[mine]
+                _remember(row, token, penalties)
+                rows[left], tokens[left], positions[left] = row, token, item[2] + step
+                spans[left, 2] = positions[left] - item[8]
+                own[left] = tables[row]
                 left += 1
         live = left
         if live == 0:
             return
         forward(
-            parts, tokens[:live], positions[:live], facts[:live], facts[:0], np.arange(live),
+            parts, tokens[:live], positions[:live], spans[:live], spans[:0], np.arange(live),
             own, block_size, weights, angles, shape, numbers, keys, values, rows[:0], rows[:0],
             nothing, wide[:live],
         )  # fmt: skip

@@ -141,17 +141,17 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
             while row[at] != most:
                 at += groups
             token = min(token, at)
-    mine, second_best = token % groups, -1
+    token_group, second_best = token % groups, -1
     for group in range(groups):
-        if group != mine and peaks[group] > second:
+        if group != token_group and peaks[group] > second:
             second = peaks[group]
     if second > -np.inf:
         second_best = 0
-        while second_best == mine or peaks[second_best] != second:
+        while second_best == token_group or peaks[second_best] != second:
             second_best += 1
         while row[second_best] != second:
             second_best += groups
-    for at in range(mine, len(row), groups):
+    for at in range(token_group, len(row), groups):
         if at != token and row[at] > second:
             second, second_best = row[at], at
     return token, min(most - second, MOST_SURE), second_best
@@ -175,18 +175,18 @@ def _sampled(
         token, second_best, best, second = _two_best(
             row, scale, low, high, words, space, start, bar, margin
         )
-        mine, lead = row[token] * scale, min(best - second, MOST_SURE)
-        if not known and (mine < most or not sure):
+        logit, lead = row[token] * scale, min(best - second, MOST_SURE)
+        if not known and (logit < most or not sure):
             known = True
             if fields[1] < 1:
                 whole = whole_of(row, scale, most, fields[0], space[5])
             bar = max(bar, cut_of(row, scale, most, fields, space[0], space[5], whole))
-            if mine <= bar or (second_best >= 0 and row[second_best] * scale <= bar):
+            if logit <= bar or (second_best >= 0 and row[second_best] * scale <= bar):
                 continue
         if filtered:
-            state = stays(row, scale, mine, most, close, fields, space[5], whole)
+            state = stays(row, scale, logit, most, close, fields, space[5], whole)
             if state == REMOVED:
-                bar = mine
+                bar = logit
                 continue
             if sure and state == DOUBT:
                 return UNDECIDED, lead, second_best

@@ -53,13 +53,13 @@ def _largest(row: Any, scale: Any, found: Any) -> None:
 
 
 @fast
-def _ranks(row: Any, scale: Any, mine: Any) -> Any:
-    """Return how many scaled logits are above `mine`, and how many are equal to it."""
+def _ranks(row: Any, scale: Any, logit: Any) -> Any:
+    """Return how many scaled logits are above `logit`, and how many are equal to it."""
     above = equal = np.int32(0)
     for v in range(len(row)):
         x = row[v] * scale
-        above += np.int32(x > mine)
-        equal += np.int32(x == mine)
+        above += np.int32(x > logit)
+        equal += np.int32(x == logit)
     return above, equal
 
 
@@ -152,26 +152,26 @@ def cut_of(
 
 @fast
 def stays(
-    row: Any, scale: Any, mine: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
+    row: Any, scale: Any, logit: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
-    """Return REMOVED, STAYS or DOUBT for a token with scaled logit `mine`; `most` is the largest.
+    """Return REMOVED, STAYS or DOUBT for a token with scaled `logit`; `most` is the largest.
     `fields`: top_k (0 is off), top_p, log of min_p; `mass` and `whole`: from `whole_of`, if top_p
     is set; `close`: a bound on rounding errors."""
     top_k, top_p, floor = fields
-    above, equal = _ranks(row, scale, mine)
+    above, equal = _ranks(row, scale, logit)
     if equal > 1:
         return DOUBT
-    if mine == most:
+    if logit == most:
         return STAYS
     floor += np.float64(most)
-    if abs(mine - floor) <= close:
+    if abs(logit - floor) <= close:
         return DOUBT
-    if mine < floor or 0 < top_k <= above:
+    if logit < floor or 0 < top_k <= above:
         return REMOVED
     if top_p < 1:
         if MOST_RANKED < top_k < len(row):
             return DOUBT
-        more = _mass_above(row, scale, mine, mass) - top_p * whole
+        more = _mass_above(row, scale, logit, mass) - top_p * whole
         if abs(more) <= (_EDGE + 1e-6 * abs(np.float64(most))) * whole:
             return DOUBT
         return STAYS if more < 0 else REMOVED

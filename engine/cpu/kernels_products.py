@@ -171,9 +171,9 @@ def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
     scales, first = codes.view(np.float32), pairs * PANEL // 2
     for row in range(len(x)):
         for panel in range(len(codes)):
-            mine, scale = y[row, panel * PANEL :], scales[panel, first:]
+            outputs, scale = y[row, panel * PANEL :], scales[panel, first:]
             for i in range(PANEL):
-                mine[i] *= scale[i]
+                outputs[i] *= scale[i]
 
 
 def product(x: Any, weights: Any, rounded: Any, y: Any) -> None:

@@ -19,20 +19,20 @@ def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """Write the RMSNorm (arXiv:1910.07467) of each row of `rows` `[rows, width]` to `out`."""
     width = rows.shape[1]
     for row in range(rows.shape[0]):
-        mine, normed = rows[row], out[row]
-        mean = dot(mine, mine, width) / np.float32(width)
+        numbers, normed = rows[row], out[row]
+        mean = dot(numbers, numbers, width) / np.float32(width)
         scale = np.float32(1) / np.sqrt(mean + epsilon)
         for i in range(width):
-            normed[i] = mine[i] * scale * weight[i]
+            normed[i] = numbers[i] * scale * weight[i]
 
 
 @fast
 def add(added: Any, rows: Any) -> None:
     """Add `added` `[rows, width or more]` to `rows` `[rows, width]`."""
     for row in range(rows.shape[0]):
-        mine, more = rows[row], added[row]
-        for i in range(len(mine)):
-            mine[i] += more[i]
+        sums, more = rows[row], added[row]
+        for i in range(len(sums)):
+            sums[i] += more[i]
 
 
 @fast
@@ -57,9 +57,9 @@ def gate(wide: Any, out: Any) -> None:
     """Write silu(gate) * up to `out` `[rows, inner]`; `wide` `[rows, >= 2 * inner]`: gate, up."""
     rows, inner = out.shape
     for row in range(rows):
-        gates, ups, mine = wide[row, :inner], wide[row, inner:], out[row]
+        gates, ups, gated = wide[row, :inner], wide[row, inner:], out[row]
         for i in range(inner):
-            mine[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
+            gated[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
 
 
 @fast

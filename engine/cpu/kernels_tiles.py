@@ -61,16 +61,16 @@ class Tiles:
         """Configure tiles as (rows, words per row), both int64. The thread keeps this
         configuration until `end_of_tiles`."""
         builder = self.builder
-        facts = cgutils.alloca_once(builder, _BYTE, size=64)
-        cgutils.memset(builder, facts, ir.Constant(WIDE, 64), 0)
-        builder.store(ir.Constant(_BYTE, 1), facts)  # palette 1, the only one
+        config = cgutils.alloca_once(builder, _BYTE, size=64)
+        cgutils.memset(builder, config, ir.Constant(WIDE, 64), 0)
+        builder.store(ir.Constant(_BYTE, 1), config)  # palette 1, the only one
         for tile, (rows, words) in shapes.items():
-            place = builder.gep(facts, [ir.Constant(WIDE, 16 + 2 * tile)])
+            place = builder.gep(config, [ir.Constant(WIDE, 16 + 2 * tile)])
             width = builder.trunc(builder.mul(words, ir.Constant(WIDE, 4)), _SHORT)
             builder.store(width, builder.bitcast(place, _SHORT.as_pointer()))
-            place = builder.gep(facts, [ir.Constant(WIDE, 48 + tile)])
+            place = builder.gep(config, [ir.Constant(WIDE, 48 + tile)])
             builder.store(builder.trunc(rows, _BYTE), place)
-        self("ldtilecfg", facts)
+        self("ldtilecfg", config)
 
 
 @intrinsic  # type: ignore[misc]
@@ -121,13 +121,13 @@ def _multiply(tiles: int) -> Any:
             x, at, pairs, second, words, to = pointers(context, builder, signature, args)
             emit, row = Tiles(builder), builder.mul(pairs, ir.Constant(WIDE, 4))
             places = [at, builder.add(at, builder.mul(pairs, second))]
-            mine = list(zip(_ROWS, _SUMS, places, strict=True))[:tiles]
-            for rows, _, place in mine:
+            inputs = list(zip(_ROWS, _SUMS, places, strict=True))[:tiles]
+            for rows, _, place in inputs:
                 emit("tileloadd64", rows, emit.place(x, place), row)
             for side, tile in enumerate(_WEIGHTS):
                 here = emit.place(words, to, side * SIDE)
                 emit("tileloadd64", tile, here, ir.Constant(WIDE, 4 * PANEL))
-                for rows, sums, _ in mine:
+                for rows, sums, _ in inputs:
                     emit("tdpbf16ps", sums[side], rows, tile)
             return context.get_dummy_value()
 

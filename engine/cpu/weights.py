@@ -70,8 +70,8 @@ def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
     (panels, steps, _), most = numbers.shape, weight.shape[1] // 8
     tail = -(-8 * (most + 1) // _LINE) * _LINE
     found = np.zeros((panels, steps * STEP * 3 // 2 + _LINE + tail), dtype=np.uint8)
-    for mine, out in zip(numbers, found, strict=True):
-        exponents = (mine >> 7).astype(np.uint8)
+    for panel, out in zip(numbers, found, strict=True):
+        exponents = (panel >> 7).astype(np.uint8)
         common = np.argsort(-np.bincount(exponents.reshape(-1), minlength=256), kind="stable")[:16]
         codes = np.full(256, 255, np.uint8)
         codes[common] = np.arange(16)
@@ -81,7 +81,7 @@ def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
             raise DoesNotFit
         code[code == 255] = 0
         steps_out = out[: steps * STEP * 3 // 2].reshape(steps, -1)
-        steps_out[:, :STEP] = (mine >> 8) & 0x80 | mine & 0x7F
+        steps_out[:, :STEP] = (panel >> 8) & 0x80 | panel & 0x7F
         # Four lines of 32: two lines interleaved in the lower halves, the other two in the upper.
         lines = code.reshape(steps, -1, 2, 2, 2 * LANES)
         halves = lines[:, :, 0] | lines[:, :, 1] << 4
@@ -90,7 +90,7 @@ def pack_twelve(weight: Tensor) -> npt.NDArray[np.uint8]:
         out[table : table + _LINE] = np.tile(common, 4)
         listed = out[table + _LINE :].view(np.uint32)
         listed[0 : 2 * len(odd) : 2] = odd
-        listed[1 : 2 * len(odd) : 2] = mine.reshape(-1)[odd]
+        listed[1 : 2 * len(odd) : 2] = panel.reshape(-1)[odd]
         listed[2 * len(odd)] = NONE
     return found
 

@@ -128,11 +128,11 @@ def draws(vocab: int) -> Iterator[Pair]:
         for rows in ROWS:
             logits = torch.randn(rows, vocab) * 3
             contexts = [RowContext(seq, [0] * depth) for depth in range(rows)]
-            asked = [Rows(seq, 0, rows, seq.num_tokens)]
+            batch = [Rows(seq, 0, rows, seq.num_tokens)]
 
             slow = partial(exact.draw_adjusted, logits, contexts)
             cell = f"{vocab} ids, {rows} rows, T={temperature:g}, top_p={top_p:g}"
-            yield Pair("compiled draws", cell, partial(quick.draw, logits.numpy(), asked), slow)
+            yield Pair("compiled draws", cell, partial(quick.draw, logits.numpy(), batch), slow)
 
 
 def products() -> Iterator[Pair]:

@@ -40,8 +40,8 @@ def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], 
     draft = runner_of(config, pair.draft, cache) if pair.draft else None
     timer = ForwardTimer(target, cache, draft)
     chosen = list(sizes(timer, pair.target.max_model_len))
-    asked = [(sequences, rows) for sequences, rows, _ in chosen]
-    seconds = timer.seconds(asked, contexts=[context for *_, context in chosen])
+    batches = [(sequences, rows) for sequences, rows, _ in chosen]
+    seconds = timer.seconds(batches, contexts=[context for *_, context in chosen])
     chains: dict[int, float] = {}
     if draft is not None:
         timer = ForwardTimer(draft, cache)

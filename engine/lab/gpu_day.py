@@ -112,8 +112,8 @@ def run(part: Part, folder: Path, left: float) -> Outcome:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    said = log.read_text(errors="replace")
-    return Outcome(part.name, part.question, code, time.monotonic() - began, said)
+    output = log.read_text(errors="replace")
+    return Outcome(part.name, part.question, code, time.monotonic() - began, output)
 
 
 def found_by(part: Part, folder: Path) -> Any:
@@ -177,8 +177,8 @@ def page(outcomes: Sequence[Outcome], found: Found) -> str:
             code = f"{code}, {tests['skipped']} of {tests['tests']} tests skipped"
         lines.append(f"| {each.name} | {each.question} | {code} | {each.seconds:.0f} |")
     for each in outcomes:
-        said = [line.rsplit("\r", 1)[-1] for line in each.said.split("\n")[-SHOWN:]]
-        lines += ["", f"## {each.name}", "", "````", *said, "````"]
+        output = [line.rsplit("\r", 1)[-1] for line in each.said.split("\n")[-SHOWN:]]
+        lines += ["", f"## {each.name}", "", "````", *output, "````"]
     return "\n".join(lines) + "\n"
 
 
@@ -188,11 +188,11 @@ def _word(met: bool | None) -> str:
 
 def _check_device() -> None:
     """Raise ConfigError if this Python finds no GPU."""
-    asked = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=False)
+    program = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        why = said[0] if said else "torch finds no GPU"
+        lines = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        why = lines[0] if lines else "torch finds no GPU"
         raise ConfigError(f"{sys.executable}: {why}; --device cpu shows how far it goes without")
 
 

@@ -36,7 +36,7 @@ from engine.sampling.row_params import (
     Shape,
     add_slots,
     apart,
-    asked_by,
+    batch_layout,
     fields_of,
     flat,
     guesses_of,
@@ -63,14 +63,14 @@ class Enqueued(NamedTuple):
     is `[2, rows or more]` tokens (or NOT_FINITE, UNDECIDED) and leads; the second, if
     log-probabilities are requested, the result of `logprobs.scores`."""
 
-    asked: Seq[Rows]
+    batch: Seq[Rows]
     sent: list[Tensor]
 
     def results(self, numbers: Seq[Numbers], counts: Seq[int]) -> list[Drawn]:
-        """Draws of the first `counts` rows of each of `asked`; `numbers`: the values of `sent`."""
+        """Draws of the first `counts` rows of each of `batch`; `numbers`: the values of `sent`."""
         tokens, at, scored, results = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
         scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
-        for rows, count in zip(self.asked, counts, strict=True):
+        for rows, count in zip(self.batch, counts, strict=True):
             drawn, own = tokens[at : at + count], None
             at += rows.size
             if rows.seq.params.logprobs is not None:
@@ -82,7 +82,7 @@ class Enqueued(NamedTuple):
     def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
         """Return the log-probabilities of all rows whose request wants them."""
         tokens, counts, at = list[int](), list[int](), 0
-        for rows in self.asked:
+        for rows in self.batch:
             if (asks := rows.seq.params.logprobs) is not None:
                 tokens += drawn[at : at + rows.size]
                 counts += [asks] * rows.size
@@ -94,7 +94,7 @@ class Sampling(NamedTuple):
     """Rows to draw from, their plan, whether any needs penalties, bias or min_tokens (`wanting`),
     and the arrays to send for it, including draft tokens known to the host if `wanting`."""
 
-    asked: Seq[Rows]
+    batch: Seq[Rows]
     plan: Plan
     wanting: bool
     parts: list[Numbers]
@@ -139,21 +139,21 @@ class DeviceDraws:
         self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
         self._processor.forget(rows.seq)
 
-    def draw(self, logits: Tensor, asked: Seq[Rows | None]) -> list[Drawn]:
-        """Draw for each of `asked` from its rows of `[any, vocab]`. One copy from the device."""
-        mine = [rows for rows in asked if rows is not None and self.takes(rows.seq)]
-        if not mine:
-            return [Drawn()] * len(asked)
-        enqueued = self.enqueue(logits, mine)
-        sizes = [rows.size for rows in mine]
+    def draw(self, logits: Tensor, batch: Seq[Rows | None]) -> list[Drawn]:
+        """Draw for each of `batch` from its rows of `[any, vocab]`. One copy from the device."""
+        device_rows = [rows for rows in batch if rows is not None and self.takes(rows.seq)]
+        if not device_rows:
+            return [Drawn()] * len(batch)
+        enqueued = self.enqueue(logits, device_rows)
+        sizes = [rows.size for rows in device_rows]
         drawn = iter(enqueued.results(read_together(enqueued.sent), sizes))
-        takes = [rows is not None and self.takes(rows.seq) for rows in asked]
+        takes = [rows is not None and self.takes(rows.seq) for rows in batch]
         return [next(drawn) if taken else Drawn() for taken in takes]
 
-    def guess(self, logits: Tensor, asked: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+    def guess(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Return the tokens and leads of all rows in order (see best_and_lead), or None: take the
         slow path. One copy from the device."""
-        tokens, leads = self.enqueue(logits, asked).sent[0].tolist()
+        tokens, leads = self.enqueue(logits, batch).sent[0].tolist()
         return None if UNDECIDED in tokens else (whole(tokens), leads)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
@@ -164,37 +164,37 @@ class DeviceDraws:
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
         """`guess` for rows with any sampling fields; the slow path."""
-        asked = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
-        out, plan = self._processor.adjust(logits, contexts), self.plan(asked)
+        batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
+        out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
         tokens, leads = self._drawn(out, table, filtered, plan.look).tolist()
         if UNDECIDED in tokens:
             tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
         return whole(tokens), leads
 
-    def plan(self, asked: Seq[Rows]) -> Plan:
+    def plan(self, batch: Seq[Rows]) -> Plan:
         """Return the plan, without the columns that `add_slots` sets."""
-        fields, shape = self._fields_of([rows.seq for rows in asked]), self._shape
-        if shape is None or shape.asked != asked_by(asked):
-            shape = self._shape = shape_of(asked, fields)
-        return plan_of(asked, fields, shape)
+        fields, shape = self._fields_of([rows.seq for rows in batch]), self._shape
+        if shape is None or shape.layout != batch_layout(batch):
+            shape = self._shape = shape_of(batch, fields)
+        return plan_of(batch, fields, shape)
 
-    def prepare(self, asked: Seq[Rows], plan: Plan, unseen: int = 0) -> Sampling:
+    def prepare(self, batch: Seq[Rows], plan: Plan, unseen: int = 0) -> Sampling:
         """All must satisfy `takes`. `unseen`: the number of draft tokens known only on device."""
-        wanted = self._wanted([rows.seq for rows in asked])
-        width = COLUMNS if wanted else UNADJUSTED if len(plan.filtered) else UNFILTERED
+        count_updates = self._count_updates([rows.seq for rows in batch])
+        width = COLUMNS if count_updates else UNADJUSTED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
-        if wanted:
-            slots, news = wanted
-            add_slots(plan, asked, slots, unseen)
-            known = np.array([token for rows in asked for token in guesses_of(rows)], np.int64)
+        if count_updates:
+            slots, news = count_updates
+            add_slots(plan, batch, slots, unseen)
+            known = np.array([token for rows in batch for token in guesses_of(rows)], np.int64)
             parts += [known, *news]
-        return Sampling(asked, plan, wanted is not None, parts)
+        return Sampling(batch, plan, count_updates is not None, parts)
 
-    def enqueue(self, logits: Tensor, asked: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
+    def enqueue(self, logits: Tensor, batch: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
         tokens known only on the device, in the order of the Rows without `guesses`."""
-        sampling = self.prepare(asked, self.plan(asked), 0 if unseen is None else len(unseen))
+        sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
         there = sent_alone(flat(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
 
@@ -204,7 +204,7 @@ class DeviceDraws:
     ) -> Enqueued:  # fmt: skip
         """`enqueue`, with the sampling's numbers already on the device (`there`), or the tokens of
         these rows, and any after them, already `drawn`."""
-        asked, plan, wanting, parts = sampling
+        batch, plan, wanting, parts = sampling
         scored = there
         if drawn is None:
             assert there is not None
@@ -228,28 +228,28 @@ class DeviceDraws:
             if len(scored) < len(tokens):
                 tokens = tokens.index_select(0, scored)
             results.append(logprobs.scores(logits, scored, tokens, plan.alternatives))
-        return Enqueued(asked, results)
+        return Enqueued(batch, results)
 
     def held(self, seqs: Seq[Sequence]) -> CountSlots | None:
         """Return current slots and counts of these sequences, or None if none needs any."""
-        if not (wanted := self._wanted(seqs)):
+        if not (count_updates := self._count_updates(seqs)):
             return None
-        slots, news = wanted
+        slots, news = count_updates
         there, *written = sent(self._device, [np.array(slots), *news])
         self.counts.write(*written)
         return CountSlots(there, self.counts.tables)
 
-    def _wanted(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
+    def _count_updates(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
         """Return each sequence's slot (0: it needs only temperature and filters) and the updates to
         write, or None if all slots are 0."""
         if not self._fields_of(seqs).adjusts:
             return None
-        mine = [is_adjusted(seq) for seq in seqs]
-        if not any(mine):
+        flags = [is_adjusted(seq) for seq in seqs]
+        if not any(flags):
             return None
-        slots, news = self.counts.news([seq for seq, own in zip(seqs, mine, strict=True) if own])
+        slots, news = self.counts.news([seq for seq, own in zip(seqs, flags, strict=True) if own])
         rest = iter(slots)
-        return [next(rest) if own else 0 for own in mine], news
+        return [next(rest) if own else 0 for own in flags], news
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
         """Cached for the last list of sequences, which rarely changes between steps."""
@@ -261,43 +261,43 @@ class DeviceDraws:
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
         """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNDECIDED) and leads; float64 holds
         every id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
-        facts, drawn = facts_in(table), None
+        params, drawn = params_in(table), None
         if len(filtered) < len(logits):
-            drawn = draw_rows(logits, self._words, facts)
+            drawn = draw_rows(logits, self._words, params)
         if not len(filtered) and drawn is not None:
             return drawn
         if _ranks(logits, look):
-            return draw_likeliest(drawn, logits, facts.scales, *facts[2:])
+            return draw_likeliest(drawn, logits, params.scales, *params[2:])
         if drawn is None:
-            return draw_survivors(logits, self._words, facts, look)
-        some = facts_in(table.index_select(0, filtered))
+            return draw_survivors(logits, self._words, params, look)
+        some = params_in(table.index_select(0, filtered))
         rows = logits.index_select(0, filtered)
         return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, look))
 
 
-def facts_in(table: Tensor) -> RowParams:
+def params_in(table: Tensor) -> RowParams:
     """Return the RowParams in a Plan.table on the device."""
     return RowParams(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
-def draw_guesses(logits: Tensor, words: Tensor, facts: RowParams) -> Tensor:
+def draw_guesses(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
     to apply them: a draft token may differ from the target's."""
-    drawn, look = draw_rows(logits, words, facts), min(MOST, logits.shape[1])
+    drawn, look = draw_rows(logits, words, params), min(MOST, logits.shape[1])
     if _ranks(logits, look):
-        return draw_likeliest(drawn, logits, facts.scales, *facts[2:], guessed=True)
-    some = draw_survivors(logits, words, facts, look)
-    use = (facts.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
+        return draw_likeliest(drawn, logits, params.scales, *params[2:], guessed=True)
+    some = draw_survivors(logits, words, params, look)
+    use = (params.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
     return some.where(use, drawn)
 
 
-def draw_survivors(logits: Tensor, words: Tensor, facts: RowParams, look: int) -> Tensor:
+def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) -> Tensor:
     """`draw_rows` with filters, among the `look` most likely ids of each row: UNDECIDED if more
     ids may survive."""
-    scaled = logits * facts.scales.float()
-    bounds = Bounds(facts.sizes[:, 0].long(), facts.shares[:, 0], facts.floors[:, 0])
+    scaled = logits * params.scales.float()
+    bounds = Bounds(params.sizes[:, 0].long(), params.shares[:, 0], params.floors[:, 0])
     kept = survivors(scaled, bounds, look)
-    keys = facts.low.int(), facts.high.int()
+    keys = params.low.int(), params.high.int()
     scores = kept.values + gumbel_of(hashed(words[kept.ids], *keys))
     best = scores.amax(dim=1, keepdim=True)
     tokens = kept.ids.where(scores == best, logits.shape[1]).amin(dim=1)
@@ -313,10 +313,10 @@ def _ranks(logits: Tensor, look: int) -> bool:
     return look <= MOST and available(logits.device)
 
 
-def draw_rows(logits: Tensor, words: Tensor, facts: RowParams) -> Tensor:
+def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """Draw without filters, by triton_draws.draw if available. Returns float64 `[2, rows]` tokens
     and leads. `words`: token_words_of the vocabulary, on the device of the logits."""
-    scales, has_noise, low, high, *_ = facts
+    scales, has_noise, low, high, *_ = params
     if available(logits.device):
         return draw(logits, scales, low, high, has_noise)
     noise = gumbel_of(hashed(words, low.int(), high.int())).where(has_noise > 0, 0.0)

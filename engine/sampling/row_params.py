@@ -120,29 +120,29 @@ class Plan(NamedTuple):
 
 class Shape(NamedTuple):
     """The part of a plan that stays equal while the same sequences have the same rows: the plan
-    without keys; per row, the hashed seed and the number of draft tokens before it. `asked`: each
+    without keys; per row, the hashed seed and the number of draft tokens before it. `layout`: each
     sequence's first row, size and parents."""
 
-    asked: list[tuple[int, int, Seq[int] | None]]
+    layout: list[tuple[int, int, Seq[int] | None]]
     plan: Plan
     sizes: Numbers
     seeds: Numbers
     depths: Numbers
 
 
-def asked_by(asked: Seq[Rows]) -> list[tuple[int, int, Seq[int] | None]]:
-    """Return Shape.asked."""
-    return [(rows.first, rows.size, rows.parents) for rows in asked]
+def batch_layout(batch: Seq[Rows]) -> list[tuple[int, int, Seq[int] | None]]:
+    """Return Shape.layout."""
+    return [(rows.first, rows.size, rows.parents) for rows in batch]
 
 
-def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
+def shape_of(batch: Seq[Rows], fields: Fields) -> Shape:
     """Return the Shape of these rows; `fields`: of their sequences, in order."""
-    first, sizes = np.array([(rows.first, rows.size) for rows in asked]).T
+    first, sizes = np.array([(rows.first, rows.size) for rows in batch]).T
     before = sizes.cumsum() - sizes  # rows of others
     table = fields.table.repeat(sizes, axis=0)
     numbers = np.arange(len(table))
     depths = numbers - before.repeat(sizes)
-    for rows, at in zip(asked, before.tolist(), strict=True):
+    for rows, at in zip(batch, before.tolist(), strict=True):
         if rows.parents is not None:
             depths[at + 1 : at + rows.size] = [1 + len(n) for n in ancestors_of(rows.parents)]
     table[:, _DEPTHS] = depths
@@ -156,16 +156,16 @@ def shape_of(asked: Seq[Rows], fields: Fields) -> Shape:
         fields.look,
         int(depths.max()),
     )
-    return Shape(asked_by(asked), plan, sizes, fields.seeds.repeat(sizes), depths)
+    return Shape(batch_layout(batch), plan, sizes, fields.seeds.repeat(sizes), depths)
 
 
-def plan_of(asked: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
+def plan_of(batch: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
     """Return the Plan of rows with this shape, without the columns that `add_slots` sets."""
     table, sizes = shape.plan.table.copy(), shape.sizes
-    positions = np.array([rows.position for rows in asked]).repeat(sizes) + shape.depths
+    positions = np.array([rows.position for rows in batch]).repeat(sizes) + shape.depths
     table[:, _LOW : _LOW + 2] = key_halves(shape.seeds, positions)
     if fields.adjusts:
-        until = fields.early - np.array([len(rows.seq.tokens) for rows in asked])
+        until = fields.early - np.array([len(rows.seq.tokens) for rows in batch])
         table[:, _DEPTHS + 1] = shape.depths < until.repeat(sizes)
     return shape.plan._replace(table=table)
 
@@ -179,20 +179,20 @@ def guesses_of(rows: Rows) -> Seq[int]:
     return [rows.guesses[i] for node, own in enumerate(ancestors) for i in (*own, node)]
 
 
-def add_slots(plan: Plan, asked: Seq[Rows], slots: Seq[int], unseen: int) -> None:
+def add_slots(plan: Plan, batch: Seq[Rows], slots: Seq[int], unseen: int) -> None:
     """Set each row's slot and the start of its draft tokens. In their list, the `unseen` tokens of
     Rows without `guesses` come first, then the known ones."""
     firsts, at, known = list[int](), 0, unseen
-    for rows in asked:
+    for rows in batch:
         firsts.append(known if rows.guesses else at)
         if rows.guesses:
             known += len(guesses_of(rows))
         else:
             at += rows.size - 1
-    sizes = [rows.size for rows in asked]
+    sizes = [rows.size for rows in batch]
     plan.table[:, _SLOT : _SLOT + 2] = np.transpose([slots, firsts]).repeat(sizes, axis=0)
     before = np.cumsum(sizes) - sizes
-    for rows, at in zip(asked, before.tolist(), strict=True):
+    for rows, at in zip(batch, before.tolist(), strict=True):
         if rows.parents is not None:
             own = plan.table[at : at + rows.size]
             own[:, _SLOT + 1] += own[:, _DEPTHS].cumsum() - own[:, _DEPTHS]

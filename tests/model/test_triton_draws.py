@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, facts_in
+from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, params_in
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.logprobs import scores as scores_by_torch
 from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
@@ -218,7 +218,7 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     table = draws.plan(asked).table
     for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
-        facts, look = facts_in(torch.from_numpy(table)), min(width, RANKED)
+        facts, look = params_in(torch.from_numpy(table)), min(width, RANKED)
         tokens, leads = draw_survivors(torch.from_numpy(logits), words, facts, look).numpy()
         table[5, FILTERED] = 0
         tokens[5] = leads[5] = 7

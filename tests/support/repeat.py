@@ -54,7 +54,7 @@ class Repeat(Player):
             drafted, proposed, accepted = part.drafted, part.proposed, part.accepted
             if part.source:
                 drafted = proposed = accepted = 0
-            live.asked = live.made = live.room(drafted)
+            live.k = live.made = live.room(drafted)
             live.kept = live.room(proposed)
             is_same = min(live.kept, live.request.runs[live.position]) == accepted
             self.same += is_same

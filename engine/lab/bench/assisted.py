@@ -69,7 +69,7 @@ class TransformersSession(Session):
     ) -> None:
         super().__init__(clock, lanes, whole=cold)
         self._model, self._options = model, options
-        self._asked, self._has_prompt = 0.0, False
+        self._submitted_at, self._has_prompt = 0.0, False
 
     @property
     def is_over(self) -> bool:
@@ -78,7 +78,7 @@ class TransformersSession(Session):
     def step(self) -> None:
         """Generate one reply."""
         submit, _ = self.begin(0)
-        self._asked, self._has_prompt = self.clock(), False
+        self._submitted_at, self._has_prompt = self.clock(), False
         torch.manual_seed(submit.params.seed)
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature := submit.params.temperature:
@@ -97,7 +97,7 @@ class TransformersSession(Session):
             return
         reply = self.run.replies[-1]
         if not reply.arrivals and not self.whole:
-            self.clock.rewind(self._asked)
+            self.clock.rewind(self._submitted_at)
         self.deliver(reply, ids.numel(), self.seconds)
 
     def end(self) -> None:

@@ -201,20 +201,23 @@ class Offline:
         caches: dict[AnyProposer, tuple[Pair, KVCache]] = {}  # drafts differ in shape
         for arm, own in zip(modes, shares, strict=True):
             watch = TurnClock(clock)
-            said = _config(config, arm, len(own), concurrency, (settings or {}).get(arm))
-            if (who := said.speculation.proposer) not in caches:
-                given = who == config.speculation.proposer or arm.label == TREE
-                mine = pair if given else load_pair(said, pair.target)
-                whole = _config(said, arm, sum(map(len, shares)), concurrency, said.speculation)
-                caches[who] = mine, shared_cache(whole, mine)
+            arm_config = _config(config, arm, len(own), concurrency, (settings or {}).get(arm))
+            if (proposer := arm_config.speculation.proposer) not in caches:
+                given = proposer == config.speculation.proposer or arm.label == TREE
+                arm_pair = pair if given else load_pair(arm_config, pair.target)
+                whole = _config(
+                    arm_config, arm, sum(map(len, shares)), concurrency, arm_config.speculation
+                )
+                caches[proposer] = arm_pair, shared_cache(whole, arm_pair)
                 if self.engines:  # all share the target's KV memory
                     first = next(iter(caches.values()))[1]
-                    caches[who][1].planes["target"] = first.planes["target"]
-            mine, cache = caches[who]
+                    caches[proposer][1].planes["target"] = first.planes["target"]
+            arm_pair, cache = caches[proposer]
             watch.start()  # the engine profiles its steps with this clock
             engine = Engine(
-                said, pair=mine, cache=cache.part(own), clock=watch, controller=_controller(arm)
-            )
+                arm_config, pair=arm_pair, cache=cache.part(own), clock=watch,
+                controller=_controller(arm),
+            )  # fmt: skip
             watch.stop()
             self.engines[arm] = engine, watch
             _set_mode(engine, arm)
@@ -261,10 +264,10 @@ class Offline:
         self, arm: Arm, lanes: Sequence[Lane], *, salt: str = "", whole: bool = False
     ) -> Session:
         """Start a run of an arm. Raises ConfigError for a prompt without tokens."""
-        asked = [[self._submit(request, salt) for request in lane] for lane in lanes]
+        submits = [[self._submit(request, salt) for request in lane] for lane in lanes]
         if arm in self._others:
-            return self._others[arm](TurnClock(self._clock), asked, whole)
-        return EngineSession(*self.engines[arm], asked, whole=whole)
+            return self._others[arm](TurnClock(self._clock), submits, whole)
+        return EngineSession(*self.engines[arm], submits, whole=whole)
 
     def _submit(self, request: Request, salt: str) -> Submit:
         if request.prompt not in self._ids:
@@ -307,22 +310,22 @@ def _config(
 ) -> EngineConfig:
     """Return an arm's config. `speculation`: the arm's own settings. The large memory limit is
     harmless, because only the blocks are allocated."""
-    said = config.model_dump()
+    values = config.model_dump()
     if speculation is not None:
-        said["speculation"] = speculation.model_dump()
-    said["cache"].update(block_size=BLOCK, num_blocks=num_blocks, cpu_memory_gib=1e3)
-    said["schedule"]["max_sequences"] = concurrency
+        values["speculation"] = speculation.model_dump()
+    values["cache"].update(block_size=BLOCK, num_blocks=num_blocks, cpu_memory_gib=1e3)
+    values["schedule"]["max_sequences"] = concurrency
     if arm.mode != "auto":
-        said["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
+        values["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
     if arm.label == TREE:
-        said["speculation"]["proposer"]["branches"] = 4
+        values["speculation"]["proposer"]["branches"] = 4
     if arm.label in KINDS:
         if arm.label != config.speculation.proposer.kind:
-            said["speculation"]["proposer"] = {"kind": arm.label}
-        said["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
+            values["speculation"]["proposer"] = {"kind": arm.label}
+        values["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
     elif arm.label in FREE:
-        said["speculation"].update(proposer={"kind": "ngram"}, companions=[arm.label])
-    return EngineConfig.model_validate(said)
+        values["speculation"].update(proposer={"kind": "ngram"}, companions=[arm.label])
+    return EngineConfig.model_validate(values)
 
 
 def in_turns(arms: int, least: int, run: int) -> list[list[int]]:

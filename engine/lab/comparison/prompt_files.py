@@ -42,7 +42,7 @@ def read_texts(path: str, render: Render | None = None) -> list[str]:
     """Return the prompts of a file of texts, or of objects with `prompt` or `messages` (bare, or in
     the `body` of OpenAI's batch format). A text is rendered as a user message. Without `render`, a
     text is a prompt and messages are not allowed. Raises ConfigError."""
-    return [_text(where, said, render) for where, said in read_entries(path)]
+    return [_text(where, value, render) for where, value in read_entries(path)]
 
 
 def read_text(path: str | Path, what: str = "text") -> str:
@@ -75,11 +75,11 @@ def _object(where: str, line: str) -> Entry:
     return where, found
 
 
-def _text(where: str, said: Any, render: Render | None) -> str:
-    if isinstance(said, str):
-        return said if render is None else render([{"role": "user", "content": said}])
+def _text(where: str, value: Any, render: Render | None) -> str:
+    if isinstance(value, str):
+        return value if render is None else render([{"role": "user", "content": value}])
     try:
-        body = said.get("body", said)
+        body = value.get("body", value)
         text = body["prompt"] if render is None or "prompt" in body else render(body["messages"])
         if isinstance(text, str) and text:
             return text

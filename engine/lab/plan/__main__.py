@@ -79,10 +79,10 @@ def answer(parsed: argparse.Namespace) -> str:
     models = [name for name in (parsed.target, parsed.draft) if name and os.path.exists(name)]
     reads = [*models, *(Path(name, "config.json") for name in models)]
     writable({"--json": parsed.json}, reads=reads)
-    asked = settings(parsed)
+    plan_settings = settings(parsed)
     if parsed.json is not None:
-        write_json(parsed.json, asked.as_json())
-    return card(asked)
+        write_json(parsed.json, plan_settings.as_json())
+    return card(plan_settings)
 
 
 def settings(parsed: argparse.Namespace) -> Settings:

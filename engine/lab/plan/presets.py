@@ -53,5 +53,5 @@ def find_model(name: str, role: Role) -> ModelShape:
             + ", ".join([BUILTIN, *PRESETS])
         ) from error
     except Exception as error:  # transformers raises many types
-        said = one_line(error)
-        raise ModelError(f"the config.json of --{role} {name} cannot be used: {said}") from error
+        reason = one_line(error)
+        raise ModelError(f"the config.json of --{role} {name} cannot be used: {reason}") from error

@@ -74,26 +74,27 @@ def answer(parsed: argparse.Namespace) -> str:
     ]  # fmt: skip
     if parsed.json is not None:
         found = [
-            {**each.as_dict(), "known": told.known, "begins": told.begins, "sizes": told.sizes}
-            for (told, _), each in zip(cases, played, strict=True)
-        ]
+            {**each.as_dict(), "known": summary.known, "begins": summary.begins,
+             "sizes": summary.sizes}
+            for (summary, _), each in zip(cases, played, strict=True)
+        ]  # fmt: skip
         write_json(parsed.json, found)
     heading = f"{len(scenes)} traces, {parsed.seeds} plays of each"
     many = len(played) > 1
-    told = [heading, *policy_table(played)] if many else report(scenes[0], played[0])
-    return "\n".join([*told, "", sentence(played, error)])
+    summary = [heading, *policy_table(played)] if many else report(scenes[0], played[0])
+    return "\n".join([*summary, "", sentence(played, error)])
 
 
-def checked(told: Recorded) -> float:
+def checked(scene: Recorded) -> float:
     """Return the replay's relative error in time. Raises TraceError if it is too large for a
     ranking."""
-    repeated, _, _ = check(told)
-    error = repeated / told.seconds - 1
+    repeated, _, _ = check(scene)
+    error = repeated / scene.seconds - 1
     if abs(error) > _MOST_ERROR:
         raise TraceError(
-            f"the replay of {told.name} is off by {100 * error:+.1f} %: the recorded choices take"
-            f" {repeated:.3f} s here and took {told.seconds:.3f} s; above {100 * _MOST_ERROR:.0f} %"
-            " it ranks no settings. Record a longer trace, on a machine that nobody else uses"
+            f"the replay of {scene.name} is off by {100 * error:+.1f} %: the recorded choices take"
+            f" {repeated:.3f} s here and took {scene.seconds:.3f} s; above {100 * _MOST_ERROR:.0f}"
+            " % it ranks no settings. Record a longer trace, on a machine that nobody else uses"
         )
     return abs(error)
 
@@ -106,9 +107,9 @@ def sentence(played: Sequence[Played], error: float) -> str:
         seconds[score.name] = sum(scene.policies[i].total for scene in played)
     best, first = min(seconds, key=lambda name: seconds[name]), played[0].policies[0].name
     gains = {name: seconds["K = 0"] / seconds[name] for name in dict.fromkeys((best, first))}
-    said = ", ".join(f"{name} at {gain:.2f}x of K = 0" for name, gain in gains.items())
+    speeds = ", ".join(f"{name} at {gain:.2f}x of K = 0" for name, gain in gains.items())
     return (
-        f"Fastest on what was recorded: {said} (the replay itself is off by {100 * error:.1f} %)."
+        f"Fastest on what was recorded: {speeds} (the replay itself is off by {100 * error:.1f} %)."
     )
 
 
@@ -120,30 +121,30 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def report(told: Recorded, played: Played) -> Iterator[str]:
+def report(scene: Recorded, played: Played) -> Iterator[str]:
     """Yield the check of the replay, the table of policies, and the phases."""
-    repeated, same, other = check(told)
+    repeated, same, other = check(scene)
     yield (
-        f"{len(told.requests)} requests, {told.tokens} tokens; the draft token is known at"
-        f" {100 * told.known:.1f}% of the positions and sampled from those elsewhere"
+        f"{len(scene.requests)} requests, {scene.tokens} tokens; the draft token is known at"
+        f" {100 * scene.known:.1f}% of the positions and sampled from those elsewhere"
     )
     yield (
-        f"check: the recorded choices take {repeated:.3f} s here, {told.seconds:.3f} s were"
-        f" recorded ({100 * (repeated / told.seconds - 1):+.1f}%); accepted lengths as recorded in"
+        f"check: the recorded choices take {repeated:.3f} s here, {scene.seconds:.3f} s were"
+        f" recorded ({100 * (repeated / scene.seconds - 1):+.1f}%); accepted lengths as recorded in"
         f" {same} of {same + other} cases"
     )
     yield from ("", *policy_table([played]))
     yield from (f"the best fixed K is {played.best.name}", "")
     rows = [["phase from token", "batch", "tokens", "best K", "seconds by policy"]]
-    spans = zip(pairwise([*told.begins, told.tokens]), told.sizes, strict=True)
+    spans = zip(pairwise([*scene.begins, scene.tokens]), scene.sizes, strict=True)
     for i, ((begin, end), size) in enumerate(islice(spans, _MOST_PHASES)):
         best = min(played.fixed, key=lambda score: score.seconds[i])
         scores = [played.fixed[0], best, *played.policies]
         spent = "  ".join(f"{score.name} {score.seconds[i]:.3f}" for score in scores)
         rows.append([str(begin), f"{size:.1f}", str(end - begin), best.name[2:], spent])
     yield from table(rows)
-    if len(told.begins) > _MOST_PHASES:
-        yield f"and {len(told.begins) - _MOST_PHASES} more phases"
+    if len(scene.begins) > _MOST_PHASES:
+        yield f"and {len(scene.begins) - _MOST_PHASES} more phases"
 
 
 if __name__ == "__main__":

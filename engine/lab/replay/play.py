@@ -52,12 +52,12 @@ class Request:
 class Live:
     """A request in the batch. `position`: tokens generated; `left`: committed rows still to
     compute, one during decode; `known`: generated tokens that the draft has processed, below 0
-    while it lacks prompt rows. In the current step: draft tokens `asked` for, `made`, and `kept`
-    for verification."""
+    while it lacks prompt rows. In the current step: the most draft tokens, `k`, those `made`,
+    and those `kept` for verification."""
 
     request: Request
     position: int = 0
-    asked: int = 0
+    k: int = 0
     made: int = 0
     kept: int = 0
     left: int = field(init=False)
@@ -86,9 +86,9 @@ class Live:
     def step(self, rows: int) -> Part:
         """Compute `rows` committed rows; if they are the last ones, accept draft tokens and commit.
         An unverified draft token is compared with the token that was generated instead."""
-        request, begin, k = self.request, self.position, self.asked
+        request, begin, k = self.request, self.position, self.k
         drafted, proposed = self.made, self.kept
-        self.asked = self.made = self.kept = 0
+        self.k = self.made = self.kept = 0
         context = request.context + begin
         if rows < self.left:
             self.left -= rows
@@ -225,22 +225,22 @@ class Player:
         Return seconds, catch-up rows, and their agreements."""
         controller, most = self._controller, self._controller.max_speculating if k else 0
         for live in sampling[:most]:
-            live.asked = live.room(k)
-        drafting = [live for live in sampling[:most] if live.asked]
+            live.k = live.room(k)
+        drafting = [live for live in sampling[:most] if live.k]
         if not drafting:
             return 0.0, 0, []
         late = sum([live.position - live.known for live in drafting])
         hindsight = [found for live in drafting if (found := live.catch_up())]
         seconds = self._costs.begin + self._costs.draft(late + len(drafting))
         depth = 1
-        while more := [live for live in drafting if live.asked > depth]:
+        while more := [live for live in drafting if live.k > depth]:
             sure = [live.confidences(depth) for live in more]
             if self._stops and not self._ask(controller.keeps_drafting, sure):
                 break
             seconds += self._costs.draft(len(more))
             depth += 1
         for live in drafting:
-            live.made = min(live.asked, depth)
+            live.made = min(live.k, depth)
         kept = self._ask(controller.kept_counts, [live.confidences(live.made) for live in drafting])
         for live, n in zip(drafting, kept, strict=True):
             assert 0 <= n <= live.made

@@ -118,8 +118,8 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
             " replayed, whose draft token at a position is the same in every round"
         )
     stories, tokens = _stories(trace.steps)
-    told = [story for story in stories if story.length]
-    known = [bit for story in told for bit in story.bits.values()]
+    nonempty = [story for story in stories if story.length]
+    known = [bit for story in nonempty for bit in story.bits.values()]
     if not known:
         raise TraceError("this trace has no draft tokens: record one while K is above 0")
     rng = np.random.default_rng(_SEED)
@@ -131,7 +131,7 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
         profile=trace.header.profile,
         budget=trace.header.max_step_tokens,
         stops=trace.header.stops,
-        requests=[story.request(known, rng) for story in told],
+        requests=[story.request(known, rng) for story in nonempty],
         begins=begins,
         sizes=sizes,
         tokens=tokens,
@@ -170,15 +170,15 @@ def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:
     return [begin for _, begin, _ in runs], [sum(b) / len(b) for _, _, b in runs]
 
 
-def check(told: Recorded) -> tuple[float, int, int]:
+def check(scene: Recorded) -> tuple[float, int, int]:
     """Check the replay against the recording: return the seconds of the recorded choices by the
     replay's costs, and how many accepted lengths, per sequence and step, are as recorded or not."""
-    runs = {request.number: request.runs for request in told.requests}
+    runs = {request.number: request.runs for request in scene.requests}
     lengths = [
         min(part.proposed, runs[part.request][part.position]) == part.accepted
-        for step in told.trace.steps
+        for step in scene.trace.steps
         for part in step.parts
         if part.tokens and not part.source
     ]
-    seconds = sum(map(told.costs.step, told.trace.steps))
+    seconds = sum(map(scene.costs.step, scene.trace.steps))
     return seconds, sum(lengths), len(lengths) - sum(lengths)

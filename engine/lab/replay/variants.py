@@ -68,8 +68,8 @@ class _NoHindsight(AdaptiveK):
 class _OnlyProbes(Exploration):
     """Probes a few sequences while K is 0, but never tries a K that is not expected to pay."""
 
-    def while_off(self, seconds: float, **said: Any) -> Round:
-        found = super().while_off(seconds, **said)
+    def while_off(self, seconds: float, **options: Any) -> Round:
+        found = super().while_off(seconds, **options)
         self._left = 0
         self.round = "probe" if found == "trial" else found
         return self.round

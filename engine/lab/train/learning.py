@@ -63,8 +63,8 @@ class Optimizer:
         return [optimizer.state_dict() for optimizer, _ in self._parts]
 
     def restore(self, state: list[Any]) -> None:
-        for (optimizer, _), said in zip(self._parts, state, strict=True):
-            optimizer.load_state_dict(said)
+        for (optimizer, _), optimizer_state in zip(self._parts, state, strict=True):
+            optimizer.load_state_dict(optimizer_state)
 
 
 def _is_inner(name: str, weight: Tensor) -> bool:

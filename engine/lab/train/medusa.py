@@ -83,9 +83,9 @@ def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tens
     predicts; and the target's logits `[rows * length, vocabulary]`."""
     last = max(ids.shape[1] - heads - 1, 0)
     at = torch.arange(ids.numel(), device=ids.device).view(ids.shape)[:, :last].flatten()
-    hidden, said = states(target, ids, (LAST,))
+    hidden, logits = states(target, ids, (LAST,))
     ahead = torch.arange(1, heads + 1, device=ids.device)
-    return hidden.flatten(0, 1)[at], at + ahead[:, None], said.flatten(0, 1)
+    return hidden.flatten(0, 1)[at], at + ahead[:, None], logits.flatten(0, 1)
 
 
 def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> float:
@@ -93,16 +93,16 @@ def follow(target: Any, heads: MedusaHeads, ids: Tensor, counted: Tensor) -> flo
     weights that fall by DECAY; half against the text, half against the target's distribution, which
     carries more information per position."""
     count = len(heads.vocabulary)
-    hidden, places, said = examples(target, ids, count)
+    hidden, places, logits = examples(target, ids, count)
     decay = torch.tensor([DECAY**k for k in range(count)], device=ids.device)[:, None]
     shares, labels = decay * counted.flatten()[places], ids.flatten()[places + 1, None]
     shares, total = shares / shares.sum().clamp(min=1e-9), 0.0
     for at in range(0, len(hidden), TOGETHER):
         some = slice(at, at + TOGETHER)
-        wanted = said[places[:, some]].float().softmax(-1)
-        wanted.scatter_add_(-1, labels[:, some], wanted.new_ones(labels[:, some].shape))
+        distribution = logits[places[:, some]].float().softmax(-1)
+        distribution.scatter_add_(-1, labels[:, some], distribution.new_ones(labels[:, some].shape))
         found = heads(hidden[some]).flatten(0, 1)
-        each = F.cross_entropy(found, wanted.flatten(0, 1) / 2, reduction="none")
+        each = F.cross_entropy(found, distribution.flatten(0, 1) / 2, reduction="none")
         loss = (each * shares[:, some].flatten()).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()

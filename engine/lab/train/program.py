@@ -100,10 +100,10 @@ def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> i
     check(parsed)
     refuse_data(parsed)
     work = parsed.output.with_name(parsed.output.name + ".training")
-    said = {name: str(value) for name, value in vars(parsed).items() if name not in FREE}
+    options = {name: str(value) for name, value in vars(parsed).items() if name not in FREE}
     begun = has_begun(work, resume=parsed.resume)
     if begun:
-        refuse_another(work, said)
+        refuse_another(work, options)
     os.nice(parsed.nice)
     torch.set_num_threads(parsed.threads)
     torch.set_flush_denormal(True)
@@ -112,7 +112,7 @@ def run(parsed: argparse.Namespace, train: Train, check: Check, fits: Fits) -> i
             if not begun:
                 data = collected(parsed, fits)
                 work.mkdir(exist_ok=True)
-                keep(work / "data", {"options": said, **data})
+                keep(work / "data", {"options": options, **data})
             target = frozen(parsed)
             words = train(parsed, work, target, load(work / "data", target.device))
     finally:
@@ -145,28 +145,28 @@ def has_begun(work: Path, *, resume: bool) -> bool:
     return False
 
 
-def refuse_another(work: Path, said: dict[str, str]) -> None:
+def refuse_another(work: Path, options: dict[str, str]) -> None:
     """Raise ConfigError unless the run was started with these options."""
     begun = load(work / "data")["options"]
-    if begun.keys() != said.keys():
+    if begun.keys() != options.keys():
         raise ConfigError(f"{work} belongs to another training program: give another --output")
     for name, value in begun.items():
-        if said[name] != value:
+        if options[name] != value:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} is {said[name]}, and the run was begun with {value}")
+            raise ConfigError(f"{option} is {options[name]}, and the run was begun with {value}")
 
 
-def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda said: None) -> Any:
+def load(path: Path, device: Any = "cpu", use: Callable[[Any], None] = lambda _: None) -> Any:
     """Load a checkpoint file, pass its content to `use`, and return it. Raises ConfigError."""
     try:
-        use(said := torch.load(path, map_location=device))
+        use(content := torch.load(path, map_location=device))
     except (PermissionError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # from zip, pickle, torch, and `use` if something is missing
         raise ConfigError(
             f"the checkpoint {path} is damaged: delete the folder {path.parent} and start again"
         ) from error
-    return said
+    return content
 
 
 def keep(path: Path, content: dict[str, Any]) -> None:
@@ -195,8 +195,8 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(parsed.target, "target"))
     encode = partial(tokenizer.encode, add_special_tokens=False)
     texts = {path: [Text(encode(read_text(path)))] for path in parsed.text}
-    asked = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
-    prompts = [encode(text) for text in asked]
+    prompt_texts = read_texts(parsed.prompts, renderer(tokenizer)) if parsed.prompts else []
+    prompts = [encode(text) for text in prompt_texts]
     pair = load_pair(config)
     if pair.translation is not None:
         what = "has another tokenizer than the target; give one with the same, or --layers"
@@ -244,10 +244,10 @@ def trained(
     `begin`, which initialises and evaluates a model without a checkpoint. Raises ConfigError."""
     run, rows = Run(parsed.minutes, parsed.steps), Rows(*data["learn"])
 
-    def restore(said: Any) -> None:
-        model.load_state_dict(said["model"])
-        optimizer.restore(said["optimizer"])
-        run.step, run.seconds = said["step"], said["seconds"]
+    def restore(state: Any) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.restore(state["optimizer"])
+        run.step, run.seconds = state["step"], state["seconds"]
 
     if (work / "state").exists():
         before = load(work / "state", rows.ids.device, restore)["before"]

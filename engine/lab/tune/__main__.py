@@ -105,10 +105,10 @@ def tune(parsed: argparse.Namespace) -> int:
         compare_files(config.target, config.speculation.proposer)
     settings = settings_of({name: c.speculation.proposer for name, c in configs.items()})
     set_threads(parsed.threads)
-    player, asked = load(parsed, plain, settings)
+    player, stream = load(parsed, plain, settings)
     with asked_to_stop() as stopped, bar(end) as move:
         found = Measuring(
-            player, list(settings), asked, many=parsed.concurrency, end=end,
+            player, list(settings), stream, many=parsed.concurrency, end=end,
             clock=time.monotonic, stopped=lambda: move() or stopped(),
         ).run()  # fmt: skip
     show("\n".join(lines(found, exact=player.exact)))
@@ -119,8 +119,8 @@ def tune(parsed: argparse.Namespace) -> int:
         return 1
     if parsed.output is not None:
         update = {"speculation": settings[found.best()], "threads": parsed.threads}
-        said = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"
-        write_text(parsed.output, config_text(plain.model_copy(update=update), said))
+        comment = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"
+        write_text(parsed.output, config_text(plain.model_copy(update=update), comment))
         sys.stderr.write(f"written; to use it: foredraft serve {parsed.output}\n")
     return int(player.exact and found.equal < found.texts)
 
@@ -162,16 +162,16 @@ def load(
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Give a function that tells whether a signal asked to stop; a second signal interrupts."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def ask(number: int, frame: object) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -142,21 +142,21 @@ class Found:
 
 
 class Measuring:
-    """Runs the rounds. `asked` yields requests without end; `many`: how many requests at a time.
+    """Runs the rounds. `stream` yields requests without end; `many`: how many requests at a time.
     Ends when `clock` (seconds) reaches `end` or when `stopped`, checked after each turn."""
 
     def __init__(
         self,
         turns: Turns,
         arms: Sequence[Arm],
-        asked: Iterator[Request],
+        stream: Iterator[Request],
         *,
         many: int,
         end: float,
         clock: Callable[[], float],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._turns, self._asked, self._clock, self._stopped = turns, asked, clock, stopped
+        self._turns, self._stream, self._clock, self._stopped = turns, stream, clock, stopped
         self._end, self.found = end, Found(arms, Load(1), Load(many))
 
     def run(self) -> Found:
@@ -199,10 +199,10 @@ class Measuring:
         size = 1
         if known.rounds:
             size = round(TURN * known.rate(OFF) * known.replies / sum(known.tokens))
-        return [list(islice(self._asked, min(max(size, 1), MOST)))]
+        return [list(islice(self._stream, min(max(size, 1), MOST)))]
 
     def _together(self) -> list[Lane]:
-        lanes = (islice(self._asked, PER_LANE) for _ in range(self.found.many.requests))
+        lanes = (islice(self._stream, PER_LANE) for _ in range(self.found.many.requests))
         return [
             [replace(each, tokens=-(-each.tokens // SHORTER)) for each in lane] for lane in lanes
         ]

@@ -17,8 +17,8 @@ EACH = 16  # built-in prompts per kind
 def built_in(render: Render, seed: int) -> list[str]:
     """Return chat, extraction, code and prose prompts in turn, unseen by the built-in models."""
     dialogues = (heldout_dialogues("chat", 4 * POOL), heldout_dialogues("json", 4 * POOL))
-    asked = (dict.fromkeys(render(each[:-1]) for each in kind) for kind in dialogues)
-    kinds = [*(list(texts)[:POOL] for texts in asked), pool("code"), pool("prose")]
+    rendered = (dict.fromkeys(render(each[:-1]) for each in kind) for kind in dialogues)
+    kinds = [*(list(texts)[:POOL] for texts in rendered), pool("code"), pool("prose")]
     rng = Random(seed)
     return list(
         chain.from_iterable(zip(*(rng.sample(texts, EACH) for texts in kinds), strict=True))

@@ -26,19 +26,19 @@ def settings_of(drafts: Mapping[str, AnyProposer]) -> dict[Arm, SpeculationConfi
     arms = {OFF: plain, AGAIN: plain, NGRAM: SpeculationConfig(proposer=NgramConfig())}
     alone = tuple(name for name in plain.companions if name != "ngram")
     for name, draft in drafts.items():
-        said = SpeculationConfig(proposer=draft, companions=alone)
-        arms[Arm("auto", label=f"draft {name}")] = said
+        speculation = SpeculationConfig(proposer=draft, companions=alone)
+        arms[Arm("auto", label=f"draft {name}")] = speculation
     return arms
 
 
 def config_text(config: EngineConfig, comment: str) -> str:
     """Return TOML for `foredraft serve`: settings that differ from the defaults, and the proposer.
     One line per setting with its full name. JSON values are valid TOML, except for DEL."""
-    said = config.model_dump(exclude_defaults=True, exclude_none=True)
-    said["speculation"] = config.speculation.model_dump(
+    values = config.model_dump(exclude_defaults=True, exclude_none=True)
+    values["speculation"] = config.speculation.model_dump(
         include={"proposer", "controller", "companions"}
     )
-    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _keys(said))
+    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in _keys(values))
     return "\n".join([f"# {comment}", *lines, ""]).replace("\x7f", "\\u007f")
 
 
