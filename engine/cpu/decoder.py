@@ -205,7 +205,7 @@ class CompiledDecoder:
         memory: Memory,
         *,
         steps: Sequence[int],
-        asked: Sequence[tuple[Plain, Penalties | None]],
+        params: Sequence[tuple[Plain, Penalties | None]],
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """Draft tokens for each sequence, see `engine.model.runner.ModelRunner.chain`."""
         assert logits.shape[1] == self._vocab
@@ -213,7 +213,7 @@ class CompiledDecoder:
         items: list[int] = []
         needed: list[tuple[Sequence[int], int]] = []
         for row, (blocks, position, left_out), count, (plain, _) in zip(
-            rows, starts, steps, asked, strict=True
+            rows, starts, steps, params, strict=True
         ):
             assert position + count <= len(self._angles[0])
             items += (row, count, position, *plain.words, left_out)
@@ -225,7 +225,7 @@ class CompiledDecoder:
             parts_of(keys),
             logits, np.array(items, dtype=np.int64).reshape(len(starts), -1), self._words,
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
-            keys, values, packed([penalties for _, penalties in asked], max(steps)), tokens, leads,
+            keys, values, packed([penalties for _, penalties in params], max(steps)), tokens, leads,
             second_best,
         )  # fmt: skip
         return tokens.tolist(), leads.tolist(), second_best.tolist()
@@ -236,7 +236,7 @@ class CompiledDecoder:
         if chains:
             plain = plain_of(SamplingParams(seed=0, max_tokens=2))
             start = Start([0] if memory.block_size > 1 else [0, 1], 1)  # two positions
-            self.chain(logits, [0], [start], memory, steps=[1], asked=[(plain, None)])
+            self.chain(logits, [0], [start], memory, steps=[1], params=[(plain, None)])
 
 
 def compiled_decoder(

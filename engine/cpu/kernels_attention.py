@@ -41,7 +41,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Write the keys and values of all rows to their slots of `keys` and `values` `[kv_heads,
     slots, words]`, then attend. `packed` float32 `[rows, at least (heads + 2 * kv_heads) * dim]`:
-    query, key and value heads; `out` `[rows, heads * dim]`. `spans` `[any, 3]`: first row, rows,
+    query, key and value heads; `out` `[rows, heads * dim]`. `spans` `[number, 3]`: first row, rows,
     KV index of the first row. `places`, `buffers`: from `places_of`, `buffers_for`. Bit i of
     `seen[row]`: whether the row sees the key of its span's i-th row; it sees all earlier keys.
     `parts`: a tuple of `words / LANES` zeros, so that each head size has its own code. (Arrays come
@@ -54,12 +54,9 @@ def attend(
     for span in range(spans.shape[0]):
         first, rows = spans[span, 0], spans[span, 1]
         for head in range(kv_heads):
-            for i in range(rows):
-                for j in range(group):
-                    _ask(
-                        packed, first + i, (head * group + j) * dim, dim, keys, queries,
-                        i * group + j,
-                    )  # fmt: skip
+            for n in range(rows * group):
+                at = (head * group + n % group) * dim
+                _ask(packed, first + n // group, at, dim, keys, queries, n)
             _attend(parts, group, spans, seen, places, span, head, scaling, keys, values, buffers)
             for i in range(rows):
                 at = ((first + i) * heads + head * group) * dim

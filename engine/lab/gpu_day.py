@@ -47,13 +47,13 @@ class Part:
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a part. `code`: exit code, None after a timeout. `said`: stdout and stderr."""
+    """How a part ended. `code`: exit code, None after a timeout. `output`: stdout and stderr."""
 
     name: str
     question: str
     code: int | None
     seconds: float
-    said: str = field(repr=False)
+    output: str = field(repr=False)
 
 
 def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iterator[Part]:
@@ -177,7 +177,7 @@ def page(outcomes: Sequence[Outcome], found: Found) -> str:
             code = f"{code}, {tests['skipped']} of {tests['tests']} tests skipped"
         lines.append(f"| {each.name} | {each.question} | {code} | {each.seconds:.0f} |")
     for each in outcomes:
-        output = [line.rsplit("\r", 1)[-1] for line in each.said.split("\n")[-SHOWN:]]
+        output = [line.rsplit("\r", 1)[-1] for line in each.output.split("\n")[-SHOWN:]]
         lines += ["", f"## {each.name}", "", "````", *output, "````"]
     return "\n".join(lines) + "\n"
 

@@ -347,7 +347,7 @@ class ModelRunner:
         near = self._near(starts)
         with self._timer:
             return self._compiled.chain(
-                output.table, rows, near, self._memory, steps=steps, asked=params
+                output.table, rows, near, self._memory, steps=steps, params=params
             )
 
     def _near(self, starts: Sequence[Start]) -> Sequence[Start]:

@@ -158,7 +158,7 @@ def shown(value: Any, most: int) -> str:
 def fault(member: str, problem: str, code: str = "invalid_value") -> PydanticCustomError:
     """Like `errors.invalid`, for validators of parts, which do not know their place in the body.
     `member`: the path of the invalid value within the part."""
-    return PydanticCustomError("fault", "{said}", {"member": member, "said": problem, "code": code})
+    return PydanticCustomError("fault", "{text}", {"member": member, "text": problem, "code": code})
 
 
 EXPECTED = {  # by pydantic's error type
@@ -200,7 +200,7 @@ def explain(
         return invalid(path, f"{problem} {about['max_length']} are allowed")
     match kind:
         case "fault":
-            return invalid(path, about["said"], about["code"])
+            return invalid(path, about["text"], about["code"])
         case "missing" if len(steps) > 1 and steps[-1] == "type":
             return invalid(path, "is required: it selects the kind of object")
         case "missing":

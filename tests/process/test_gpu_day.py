@@ -47,7 +47,7 @@ def test_the_output_of_a_part_is_kept_however_it_ends(
 ) -> None:
     began = time.monotonic()
     outcome = run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
-    assert (outcome.code, outcome.said) == (code, said)
+    assert (outcome.code, outcome.output) == (code, said)
     assert time.monotonic() - began < 30
 
 

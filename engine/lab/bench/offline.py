@@ -204,20 +204,16 @@ class Offline:
             arm_config = _config(config, arm, len(own), concurrency, (settings or {}).get(arm))
             if (proposer := arm_config.speculation.proposer) not in caches:
                 given = proposer == config.speculation.proposer or arm.label == TREE
-                arm_pair = pair if given else load_pair(arm_config, pair.target)
-                whole = _config(
-                    arm_config, arm, sum(map(len, shares)), concurrency, arm_config.speculation
-                )
-                caches[proposer] = arm_pair, shared_cache(whole, arm_pair)
+                models = pair if given else load_pair(arm_config, pair.target)
+                whole = _config(arm_config, arm, sum(map(len, shares)), concurrency)
+                caches[proposer] = models, shared_cache(whole, models)
                 if self.engines:  # all share the target's KV memory
                     first = next(iter(caches.values()))[1]
                     caches[proposer][1].planes["target"] = first.planes["target"]
-            arm_pair, cache = caches[proposer]
+            models, cache = caches[proposer]
             watch.start()  # the engine profiles its steps with this clock
-            engine = Engine(
-                arm_config, pair=arm_pair, cache=cache.part(own), clock=watch,
-                controller=_controller(arm),
-            )  # fmt: skip
+            engine = Engine(arm_config, pair=models, cache=cache.part(own), clock=watch,
+                            controller=_controller(arm))  # fmt: skip
             watch.stop()
             self.engines[arm] = engine, watch
             _set_mode(engine, arm)

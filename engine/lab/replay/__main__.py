@@ -74,15 +74,14 @@ def answer(parsed: argparse.Namespace) -> str:
     ]  # fmt: skip
     if parsed.json is not None:
         found = [
-            {**each.as_dict(), "known": summary.known, "begins": summary.begins,
-             "sizes": summary.sizes}
-            for (summary, _), each in zip(cases, played, strict=True)
+            {**each.as_dict(), "known": scene.known, "begins": scene.begins, "sizes": scene.sizes}
+            for (scene, _), each in zip(cases, played, strict=True)
         ]  # fmt: skip
         write_json(parsed.json, found)
     heading = f"{len(scenes)} traces, {parsed.seeds} plays of each"
     many = len(played) > 1
-    summary = [heading, *policy_table(played)] if many else report(scenes[0], played[0])
-    return "\n".join([*summary, "", sentence(played, error)])
+    lines = [heading, *policy_table(played)] if many else report(scenes[0], played[0])
+    return "\n".join([*lines, "", sentence(played, error)])
 
 
 def checked(scene: Recorded) -> float:
