@@ -71,15 +71,15 @@ class World:
     def round(self, controller: KController, k: int) -> StepRecord:
         """Run one step as the engine does: draft until told to stop, truncate, verify."""
         limit = controller.max_speculating
-        asked = self.batch if limit is None else min(limit, self.batch)
-        ahead = [self.guesses(k if i < asked else 0) for i in range(self.batch)]
-        missed = self.missed[: asked if k else 0]
+        drafting = self.batch if limit is None else min(limit, self.batch)
+        ahead = [self.guesses(k if i < drafting else 0) for i in range(self.batch)]
+        missed = self.missed[: drafting if k else 0]
         hindsight = self._hindsight(missed) if self.informed is not None else []
         depth = self._depth(controller, ahead, k)
         made = [guesses[:depth] for guesses in ahead]
         kept = self._kept(controller, made)
         parts = [
-            self._part(k if i < asked else 0, *each)
+            self._part(k if i < drafting else 0, *each)
             for i, each in enumerate(zip(made, kept, strict=True))
         ]
         for i, part in enumerate(parts):

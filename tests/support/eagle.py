@@ -80,8 +80,8 @@ def save(weights: Weights, folder: Path, **config: Any) -> str:
     save_file(
         {key: each.contiguous() for key, each in weights.items()}, folder / "model.safetensors"
     )
-    said = {key: each for key, each in (CONFIG | config).items() if each is not None}
-    (folder / "config.json").write_text(json.dumps(said))
+    fields = {key: each for key, each in (CONFIG | config).items() if each is not None}
+    (folder / "config.json").write_text(json.dumps(fields))
     return str(folder)
 
 
@@ -90,7 +90,7 @@ class SlowHead:
 
     def __init__(self, folder: str, target: Any, layers: Sequence[int]) -> None:
         self.weights = load_file(Path(folder) / "model.safetensors")
-        self.said = json.loads((Path(folder) / "config.json").read_text())
+        self.config = json.loads((Path(folder) / "config.json").read_text())
         self._target, self._layers = target, layers
         own = self.weights["lm_head.weight"].shape[0]
         self.ids = torch.arange(own)
@@ -104,7 +104,7 @@ class SlowHead:
         """Logits `[own vocabulary]` after `text` followed by the proposed `path`."""
         found = self._target(torch.tensor([list(text[:-1])]), output_hidden_states=True)
         features = torch.cat([found.hidden_states[i + 1][0] for i in self._layers], dim=-1).float()
-        if self.said.get("norm_before_fc"):
+        if self.config.get("norm_before_fc"):
             features = self._norm(features, "input_norm")
         hidden = features @ self.weights["fc.weight"].T
         for known in range(len(path)):
@@ -129,7 +129,7 @@ class SlowHead:
             query, key = _turned(queries[:, head]), _turned(keys[:, group])
             scores = (query @ key.T / math.sqrt(DIM)).masked_fill(later, -math.inf)
             mixed[:, head] = torch.softmax(scores, dim=1) @ values[:, group]
-        start = normed if self.said.get("norm_before_residual") else hidden
+        start = normed if self.config.get("norm_before_residual") else hidden
         after = start + mixed.flatten(1) @ w["self_attn.o_proj.weight"].T
         inner = self._norm(after, "midlayer.post_attention_layernorm")
         gate = inner @ w["mlp.gate_proj.weight"].T

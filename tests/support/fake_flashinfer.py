@@ -105,15 +105,15 @@ class PagedPrefill:
         lse = torch.full(q.shape[:2], float("nan"))
         offset = 0
         for i in range(len(last)):
-            mine = pages[page_ends[i] : page_ends[i + 1]]
-            length = (len(mine) - 1) * self.page_size + last[i]
+            own_pages = pages[page_ends[i] : page_ends[i + 1]]
+            length = (len(own_pages) - 1) * self.page_size + last[i]
             rows = ends[i + 1] - ends[i]
             seen = self._seen(rows, length, offset)
             offset += rows * length
             if rows:
                 part = slice(ends[i], ends[i + 1])
                 key, value = (
-                    torch.cat([plane[page] for page in mine], dim=1)[:, :length]
+                    torch.cat([plane[page] for page in own_pages], dim=1)[:, :length]
                     for plane in (keys, values)
                 )
                 output[part], lse[part] = self._attend(q[part], key, value, seen)

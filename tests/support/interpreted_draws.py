@@ -109,7 +109,7 @@ def guessed(logits: Array, fused: bool) -> Array:
         patch.object(device_draws, "available", lambda device: fused),
         patch.object(device_draws, "draw", draw),
     ):
-        asked = [Rows(seq, 2 * i, 2, 2) for i, seq in enumerate(seqs)]
-        found = draws.guess(torch.from_numpy(logits), asked)
+        rows = [Rows(seq, 2 * i, 2, 2) for i, seq in enumerate(seqs)]
+        found = draws.guess(torch.from_numpy(logits), rows)
     assert draw.called == fused
     return np.array(found)

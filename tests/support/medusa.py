@@ -35,8 +35,8 @@ def save(weights: Weights, folder: Path, **config: Any) -> str:
     """Save in the published format; return the folder as a string."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "medusa_lm_head.safetensors")
-    said = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
-    (folder / "config.json").write_text(json.dumps(said | config))
+    defaults = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "x"}
+    (folder / "config.json").write_text(json.dumps(defaults | config))
     return str(folder)
 
 
@@ -73,11 +73,11 @@ def greedy(
         best: list[int] = []
         for path in choices:
             guess = [ranked[head][rank] for head, rank in enumerate(path)]
-            _, said = _last(model, tokens + guess, len(guess))
-            if len(guess) > len(best) and said[:-1] == guess:
+            _, next_tokens = _last(model, tokens + guess, len(guess))
+            if len(guess) > len(best) and next_tokens[:-1] == guess:
                 best = guess
-        hidden, said = _last(model, tokens + best, 0)
-        steps.append(best + said)
+        hidden, next_tokens = _last(model, tokens + best, 0)
+        steps.append(best + next_tokens)
         tokens += steps[-1]
     return steps
 

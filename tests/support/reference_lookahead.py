@@ -74,8 +74,8 @@ class Forward:
             sees.append([True] * size + [j in seen or j == i for j in range(more)])
         tokens = self.text + [token for token, _, _ in self.rows]
         positions = [*range(size), *(position for _, position, _ in self.rows)]
-        said = model(tokens, positions, sees)
-        return said[size - 1], said[size:]
+        next_tokens = model(tokens, positions, sees)
+        return next_tokens[size - 1], next_tokens[size:]
 
 
 class Lookahead:
@@ -132,7 +132,7 @@ class Lookahead:
             for depth, token in enumerate(gram):
                 rows.append(forward.add(token, last + 1 + depth, list(rows)))
             branches.append(rows)
-        following, said = forward.run(self.model)
+        following, next_tokens = forward.run(self.model)
         if self.kept:
             branches += [base[:i] + column for i, column in enumerate(columns)]
         best = [following]
@@ -141,11 +141,11 @@ class Lookahead:
             for row in rows:
                 if forward.rows[row][0] != found[-1]:
                     break
-                found.append(said[row])
+                found.append(next_tokens[row])
             if len(found) > len(best):
                 best = found
         ends = [base[:i] + column for i, column in enumerate(columns)]
-        self.move(text[-1], [said[end[-1]] if end else following for end in ends], full)
+        self.move(text[-1], [next_tokens[end[-1]] if end else following for end in ends], full)
         return Step(best, len(forward.rows))
 
     def move(self, last: int, new: list[int], full: bool) -> None:

@@ -15,13 +15,13 @@ class Repeat(Player):
     """Repeats the step of the trace at which as many tokens had been generated. `same` and `other`
     count sequences whose accepted length is as recorded, or not."""
 
-    def __init__(self, told: Recorded) -> None:
-        super().__init__(FixedK(0), told.costs, budget=told.trace.header.max_step_tokens)
+    def __init__(self, recording: Recorded) -> None:
+        super().__init__(FixedK(0), recording.costs, budget=recording.trace.header.max_step_tokens)
         self.same = self.other = self._tokens = 0
         self._steps: dict[int, deque[StepRecord]] = defaultdict(deque)
         self._parts: dict[int, Part] = {}  # of the present step, by request
         tokens = 0
-        for step in told.trace.steps:
+        for step in recording.trace.steps:
             if step.parts:
                 self._steps[tokens].append(step)
             tokens += step.tokens

@@ -54,7 +54,7 @@ def words(rng: random.Random, length: tuple[int, int]) -> list[int]:
 
 
 @dataclass
-class Asked:
+class Request:
     """A running request."""
 
     seq: Sequence
@@ -71,7 +71,7 @@ class ModelReplica:
         pool = BlockPool(BLOCKS * scale, 16, prefix_caching=True)
         config = ScheduleConfig(max_step_tokens=512 * scale, max_sequences=32 * scale)
         self.scheduler = Scheduler(config, pool, max_model_len=100_000)
-        self.open: dict[str, Asked] = {}
+        self.open: dict[str, Request] = {}
         self.stepping = False
         self.num_rows = 0
         self._scale = scale
@@ -81,14 +81,14 @@ class ModelReplica:
         self.num_rows += plan.num_tokens
         return plan, STEP_SECONDS + ROW_SECONDS * plan.num_tokens / self._scale
 
-    def commit(self, plan: StepPlan) -> Iterable[Asked]:
+    def commit(self, plan: StepPlan) -> Iterable[Request]:
         """Finish a step; yield the requests that got a token."""
         for chunk in plan.chunks:
-            asked = self.open[chunk.seq.id]
-            tokens = [asked.reply[chunk.seq.num_output]] if chunk.samples else []
+            request = self.open[chunk.seq.id]
+            tokens = [request.reply[chunk.seq.num_output]] if chunk.samples else []
             self.scheduler.commit(chunk, tokens, 0)
             if tokens:
-                yield asked
+                yield request
 
 
 @dataclass
@@ -137,8 +137,8 @@ class World:
     def _ask(self, conversation: Conversation, now: float) -> None:
         prompt, reply = conversation.ask()
         text = "".join(f"{token:04x}" for token in prompt)
-        asked = {"messages": [{"role": "user", "content": text}], "max_tokens": len(reply)}
-        body = json.dumps(asked).encode()
+        request = {"messages": [{"role": "user", "content": text}], "max_tokens": len(reply)}
+        body = json.dumps(request).encode()
         began = time.perf_counter()
         name, load = self._choose(body, {name: self._loads[name] for name in self.replicas})
         self.played.choices.append(time.perf_counter() - began)
@@ -146,7 +146,7 @@ class World:
         params = SamplingParams(seed=0, max_tokens=len(reply))
         seq = Sequence(str(number), params, prompt, len(prompt), number=number)
         replica = self.replicas[name]
-        replica.open[seq.id] = Asked(seq, reply, conversation, now, load)
+        replica.open[seq.id] = Request(seq, reply, conversation, now, load)
         replica.scheduler.add(seq)
         self._loads[name] += load
         self.played.served[name] += len(prompt) + len(reply)
@@ -160,22 +160,22 @@ class World:
             self.at(now + seconds, lambda now: self._commit(now, name, replica, plan))
 
     def _commit(self, now: float, name: str, replica: ModelReplica, plan: StepPlan) -> None:
-        for asked in replica.commit(plan):
-            if asked.seq.num_output == 1:
-                self.played.waits.append(now - asked.arrival)
-            if replica.scheduler.room(asked.seq) == 0:
-                self._end(now, name, replica, asked)
+        for request in replica.commit(plan):
+            if request.seq.num_output == 1:
+                self.played.waits.append(now - request.arrival)
+            if replica.scheduler.room(request.seq) == 0:
+                self._end(now, name, replica, request)
         self._step(now, name, replica)
 
-    def _end(self, now: float, name: str, replica: ModelReplica, asked: Asked) -> None:
-        replica.scheduler.finish(asked.seq, "length")
-        del replica.open[asked.seq.id]
-        self._loads[name] -= asked.load
-        played, conversation = self.played, asked.conversation
-        played.prompt_tokens += asked.seq.num_prompt
-        played.cached_tokens += asked.seq.cached_tokens or 0
-        played.ended += asked.seq.tokens[asked.seq.num_prompt :] == asked.reply
-        conversation.history += asked.reply
+    def _end(self, now: float, name: str, replica: ModelReplica, request: Request) -> None:
+        replica.scheduler.finish(request.seq, "length")
+        del replica.open[request.seq.id]
+        self._loads[name] -= request.load
+        played, conversation = self.played, request.conversation
+        played.prompt_tokens += request.seq.num_prompt
+        played.cached_tokens += request.seq.cached_tokens or 0
+        played.ended += request.seq.tokens[request.seq.num_prompt :] == request.reply
+        conversation.history += request.reply
         if conversation.turns:
             pause = conversation.rng.expovariate(1 / conversation.pause)
             self.at(now + pause, partial(self._ask, conversation))

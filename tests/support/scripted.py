@@ -170,10 +170,10 @@ def main() -> int:
     parsed = parser.parse_args()
     config = read_config(parsed.config)  # checks that the supervisor's file is readable
     script = load_script()
-    told = parsed.measured.read_bytes() if parsed.measured is not None else b""
+    measured = parsed.measured.read_bytes() if parsed.measured is not None else b""
     if config.threads is not None and config.threads == parsed.refuse_threads:
         script = dataclasses.replace(script, refuse_to_start=f"no {config.threads} threads here")
-    make = partial(make_engine, script, told + b"1")
+    make = partial(make_engine, script, measured + b"1")
     code = EngineProcess(make, parsed.commands, parsed.events).run()
     time.sleep(script.exit_seconds)
     return code

@@ -19,20 +19,20 @@ def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContex
     """[rows, vocab] float32 logits, one context per row -> [rows, vocab] log-probabilities, up to a
     constant per row."""
     out = processor.adjust(logits, contexts)
-    asked = [plain_of(context.seq.params) for context in contexts]
-    scales = torch.tensor([plain.scale or 1.0 for plain in asked], device=out.device)
+    settings = [plain_of(context.seq.params) for context in contexts]
+    scales = torch.tensor([plain.scale or 1.0 for plain in settings], device=out.device)
     out = out * scales[:, None]
-    rows = [i for i, plain in enumerate(asked) if plain.is_filtered(logits.shape[1])]
+    rows = [i for i, plain in enumerate(settings) if plain.is_filtered(logits.shape[1])]
     if rows:
-        out[rows] = keep_most_likely(out[rows], [asked[row] for row in rows])
+        out[rows] = keep_most_likely(out[rows], [settings[row] for row in rows])
     return out
 
 
-def keep_most_likely(logits: Tensor, asked: Seq[Plain]) -> Tensor:
+def keep_most_likely(logits: Tensor, settings: Seq[Plain]) -> Tensor:
     """[rows, vocab] logits after temperature -> the same with removed tokens at -inf."""
     vocab = logits.shape[1]
-    facts = [(min(p.top_k or vocab, vocab), p.top_p, p.floor) for p in asked]
-    sizes, shares, floors = torch.tensor(facts, dtype=torch.float64, device=logits.device).T
+    bounds = [(min(p.top_k or vocab, vocab), p.top_p, p.floor) for p in settings]
+    sizes, shares, floors = torch.tensor(bounds, dtype=torch.float64, device=logits.device).T
     found = survivors(logits, Bounds(sizes.long(), shares, floors), vocab)
     kept = torch.full_like(logits, -torch.inf).scatter_(1, found.ids, found.values)
     finite = logits.amax(dim=1, keepdim=True).isfinite()

@@ -90,13 +90,13 @@ def test_equal_rows_for_each_keep_the_total() -> None:
 
 @pytest.mark.parametrize("name", ["no hindsight", "profile only"])
 def test_a_removed_signal_is_not_learnt_from(name: str) -> None:
-    told = StepRecord(
+    record = StepRecord(
         [Part(0, 0, 0, rows=1 if name == "profile only" else 9)],
         target_seconds=9.0,
         hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if name == "no hindsight" else (),
     )
     controller, fresh = VARIANTS[name](4), VARIANTS[name](4)
-    controller.update(told)
+    controller.update(record)
     controller.choose(Load(1))
     fresh.choose(Load(1))
     assert controller.estimates() == fresh.estimates()

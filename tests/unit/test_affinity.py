@@ -71,16 +71,16 @@ def test_a_long_prompt_has_few_heads_and_each_begins_the_next() -> None:
 
 
 @given(st.binary(max_size=2_000) | st.text(max_size=500).map(str.encode))
-def test_any_bytes_have_a_key(said: bytes) -> None:
-    key = read_key(said)
-    assert key.prompt_tokens <= len(said) // 4 + 1
+def test_any_bytes_have_a_key(data: bytes) -> None:
+    key = read_key(data)
+    assert key.prompt_tokens <= len(data) // 4 + 1
 
 
 @pytest.mark.parametrize("field", ["prompt", "max_tokens", "unknown"])
 def test_a_body_that_is_nested_too_deep_has_a_key(field: str) -> None:
     """Bug: on Ray, a request with deeply nested JSON was never answered: the router raised."""
-    said = json.dumps({field: 0}).encode().replace(b"0", b"[" * 200_000 + b"]" * 200_000)
-    assert read_key(said).prompt_tokens >= len(said) // 4
+    data = json.dumps({field: 0}).encode().replace(b"0", b"[" * 200_000 + b"]" * 200_000)
+    assert read_key(data).prompt_tokens >= len(data) // 4
 
 
 @pytest.mark.parametrize("wrong", ["many", None, -1, 1.5, True, [], {}])

@@ -9,7 +9,7 @@ from engine.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "problem"),
     [
         (["--threads", "0"], "'0' is not a whole number from 1 to 9"),
         (["--threads", "-1"], "'-1' is not a whole number from 1 to 9"),
@@ -22,7 +22,7 @@ from engine.errors import ConfigError
     ],
 )
 def test_a_number_out_of_bounds_is_a_sentence(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bug: `--threads -1` ended in a traceback from the library that received the value."""
     parser = Parser("tool")
@@ -31,12 +31,12 @@ def test_a_number_out_of_bounds_is_a_sentence(
     parser.add_argument("--charge", type=number(0))
     with pytest.raises(SystemExit):
         parser.parse_args(given)
-    assert capsys.readouterr().err == f"tool: argument {given[0]}: {said}\n"
+    assert capsys.readouterr().err == f"tool: argument {given[0]}: {problem}\n"
     assert parser.parse_args(["--threads", "9", "--charge", "0"]).threads == 9
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "said"),
+    ("ends", "code", "error"),
     [
         (None, 0, ""),
         (ConfigError("no such\nthing"), 2, "tool: no such\\nthing\n"),
@@ -45,7 +45,7 @@ def test_a_number_out_of_bounds_is_a_sentence(
     ],
 )
 def test_a_mistake_is_one_sentence(
-    ends: BaseException | None, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    ends: BaseException | None, code: int, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: an error exits with code 2 and one line on stderr; an interrupt exits with 130."""
 
@@ -55,4 +55,4 @@ def test_a_mistake_is_one_sentence(
         return 0
 
     assert exit_code("tool", work) == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == error

@@ -22,7 +22,7 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
         calibration.learn(zip(*found, strict=True))
 
 
-def said(calibration: Calibration, odds: float, confidences: Array) -> Array:
+def chances(calibration: Calibration, odds: float, confidences: Array) -> Array:
     """Return the chances of tokens that stand alone, computed as in a step."""
     bases, weight = calibration.line(np.array([odds]))
     return chance(bases[0] + weight * np.minimum(confidences, SUREST))
@@ -45,7 +45,7 @@ def test_it_learns_a_known_logistic(slope: float, scale: float) -> None:
     learn(calibration, slope, 12_000, scale=scale)
     surprise = np.linspace(-1.5, 1.5, 7)
     for odds in ODDS:
-        found = said(calibration, odds, scale * (3.0 + surprise))
+        found = chances(calibration, odds, scale * (3.0 + surprise))
         assert np.abs(found - chance(odds + slope * surprise)).max() < 0.08
 
 
@@ -55,7 +55,7 @@ def test_a_useless_confidence_is_ignored() -> None:
     learn(calibration, 0.0, 12_000)
     assert weight_of(calibration) < 0.1 < before
     for odds in ODDS:
-        found = said(calibration, odds, np.array([1.5, 3.0, 4.5]))
+        found = chances(calibration, odds, np.array([1.5, 3.0, 4.5]))
         assert found == pytest.approx([float(chance(odds))] * 3, abs=0.06)
 
 
@@ -72,7 +72,7 @@ def test_chances_are_chances_for_any_numbers() -> None:
     confidences above 12 are all treated alike."""
     calibration = Calibration()
     calibration.learn([(0.0, 99.0, True), (0.0, -1e6, False)] * 48)
-    found = said(calibration, 0.0, np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
+    found = chances(calibration, 0.0, np.array([-1e6, -50.0, 0.0, 5.0, 12.0, 99.0]))
     assert np.isfinite(found).all()
     assert (found >= 0).all()
     assert (found <= 1).all()

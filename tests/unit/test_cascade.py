@@ -35,7 +35,7 @@ class Scripted(FreeProposer):
     forward_seconds: float = 0.5
     catch_up_rows: int = 0
     follows_grammar: bool = False
-    asked: list[list[tuple[str, int]]] = field(default_factory=list)
+    calls: list[list[tuple[str, int]]] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
     agreements: Seq[Agreement] = ()
     chances: Seq[float] = ()
@@ -47,7 +47,7 @@ class Scripted(FreeProposer):
         return list(self.chances[:k])
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        self.asked.append([(chunk.seq.id, chunk.k) for chunk in chunks])
+        self.calls.append([(chunk.seq.id, chunk.k) for chunk in chunks])
         return [
             chain([self.word] * c.k, self.name) if c.k and self._knows(c.seq) else EMPTY
             for c in chunks
@@ -61,8 +61,8 @@ class Scripted(FreeProposer):
 
 
 def sequence(name: str, sources: tuple[str, ...] | None, max_draft: int | None = None) -> Sequence:
-    said = Speculation(max_draft=max_draft, proposers=sources)
-    params = SamplingParams(seed=1, max_tokens=50, speculation=said)
+    speculation = Speculation(max_draft=max_draft, proposers=sources)
+    params = SamplingParams(seed=1, max_tokens=50, speculation=speculation)
     return Sequence(id=name, params=params, tokens=[1], num_prompt=1, sources=sources)
 
 
@@ -93,8 +93,8 @@ def test_requests_without_a_list_use_the_main_proposer_in_one_call() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", None), sequence("b", None))
     assert [p.source for p in proposals] == ["draft_model"] * 2
-    assert trial.draft.asked == [[("a", 4), ("b", 4)]]
-    assert not trial.ngram.asked
+    assert trial.draft.calls == [[("a", 4), ("b", 4)]]
+    assert not trial.ngram.calls
     assert trial.cascade.forward_seconds == 0.5
 
 
@@ -106,7 +106,7 @@ def test_the_first_proposer_with_a_proposal_serves() -> None:
     sequences = sequence("a", order), sequence("b", order), sequence("c", None)
     proposals = trial.propose(*sequences)
     assert [p.source for p in proposals] == ["ngram", "draft_model", "draft_model"]
-    assert trial.draft.asked == [[("a", 0), ("b", 4), ("c", 4)]]
+    assert trial.draft.calls == [[("a", 0), ("b", 4), ("c", 4)]]
 
 
 def test_the_order_is_that_of_the_request() -> None:
@@ -149,7 +149,7 @@ def test_no_draft_forward_where_no_sequence_is_left() -> None:
     trial = Trial()
     proposals = trial.propose(sequence("a", ("ngram",)), sequence("b", ()))
     assert [len(p) for p in proposals] == [4, 0]
-    assert not trial.draft.asked
+    assert not trial.draft.calls
     assert trial.cascade.forward_seconds == 0
 
 
@@ -255,14 +255,14 @@ def test_the_controller_learns_if_all_requests_have_bounds() -> None:
     assert observed(allowance, items).outcomes == [(4, 2, 1, None)]
 
 
-@pytest.mark.parametrize(("rows", "told"), [(0, 2), (2, 2), (3, 0), (40, 0)])
-def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, told: int) -> None:
+@pytest.mark.parametrize(("rows", "num_drafting"), [(0, 2), (2, 2), (3, 0), (40, 0)])
+def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, num_drafting: int) -> None:
     """Law: drafting time that includes catch-up after steps served by others is not learnt as a
     cost. One catch-up row per sequence is normal: a completely accepted proposal leaves it."""
     a, b = sequence("a", None), sequence("b", ("ngram", "draft_model"))
     allowance = wanted(FixedK(4), a, b)
     items = [walked(seq, 4, "draft_model", 4, 4) for seq in (a, b)]
-    assert observed(allowance, items, catch_up_rows=rows).num_drafting == told
+    assert observed(allowance, items, catch_up_rows=rows).num_drafting == num_drafting
 
 
 def test_useless_look_ups_pause_for_longer_and_longer() -> None:
@@ -273,14 +273,14 @@ def test_useless_look_ups_pause_for_longer_and_longer() -> None:
         ngram = Scripted("ngram", chances=[], pause=40)
         allowance = Allowance(FixedK(4), "draft_model", [ngram])
         seq = sequence("a", ("ngram", "draft_model"))
-        asked = list[int]()
+        lookups = list[int]()
         for _ in range(150):
             before = ngram.looked
             allowance.begin(Load(num_sequences))
             assert allowance.want(seq) == 4
-            asked += [seq.num_tokens] * (ngram.looked - before)
+            lookups += [seq.num_tokens] * (ngram.looked - before)
             seq.tokens.append(1)
-        found = [after - before for before, after in pairwise(asked)]
+        found = [after - before for before, after in pairwise(lookups)]
         assert found[:7] == first + later
         ngram.chances, seq.lookup_from = [0.9], 0
         allowance.begin(Load(num_sequences))
@@ -347,10 +347,10 @@ class Cutter(FixedK):
 
     def __init__(self) -> None:
         super().__init__(4)
-        self.told: list[Confidences] = []
+        self.confidences: list[Confidences] = []
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
-        self.told.append(confidences)
+        self.confidences.append(confidences)
         return [min(len(sure), 1) for sure in confidences]
 
 
@@ -368,7 +368,7 @@ def test_a_token_that_was_cut_is_judged_by_the_next_token() -> None:
         chain([1, 2], "ngram"),
     ]
     kept = allowance.keep(chunks, made)
-    assert controller.told == [[sure, sure]]
+    assert controller.confidences == [[sure, sure]]
     assert [len(proposal) for proposal in kept] == [1, 1, 2]
     assert kept[0].confidences == [0.5]
     came = [[1, 2], [1, 9], [7]]
@@ -387,7 +387,7 @@ def test_without_confidences_nothing_is_cut() -> None:
     allowance = wanted(controller, seq)
     made = [chain([1, 2, 3], "draft_model"), EMPTY]
     assert allowance.keep([Chunk(seq, 0, 1, 4)] * 2, made) == made
-    assert controller.told == []
+    assert controller.confidences == []
 
 
 def test_a_probe_asks_no_request_without_drafting() -> None:

@@ -11,9 +11,9 @@ from server.api.speculation import choice_sentence
 def test_every_reason_has_a_sentence() -> None:
     """Law: each reason has a sentence of its own."""
     reasons = get_args(Reason)
-    told = {choice_sentence(Estimates(k=2, reason=r, num_sequences=3)) for r in reasons}
-    assert len(told) == len(reasons)
-    assert "K = 2 has the highest expected tokens per second." in told
+    sentences = {choice_sentence(Estimates(k=2, reason=r, num_sequences=3)) for r in reasons}
+    assert len(sentences) == len(reasons)
+    assert "K = 2 has the highest expected tokens per second." in sentences
 
 
 def test_before_the_first_step() -> None:

@@ -75,16 +75,16 @@ def test_all_chunks_of_a_stream_have_one_head(kind: str, include_usage: bool) ->
     assert [i for i, c in enumerate(chunks) if "seed" in c] == [0, len(chunks) - 1]
     assert [i for i, c in enumerate(chunks) if "more" in c] == [0]
     assert all(("usage" in c) == include_usage for c in chunks)
-    told = [c["usage"]["completion_tokens"] for c in chunks if c.get("usage")]
-    assert told == ([2 * 11] if include_usage else [])
+    counts = [c["usage"]["completion_tokens"] for c in chunks if c.get("usage")]
+    assert counts == ([2 * 11] if include_usage else [])
     for index in (0, 1):
-        said = [
+        choices = [
             c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == index
         ]
-        texts = [c["text"] if "text" in c else c["delta"].get("content", "") for c in said]
+        texts = [c["text"] if "text" in c else c["delta"].get("content", "") for c in choices]
         assert "".join(texts) == 'say "hä"\n'
-        assert [c["finish_reason"] for c in said][-1] == "stop"
-        assert sum(c["finish_reason"] is not None for c in said) == 1
+        assert [c["finish_reason"] for c in choices][-1] == "stop"
+        assert sum(c["finish_reason"] is not None for c in choices) == 1
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
@@ -93,9 +93,9 @@ def test_continuous_usage_is_on_every_chunk(kind: str, include_usage: bool) -> N
     """Law: usage grows to that of the whole reply; with `include_usage`, a last chunk without
     choices repeats it."""
     chunks = stream(kind, include_usage=include_usage, continuous=True, n=2)
-    told = [c["usage"]["completion_tokens"] for c in chunks]
-    assert told == sorted(told)
-    assert (len({*told}) > 2, told[-1]) == (True, 2 * 11)
+    counts = [c["usage"]["completion_tokens"] for c in chunks]
+    assert counts == sorted(counts)
+    assert (len({*counts}) > 2, counts[-1]) == (True, 2 * 11)
     assert all(c["usage"]["prompt_tokens"] == 1 for c in chunks)
     assert [bool(c["choices"]) for c in chunks][-1] is not include_usage
 

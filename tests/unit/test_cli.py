@@ -79,12 +79,12 @@ def test_mistakes_are_one_sentence(
     engine, below log lines and after a minute of compiling; a missing target was not called the
     target; and a name that is no valid file name ended in a traceback."""
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("foredraft: ")
-    assert said.count("\n") == 1
-    assert len(said) < 400
+    error = capsys.readouterr().err
+    assert error.startswith("foredraft: ")
+    assert error.count("\n") == 1
+    assert len(error) < 400
     for part in parts:
-        assert part in said
+        assert part in error
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_mistakes_in_arguments_are_one_sentence(
     """Bug: usage lines came before the sentence."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith("foredraft")
-    assert said.count("\n") == 1
-    assert part in said
+    assert error.startswith("foredraft")
+    assert error.count("\n") == 1
+    assert part in error
 
 
 def test_port_in_use_is_a_sentence() -> None:
@@ -189,18 +189,18 @@ def test_offline_commands_are_programs(
 def test_start_banner_can_be_pasted() -> None:
     """Law: the address in the banner can be reached from this machine, and no key is shown."""
     config = load_config(None, ["server.host=0.0.0.0", "server.api_key=s3cret"])
-    said = start_banner(config, 8123)
-    assert "curl -N http://127.0.0.1:8123/v1/completions" in said
-    assert '"model": "foredraft-demo"' in said
-    assert "in a browser: http://127.0.0.1:8123/\n" in said
+    banner = start_banner(config, 8123)
+    assert "curl -N http://127.0.0.1:8123/v1/completions" in banner
+    assert '"model": "foredraft-demo"' in banner
+    assert "in a browser: http://127.0.0.1:8123/\n" in banner
     assert "browser" not in start_banner(load_config(None, ["server.page=false"]), 1)
-    assert "Authorization" in said
-    assert "s3cret" not in said
+    assert "Authorization" in banner
+    assert "s3cret" not in banner
     assert "http://[::1]:1/v1" in start_banner(load_config(None, ["server.host=::"]), 1)
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("settings", "speculation"),
     [
         ([], "draft model demo, adaptive K from 0 to 8"),
         (["speculation.controller.k=4"], "draft model demo, K = 4"),
@@ -209,8 +209,8 @@ def test_start_banner_can_be_pasted() -> None:
         (["speculation.controller.k=0"], "none"),
     ],
 )
-def test_start_banner_names_the_proposer(said: list[str], told: str) -> None:
-    assert f"\n  speculation: {told}\n" in start_banner(load_config(None, said), 1)
+def test_start_banner_names_the_proposer(settings: list[str], speculation: str) -> None:
+    assert f"\n  speculation: {speculation}\n" in start_banner(load_config(None, settings), 1)
 
 
 @pytest.mark.filterwarnings("error")
@@ -231,7 +231,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in (
         "serve",
         "tune",
@@ -243,7 +243,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "--target",
         "n-gram",
     ):
-        assert word in said
+        assert word in printed
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])

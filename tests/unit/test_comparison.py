@@ -146,8 +146,8 @@ def test_replies_are_as_long_as_the_time_allows() -> None:
     assert 3 * 60 < sum(seconds) * len(ARMS) * (3 + 1) < 4.1 * 60
     assert found(1e4)[0].tokens == LONGEST
     assert found(0.01)[0].tokens == SHORTEST
-    said = [Workload("code", 0.0, 1, tokens=7)]
-    assert found(50.0, said) == said
+    sized = [Workload("code", 0.0, 1, tokens=7)]
+    assert found(50.0, sized) == sized
 
 
 @pytest.mark.parametrize(("tokens", "rounds"), [(0, 1), (7, 3)])
@@ -174,11 +174,11 @@ def test_the_order_rotates_and_the_first_round_does_not_count() -> None:
 
 def test_the_card_has_rates_and_ratios() -> None:
     """Law: it has rates and paired ratios, but no verdict: that is given by tune."""
-    said = card(compared())
-    assert "1.350 [1.35, 1.35]" in said
-    assert "0.964 [0.96, 0.96]" in said
-    assert " 100.0 " in said  # first-token time at K = 0
-    assert said.splitlines()[-1] == "texts equal across modes: 108 of 108"
+    text = card(compared())
+    assert "1.350 [1.35, 1.35]" in text
+    assert "0.964 [0.96, 0.96]" in text
+    assert " 100.0 " in text  # first-token time at K = 0
+    assert text.splitlines()[-1] == "texts equal across modes: 108 of 108"
 
 
 def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
@@ -188,9 +188,9 @@ def test_acceptance_by_context_is_shown_where_there_are_several() -> None:
     run = comparison.cells[0].rounds[AUTO][0]
     steps = StepSums(proposed_behind=[8, 4, 0], accepted_behind=[6, 1, 0])
     run.kept_by_context = steps.kept_by_context
-    said = card(comparison)
-    assert "by context" in said
-    assert "1k 0.75 4k 0.25" in said
+    text = card(comparison)
+    assert "by context" in text
+    assert "1k 0.75 4k 0.25" in text
 
 
 def test_a_different_text_fails_where_equality_is_promised() -> None:
@@ -231,7 +231,7 @@ def test_intervals_hold_the_median() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (["--modes", "off,fast"], "unknown mode 'fast'; allowed are off, auto"),
         (
@@ -248,16 +248,16 @@ def test_intervals_hold_the_median() -> None:
         (["--prompts", "p.txt", "--kinds", "code"], "--kinds is for the built-in prompts"),
     ],
 )
-def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
+def test_mistakes_are_sentences(arguments: list[str], problem: str) -> None:
     """Law: the sentence names what was given and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         settings(build_parser("foredraft bench").parse_args(arguments))
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (["--kinds", "poetry"], "'poetry' is not one of code, prose, json, random, chat, edits"),
         (["--concurrency", "0"], "'0' is not a whole number from 1 to 256"),
@@ -271,14 +271,14 @@ def test_mistakes_are_sentences(arguments: list[str], said: str) -> None:
     ],
 )
 def test_wrong_values_are_sentences(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the sentence names the option, what was given and what is allowed."""
     with pytest.raises(SystemExit) as ended:
         build_parser("foredraft bench").parse_args(arguments)
     assert ended.value.code == 2
-    told = f"foredraft bench: argument {arguments[0]}: {said}\n"
-    assert capsys.readouterr().err == told
+    error = f"foredraft bench: argument {arguments[0]}: {problem}\n"
+    assert capsys.readouterr().err == error
 
 
 def test_prompts_come_from_a_file(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     plain.write_text("one\ntwo\n")
     lines.write_text('{"prompt": "one"}\n{"body": {"prompt": "two"}}\n')
     assert read_texts(str(plain)) == read_texts(str(lines)) == ["one", "two"]
-    said = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
-    assert {workload.kind for workload in said.workloads} == {"file"}
+    race = settings(build_parser("x").parse_args(["--prompts", str(plain)]))
+    assert {workload.kind for workload in race.workloads} == {"file"}
     plain.write_text("one\nand more\n\ntwo\n")  # bug: bench took each line for a prompt
     assert read_texts(str(plain)) == ["one\nand more", "two"]
     for text, word in (
@@ -326,14 +326,14 @@ def test_a_prompts_file_is_no_pipe_and_not_overwritten(tmp_path: Path) -> None:
 
 def test_the_quick_grid_is_small() -> None:
     """Law: --quick keeps the corners of the grid; other options still apply."""
-    said = settings(build_parser("x").parse_args(["--quick", "--rounds", "1"]))
-    assert {workload.concurrency for workload in said.workloads} == {1, 32}
-    assert {workload.kind for workload in said.workloads} == {"code", "random"}
-    assert said.rounds == 1
+    race = settings(build_parser("x").parse_args(["--quick", "--rounds", "1"]))
+    assert {workload.concurrency for workload in race.workloads} == {1, 32}
+    assert {workload.kind for workload in race.workloads} == {"code", "random"}
+    assert race.rounds == 1
     given = ["--quick", "--kinds", "code,json", "--concurrency", "1,2,4"]
-    said = settings(build_parser("x").parse_args(given))  # bug: json and 2 were ignored
-    assert {workload.concurrency for workload in said.workloads} == {1, 2, 4}
-    assert {workload.kind for workload in said.workloads} == {"code", "json"}
+    race = settings(build_parser("x").parse_args(given))  # bug: json and 2 were ignored
+    assert {workload.concurrency for workload in race.workloads} == {1, 2, 4}
+    assert {workload.kind for workload in race.workloads} == {"code", "json"}
     whole = settings(build_parser("x").parse_args([]))
     assert len(whole.workloads) == 4 * 2 * 4
     assert all(len(pool) >= 16 for pool in whole.pools.values())

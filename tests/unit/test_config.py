@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from engine.config import AdaptiveConfig, EngineConfig, FixedConfig, SpeculationConfig, model_folder
 
 
-def refusal(said: dict[str, Any]) -> str:
+def refusal(config: dict[str, Any]) -> str:
     with pytest.raises(ValidationError) as caught:
-        EngineConfig.model_validate(said)
+        EngineConfig.model_validate(config)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("said", "key"),
+    ("config", "key"),
     [
         ({"tarmac": {}}, "tarmac"),
         ({"target": {"pathh": "x"}}, "target.pathh"),
@@ -28,14 +28,14 @@ def refusal(said: dict[str, Any]) -> str:
         ({"speculation": {"controller": {"kind": "fixed", "kay": 3}}}, "kay"),
     ],
 )
-def test_an_unknown_key_is_refused_by_name(said: dict[str, Any], key: str) -> None:
-    message = refusal(said)
+def test_an_unknown_key_is_refused_by_name(config: dict[str, Any], key: str) -> None:
+    message = refusal(config)
     assert key in message
     assert "Extra inputs are not permitted" in message
 
 
 @pytest.mark.parametrize(
-    ("said", "key"),
+    ("config", "key"),
     [
         ({"cache": {"block_size": 0}}, "cache.block_size"),
         ({"cache": {"block_size": 1000}}, "cache.block_size"),
@@ -49,26 +49,26 @@ def test_an_unknown_key_is_refused_by_name(said: dict[str, Any], key: str) -> No
         ({"speculation": {"proposer": {"kind": "oracle"}}}, "speculation.proposer"),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(said: dict[str, Any], key: str) -> None:
-    assert key in refusal(said)
+def test_a_value_out_of_range_is_refused_by_name(config: dict[str, Any], key: str) -> None:
+    assert key in refusal(config)
 
 
 def test_k_alone_means_a_fixed_controller() -> None:
     """Law: `--set speculation.controller.k=4` is all an operator types."""
-    said = SpeculationConfig.model_validate({"controller": {"k": 4}})
-    assert said.controller == FixedConfig(k=4)
-    assert said.k_max == 4
+    config = SpeculationConfig.model_validate({"controller": {"k": 4}})
+    assert config.controller == FixedConfig(k=4)
+    assert config.k_max == 4
 
 
 def test_k_max_alone_means_an_adaptive_controller() -> None:
-    said = SpeculationConfig.model_validate({"controller": {"k_max": 5}})
-    assert said.controller == AdaptiveConfig(k_max=5)
-    assert said.k_max == 5
+    config = SpeculationConfig.model_validate({"controller": {"k_max": 5}})
+    assert config.controller == AdaptiveConfig(k_max=5)
+    assert config.k_max == 5
 
 
 def test_a_path_alone_means_a_draft_model() -> None:
-    said = SpeculationConfig.model_validate({"proposer": {"path": "some/draft"}})
-    assert said.proposer.kind == "draft_model"
+    config = SpeculationConfig.model_validate({"proposer": {"path": "some/draft"}})
+    assert config.proposer.kind == "draft_model"
 
 
 def test_configs_are_frozen() -> None:
@@ -93,6 +93,6 @@ def test_a_config_survives_its_own_json() -> None:
 
 def test_a_companion_named_twice_is_refused() -> None:
     """Bug: a companion that was named twice was accepted and shown twice."""
-    said = {"speculation": {"companions": ["ngram", "grammar", "ngram"]}}
+    config = {"speculation": {"companions": ["ngram", "grammar", "ngram"]}}
     with pytest.raises(ValidationError, match="'ngram' is named twice"):
-        EngineConfig.model_validate(said)
+        EngineConfig.model_validate(config)

@@ -246,9 +246,9 @@ def test_estimates_give_the_speed_up() -> None:
     world = World(alpha=0.9)
     controller = adaptive(world)
     trace = play(controller, world, 500)
-    said = controller.estimates()
-    assert said.acceptance == pytest.approx(0.9, abs=0.05)
-    assert said.speedup == pytest.approx(trace.rate / world.rate(0), rel=0.15)
+    estimates = controller.estimates()
+    assert estimates.acceptance == pytest.approx(0.9, abs=0.05)
+    assert estimates.speedup == pytest.approx(trace.rate / world.rate(0), rel=0.15)
 
 
 def test_fixed_k_ignores_its_results() -> None:
@@ -258,7 +258,7 @@ def test_fixed_k_ignores_its_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name", "k_max"),
+    ("config", "name", "k_max"),
     [
         ({"controller": {"k": 3}}, "fixed", 3),
         ({"controller": {"k_max": 5}}, "adaptive", 5),
@@ -267,9 +267,9 @@ def test_fixed_k_ignores_its_results() -> None:
     ],
 )
 def test_the_config_chooses_the_controller(
-    said: dict[str, dict[str, object]], name: str, k_max: int
+    config: dict[str, dict[str, object]], name: str, k_max: int
 ) -> None:
-    controller = build_controller(SpeculationConfig.model_validate(said))
+    controller = build_controller(SpeculationConfig.model_validate(config))
     assert (controller.name, controller.k_max) == (name, k_max)
     assert 0 <= controller.choose(Load(1)) <= k_max
 
@@ -321,8 +321,8 @@ def test_draft_tokens_cost_more_in_a_large_batch() -> None:
 def test_there_are_no_rates_before_the_first_step() -> None:
     """Bug: GET /speculation returned the priors on a server that had not served any request."""
     controller = adaptive(World(alpha=0.9))
-    said = controller.estimates()
-    assert (said.rates, said.survival, said.num_sequences) == ([], [], 0)
+    estimates = controller.estimates()
+    assert (estimates.rates, estimates.survival, estimates.num_sequences) == ([], [], 0)
     controller.choose(Load(1))
     assert controller.estimates().rates
 
@@ -351,13 +351,13 @@ def test_an_alternating_batch_size_adds_no_probes() -> None:
     """Bug: fifteen steps of waiting were credited at their start, though each change of the batch
     cut them short, so a fifth of all steps were probes or trials."""
     worlds = [World(alpha=0.0, batch=batch, row=4e-4, draft=1e-3) for batch in (20, 21)]
-    controller, asked = adaptive(worlds[0]), 0
+    controller, probes = adaptive(worlds[0]), 0
     for index in range(2000):
         world = worlds[index % 2]
         k = controller.choose(Load(world.batch))
-        asked += k > 0
+        probes += k > 0
         controller.update(world.round(controller, k))
-    assert 0 < asked < 100
+    assert 0 < probes < 100
 
 
 def test_the_debt_of_a_trial_does_not_stop_probing() -> None:
@@ -516,9 +516,9 @@ def test_most_steps_at_k_0_are_skipped() -> None:
     controller = adaptive(world)
     counts, inner = list[int](), controller._explore.while_off
 
-    def while_off(seconds: float, **said: Any) -> Round:
-        counts.append(said["rounds"])
-        return inner(seconds, **said)
+    def while_off(seconds: float, **options: Any) -> Round:
+        counts.append(options["rounds"])
+        return inner(seconds, **options)
 
     controller._explore.while_off = while_off  # type: ignore[method-assign]
     play(controller, world, 300)

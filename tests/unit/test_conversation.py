@@ -31,10 +31,10 @@ def test_special_tokens_spelt_in_messages_stay_text() -> None:
     rng = random.Random(5)
     alphabet = [*SPECIALS, "\ufdd0", "\\ufdd0", "<", "|", "im_end", "|>", "a", "é", "\n"]
     for _ in range(300):
-        said = ["".join(rng.choices(alphabet, k=rng.randint(0, 8))) for _ in range(3)]
-        messages = [{"role": "user", "content": text, "name": text} for text in said]
+        texts = ["".join(rng.choices(alphabet, k=rng.randint(0, 8))) for _ in range(3)]
+        messages = [{"role": "user", "content": text, "name": text} for text in texts]
         ids = ids_of(messages)
-        inner = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in said)
+        inner = "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in texts)
         text = TOKENIZER.decode(ids, skip_special_tokens=False)
         assert text == inner + "<|im_start|>assistant\n"
         special = [i for i in ids if TOKENIZER.is_special(i)]

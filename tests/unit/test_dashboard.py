@@ -117,10 +117,10 @@ def test_every_panel_says_how_to_read_it() -> None:
         titles = Counter(panel["title"] for panel in panels)
         assert max(titles.values()) == 1, titles
     for panel in ALL:
-        said = panel["description"]
-        assert said.endswith("."), panel["title"]
-        assert ". " not in said, panel["title"]
-        assert "worry" in said, panel["title"]
+        description = panel["description"]
+        assert description.endswith("."), panel["title"]
+        assert ". " not in description, panel["title"]
+        assert "worry" in description, panel["title"]
 
 
 def test_panels_have_their_places() -> None:

@@ -202,12 +202,12 @@ def test_alerts_fire_and_resolve(history: str, tmp_path: Path) -> None:
         {"series": name.replace("}", f",{labels}}}").replace("{,", "{"), "values": values}
         for name, values in HISTORIES[history].items()
     ]
-    asked = [
+    cases = [
         {"eval_time": time, **_expected(rule, history if time == TIMES[0] else "none")}
         for time in TIMES
         for rule in RULES
     ]
-    test = {"interval": "1m", "input_series": series, "alert_rule_test": asked}
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": cases}
     file = tmp_path / "tests.json"
     file.write_text(json.dumps({"rule_files": [str(DOCKER / "alerts.yaml")], "tests": [test]}))
     promtool("test", "rules", str(file))
@@ -220,10 +220,10 @@ def _expected(rule: dict[str, Any], history: str) -> dict[str, Any]:
     labels = {"job": "foredraft", "instance": "a:8000", **own, **rule["labels"]}
     if rule["alert"] == "ForedraftVersions":
         del labels["instance"]
-    said = rule["annotations"]
-    summary = re.sub(r"{{ \$labels.(\w+) }}", lambda match: labels[match[1]], said["summary"])
-    told = {"exp_labels": labels, "exp_annotations": {**said, "summary": summary}}
-    return {"alertname": rule["alert"], "exp_alerts": [told] if fires else []}
+    texts = rule["annotations"]
+    summary = re.sub(r"{{ \$labels.(\w+) }}", lambda match: labels[match[1]], texts["summary"])
+    alert = {"exp_labels": labels, "exp_annotations": {**texts, "summary": summary}}
+    return {"alertname": rule["alert"], "exp_alerts": [alert] if fires else []}
 
 
 def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:

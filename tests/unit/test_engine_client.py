@@ -267,7 +267,7 @@ def test_a_swap_is_answered_once_it_is_on_trial_or_refused(tmp_path: Path) -> No
         async with connected(tmp_path, client) as (peer, events):
             await peer.send(make_ready())
             await heard(events)
-            asked = asyncio.create_task(client.swap_draft("new"))
+            task = asyncio.create_task(client.swap_draft("new"))
             assert await peer.receive() == SwapDraft("new")
             assert client.loading == "new"
             kept, trial = (Swap(name, outcome, "so", name) for name, outcome in TOLD)
@@ -275,13 +275,13 @@ def test_a_swap_is_answered_once_it_is_on_trial_or_refused(tmp_path: Path) -> No
                 await peer.send(Outputs([], StepMetrics(swap=swap)))
                 await heard(events)
                 assert client.swap == swap
-            assert await asked == trial
+            assert await task == trial
             assert client.loading == ""
-            asked = asyncio.create_task(client.swap_draft("newer"))
+            task = asyncio.create_task(client.swap_draft("newer"))
             assert await peer.receive() == SwapDraft("newer")
             client.fail_all("it died")
             with pytest.raises(EngineLost, match="it died"):
-                await asked
+                await task
             assert client.loading == ""
             await peer.send(make_ready())
             await heard(events)

@@ -62,9 +62,9 @@ class PricedClient(FakeClient):
         super().__init__(script=script, ready=ready, state="starting")
         self.price, self.now, self.k = price, 0.0, 0
 
-    def set_speculation(self, said: SetSpeculation) -> None:
-        super().set_speculation(said)
-        self.k = {"off": 0, "auto": 2, "fixed": said.k}[said.mode]
+    def set_speculation(self, command: SetSpeculation) -> None:
+        super().set_speculation(command)
+        self.k = {"off": 0, "auto": 2, "fixed": command.k}[command.mode]
         self._tokens_per_step = self.k + 1
 
     async def _turn(self) -> None:
@@ -123,8 +123,8 @@ def test_the_best_k_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixtu
     options = ["--json", str(out), "--concurrency", "1,2", "--temperature", "0"]
     client = PricedClient(lambda load, k: memory_bound(1, k) if load == 1 else full(load, k))
     assert run(client, prompts(tmp_path), *options) == 0
-    said = capsys.readouterr().out
-    assert "texts equal across modes: " in said
+    printed = capsys.readouterr().out
+    assert "texts equal across modes: " in printed
     found = json.loads(out.read_text())["found"][0]
     cells = {(c["kind"], c["concurrency"]): c["modes"] for c in found["cells"]}
     assert cells.keys() == {(t, load) for t in ("T=0", "T=0.5") for load in (1, 2)}
@@ -137,8 +137,8 @@ def test_the_best_k_is_found_by_load(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert many["draft K=8"] < many["draft K=1"] < 1.0
     assert found["texts_compared"] == found["texts_equal"] > 0
     for name in ("off", "draft K=4", "draft auto", "ngram + draft auto", "ngram K=8"):
-        assert f" {name} " in said
-    assert "`foredraft tune` says in one sentence" in said.splitlines()[-1]
+        assert f" {name} " in printed
+    assert "`foredraft tune` says in one sentence" in printed.splitlines()[-1]
 
 
 def test_request_fields_mean_what_they_do_for_the_server(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_several_drafts_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtu
         (folder / "config.json").write_text("{}")
     given = [word for folder in folders for word in ("--draft", str(folder))]
     run(PricedClient(memory_bound), prompts(tmp_path), "--temperature", "0", *given)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for folder in folders:
-        assert f" {folder} K=4 " in said
-    assert said.count("T=0 x1 ") == 9 + 7
+        assert f" {folder} K=4 " in printed
+    assert printed.count("T=0 x1 ") == 9 + 7
 
 
 def test_without_a_proposer_ngram_is_tried(
@@ -260,9 +260,9 @@ def test_without_a_proposer_ngram_is_tried(
     """Law: for a configuration without a proposer, those that need no model are evaluated."""
     client = PricedClient(memory_bound)
     run(client, prompts(tmp_path), "--set", "speculation.proposer.kind=none")
-    said = capsys.readouterr().out
-    assert " ngram auto " in said
-    assert " draft " not in said
+    printed = capsys.readouterr().out
+    assert " ngram auto " in printed
+    assert " draft " not in printed
 
 
 def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
@@ -281,7 +281,10 @@ def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
 def test_modes_have_their_proposers() -> None:
     """Law: the draft alone, behind n-gram look-up, and look-up alone; proposers that serve the
     request's own fields come first in all of them."""
-    made = {arm.name: who for arm, who in settings_of(SpeculationConfig(), "d", ngram=True).items()}
+    made = {
+        arm.name: proposers
+        for arm, proposers in settings_of(SpeculationConfig(), "d", ngram=True).items()
+    }
     assert made["off"] == ()
     assert made["d K=2"] == made["d auto"] == ("grammar", "prediction", "draft_model")
     assert made["ngram + d auto"] == ("grammar", "prediction", "ngram", "draft_model")
@@ -308,10 +311,10 @@ def test_mistakes_are_one_sentence(
     """Law: exit code 2 and a line on stderr, before any model is loaded."""
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("foredraft evaluate: ")
-    assert said.count("\n") == 1
-    assert part in said
+    error = capsys.readouterr().err
+    assert error.startswith("foredraft evaluate: ")
+    assert error.count("\n") == 1
+    assert part in error
 
 
 @pytest.mark.parametrize(
@@ -332,9 +335,9 @@ def test_wrong_options_say_what_is_allowed(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("foredraft evaluate: ")
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("foredraft evaluate: ")
+    assert error.count("\n") == 1
 
 
 def test_options_are_keys_of_the_configuration() -> None:

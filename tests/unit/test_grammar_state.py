@@ -74,10 +74,10 @@ def test_masks_depend_on_the_tokens_alone() -> None:
         path = path[: rng.randint(0, len(path))]
         fresh, _, _ = state_of(grammar, repeat(0.0))
         extend(fresh, path)
-        asked, told = walked.allowed(path), fresh.allowed([])
-        assert asked is not None
-        assert told is not None
-        assert asked.tolist() == told.tolist()
+        mask, expected = walked.allowed(path), fresh.allowed([])
+        assert mask is not None
+        assert expected is not None
+        assert mask.tolist() == expected.tolist()
         assert walked.forced(8, path) == fresh.forced(8)
         assert walked.is_complete(path) == fresh.is_complete([])
     committed = paths[2][:3]
@@ -85,10 +85,10 @@ def test_masks_depend_on_the_tokens_alone() -> None:
     for length in range(3, len(paths[2])):
         fresh, _, _ = state_of(grammar)
         extend(fresh, paths[2][:length])
-        asked, told = walked.allowed(paths[2][3:length]), fresh.allowed([])
-        assert asked is not None
-        assert told is not None
-        assert asked.tolist() == told.tolist()
+        mask, expected = walked.allowed(paths[2][3:length]), fresh.allowed([])
+        assert mask is not None
+        assert expected is not None
+        assert mask.tolist() == expected.tolist()
     assert walked.allowed(vocabulary.tokenize_str("]")) is None
 
 
@@ -196,9 +196,9 @@ def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
         text.append(token)
         plain.extend(token)
         guessing.extend(token)
-        asked, told = plain.allowed([]), guessing.allowed([])
-        assert (asked is None) == (told is None)
-        assert asked is None or (told is not None and asked.tolist() == told.tolist())
+        expected, mask = plain.allowed([]), guessing.allowed([])
+        assert (expected is None) == (mask is None)
+        assert expected is None or (mask is not None and expected.tolist() == mask.tolist())
     assert plain.error == guessing.error
     assert plain.error is not None
 

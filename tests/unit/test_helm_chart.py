@@ -174,11 +174,11 @@ def test_objects_find_each_other(case: str) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     for monitor in found.get("ServiceMonitor", ()):
         chosen = monitor["spec"]["selector"]["matchLabels"].items()
-        told = [s for s in services.values() if chosen <= s["metadata"]["labels"].items()]
-        assert len(told) == 1, "each pod is scraped once"
-        assert told[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "foredraft"
+        scraped = [s for s in services.values() if chosen <= s["metadata"]["labels"].items()]
+        assert len(scraped) == 1, "each pod is scraped once"
+        assert scraped[0]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "foredraft"
         [endpoint] = monitor["spec"]["endpoints"]
-        assert endpoint["port"] in [port["name"] for port in told[0]["spec"]["ports"]]
+        assert endpoint["port"] in [port["name"] for port in scraped[0]["spec"]["ports"]]
     for scaler in found.get("HorizontalPodAutoscaler", ()):
         target = scaler["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) == (one["kind"], one["metadata"]["name"])
@@ -195,9 +195,9 @@ def test_keys_come_from_secrets_alone(case: str, tmp_path: Path) -> None:
     one does not start; no other object holds a key."""
     found = objects(case)
     _, container = workload(found)
-    said = CASES[case].get("secret", {})
-    entries = {*said.get("entries", ()), *said.get("create", ())}
-    name = said.get("existing") or "demo-foredraft"
+    secret = CASES[case].get("secret", {})
+    entries = {*secret.get("entries", ()), *secret.get("create", ())}
+    name = secret.get("existing") or "demo-foredraft"
     config = started(found, tmp_path).server
     given = {"api-key": config.api_key, "admin-key": config.admin_key}
     given["keys.toml"] = config.api_keys_file
@@ -205,7 +205,7 @@ def test_keys_come_from_secrets_alone(case: str, tmp_path: Path) -> None:
     sources = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one]
     assert all(source == {"name": name, "key": source["key"]} for source in sources)
     made = found.pop("Secret", [])
-    assert [one["stringData"] for one in made] == ([ALL_KEYS] if "create" in said else [])
+    assert [one["stringData"] for one in made] == ([ALL_KEYS] if "create" in secret else [])
     assert "sk-" not in json.dumps(found)
 
 

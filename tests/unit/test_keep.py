@@ -127,18 +127,18 @@ def test_probes_at_k_0_bring_speculation_back() -> None:
     world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
     controller = adaptive(world, stops=True)
     play(controller, world, 200)
-    asked, at = list[tuple[str, int | None]](), []
+    experiments, at = list[tuple[str, int | None]](), []
     for index in range(500):
         k = controller.choose(Load(world.batch))
         if k:
-            asked.append((controller.reason, controller.max_speculating))
+            experiments.append((controller.reason, controller.max_speculating))
             assert controller.estimates().k == k, "an experiment is told as it is played"
             at.append(index)
         controller.update(world.round(controller, k))
     gaps: list[int] = np.diff(at).tolist()
-    assert set(asked) == {("probe", 2), ("trial", None)}
-    trials = asked.count(("trial", None)) / 3  # a trial has three steps
-    assert asked.count(("probe", 2)) > 2 * trials
+    assert set(experiments) == {("probe", 2), ("trial", None)}
+    trials = experiments.count(("trial", None)) / 3  # a trial has three steps
+    assert experiments.count(("probe", 2)) > 2 * trials
     assert set(gaps) - {1}
     assert min(set(gaps) - {1}) >= 16
     world.alpha = 0.95

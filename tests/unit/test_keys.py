@@ -96,7 +96,7 @@ def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: st
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "problem"),
     {
         "a key for its digest": "number 2: sha256 is missing",
         "a key for a limit": "number 2: weight = (hidden) is not allowed: it must be a",
@@ -104,15 +104,15 @@ def test_a_wrong_file_is_one_sentence_without_its_keys(tmp_path: Path, fault: st
         "no keys": "keys.toml have no table [[key]]; was the file truncated?",
     }.items(),
 )
-def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, said: str) -> None:
+def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, problem: str) -> None:
     """Bug: an error about a row without a digest quoted the whole row, including a key in it."""
     with pytest.raises(ConfigError) as caught:
-        ring(tmp_path, row("before", "b") + BAD[fault] if "number" in said else BAD[fault])
-    assert said in str(caught.value)
+        ring(tmp_path, row("before", "b") + BAD[fault] if "number" in problem else BAD[fault])
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "server", "said"),
+    ("text", "server", "names"),
     [
         (row("a", "sk"), {"api_key": "sk"}, "server.api_key and `a` of"),
         (row("a", "sk"), {"admin_key": "sk"}, "server.admin_key and `a` of"),
@@ -125,11 +125,11 @@ def test_a_wrong_row_is_named_with_its_field(tmp_path: Path, fault: str, said: s
     ],
 )
 def test_one_key_with_two_names_is_refused(
-    tmp_path: Path, text: str, server: Mapping[str, str], said: str
+    tmp_path: Path, text: str, server: Mapping[str, str], names: str
 ) -> None:
     """Bug: a key that was both a client's and the admin key was taken for either, depending on the
     order. Law: it is refused at the start and when the file is reloaded."""
-    with pytest.raises(ConfigError, match=f"{said} .*are the same key"):
+    with pytest.raises(ConfigError, match=f"{names} .*are the same key"):
         ring(tmp_path, text, Clock(), **server)
 
 
@@ -161,8 +161,8 @@ def test_a_tenant_that_returns_has_its_used_limits(tmp_path: Path) -> None:
         path.write_text(before)
         keyring.reload()
         assert found(keyring, "one").running == 1
-    said, _ = found(keyring, "one").refusal() or ("", 0.0)
-    assert "100 tokens a minute" in said
+    reason, _ = found(keyring, "one").refusal() or ("", 0.0)
+    assert "100 tokens a minute" in reason
 
 
 def test_a_file_is_reloaded_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_requests_per_minute_are_refilled_evenly() -> None:
         assert tenant.refusal() is None
         with tenant.request():
             pass
-    said, seconds = tenant.refusal() or ("", 0.0)
-    assert "30 requests a minute" in said
+    reason, seconds = tenant.refusal() or ("", 0.0)
+    assert "30 requests a minute" in reason
     assert seconds == pytest.approx(2.0)
     assert tenant.headers == {
         "x-ratelimit-limit-requests": "30",
@@ -217,8 +217,8 @@ def test_excess_tokens_are_paid_by_waiting() -> None:
     tenant = tenant_of(clock, tokens_per_minute=100)
     assert tenant.refusal() is None
     tenant.spend(250)
-    said, seconds = tenant.refusal() or ("", 0.0)
-    assert "100 tokens a minute" in said
+    reason, seconds = tenant.refusal() or ("", 0.0)
+    assert "100 tokens a minute" in reason
     assert seconds == pytest.approx(151 * 0.6)
     clock.now += seconds + 0.01
     assert tenant.refusal() is None
@@ -228,8 +228,8 @@ def test_requests_at_a_time() -> None:
     tenant = tenant_of(Clock(), concurrency=2)
     with tenant.request():
         with tenant.request():
-            said, _ = tenant.refusal() or ("", 0.0)
-            assert "2 requests at a time" in said
+            reason, _ = tenant.refusal() or ("", 0.0)
+            assert "2 requests at a time" in reason
         assert tenant.refusal() is None
 
 
@@ -273,16 +273,16 @@ def test_retry_after_follows_the_measured_rate() -> None:
     )
     Charge(admission, tenant_of(Clock()), 50)
 
-    def told(count: int) -> float | None:
+    def retry_seconds(count: int) -> float | None:
         with pytest.raises(QueueFull) as caught:
             admission.check_tokens(count)
         return caught.value.retry_seconds
 
-    assert told(100) is None
+    assert retry_seconds(100) is None
     pace[:] = [2000.0, 10.0, 20.0]
-    assert told(300) == pytest.approx(3.0)
+    assert retry_seconds(300) == pytest.approx(3.0)
     for _ in range(3):
         pace[0] += 200.0
         pace[2] += 20.0
-        assert told(100) is not None
-    assert told(100) == pytest.approx(10.0)
+        assert retry_seconds(100) is not None
+    assert retry_seconds(100) == pytest.approx(10.0)

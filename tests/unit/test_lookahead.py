@@ -92,14 +92,14 @@ def guess(proposer: LookaheadProposer, seq: Sequence, k: int) -> Proposal:
     return proposal
 
 
-def said(token: int) -> int:
+def next_token(token: int) -> int:
     """Return the token of a target that looks at one row: always the next number."""
     return (token + 1) % 50
 
 
 def step(proposer: LookaheadProposer, seq: Sequence, k: int) -> list[int]:
     proposal = guess(proposer, seq, k)
-    drawn = [said(token) for token in (seq.tokens[-1], *proposal.tokens)]
+    drawn = [next_token(token) for token in (seq.tokens[-1], *proposal.tokens)]
     result = walk(proposal, drawn)
     proposer.learn([Verified(seq, proposal, drawn, result.path, result.tokens)])
     seq.tokens += result.tokens
@@ -112,7 +112,7 @@ def test_tokens_learned_ahead_are_accepted_when_the_text_gets_there() -> None:
     proposer = LookaheadProposer(LookaheadConfig(window=W, ngram=N, guesses=G))
     seq = sequence([20, 30, 10, 5])
     counts = [len(step(proposer, seq, 16)) for _ in range(8)]
-    assert seq.tokens[4:] == [said(token) for token in seq.tokens[3:-1]]
+    assert seq.tokens[4:] == [next_token(token) for token in seq.tokens[3:-1]]
     assert counts[:6] == [1, 1, 1, 1, 1, N]
 
 

@@ -39,10 +39,14 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
     controller.set(mode, k)
     assert set(play(controller, world, 300).ks) == {played}
     assert controller.max_speculating is None
-    said = controller.estimates()
-    assert (said.mode, said.k, said.reason) == (mode, played, "fixed" if played else "off")
-    assert said.speedup == pytest.approx(said.rates[played] / said.rates[0])
-    assert said.num_sequences == 8
+    estimates = controller.estimates()
+    assert (estimates.mode, estimates.k, estimates.reason) == (
+        mode,
+        played,
+        "fixed" if played else "off",
+    )
+    assert estimates.speedup == pytest.approx(estimates.rates[played] / estimates.rates[0])
+    assert estimates.num_sequences == 8
 
 
 def test_estimates_survive_a_short_switch_to_auto() -> None:
@@ -72,10 +76,10 @@ def test_auto_is_reported_only_once_it_has_chosen(k: int) -> None:
     controller.set("auto")
     assert controller.estimates() == before
     play(controller, world, 1)
-    said = controller.estimates()
-    assert (said.mode, said.reason) == ("auto", "pays")
-    assert said.k > 0
-    assert said.speedup == pytest.approx(said.rates[said.k] / said.rates[0])
+    estimates = controller.estimates()
+    assert (estimates.mode, estimates.reason) == ("auto", "pays")
+    assert estimates.k > 0
+    assert estimates.speedup == pytest.approx(estimates.rates[estimates.k] / estimates.rates[0])
 
 
 def test_guesses_without_a_draft_follow_the_mode() -> None:
@@ -93,10 +97,10 @@ def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
     its estimates still follow the load."""
 
     class Counting(AdaptiveK):
-        asked = 0
+        calls = 0
 
         def choose(self, load: Load) -> int:
-            self.asked += 1
+            self.calls += 1
             return super().choose(load)
 
     inner = Counting(K_MAX)
@@ -105,13 +109,13 @@ def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
     world.profile(controller)
     controller.set("off")
     play(controller, world, 160)
-    assert inner.asked == 10
+    assert inner.calls == 10
     plain = controller.estimates().rates[0]
     play(controller, World(alpha=0.8, batch=16), 16)
     assert controller.estimates().rates[0] > 4 * plain
     controller.set("auto")
     play(controller, world, 20)
-    assert inner.asked == 11 + 20
+    assert inner.calls == 11 + 20
 
 
 def test_the_controller_learns_in_fixed_mode() -> None:
@@ -130,7 +134,7 @@ def test_the_controller_learns_in_fixed_mode() -> None:
 class Listener(FixedK):
     """Keeps and drafts at most one guess; counts how often it is asked."""
 
-    asked = 0
+    calls = 0
 
     def __init__(self, k: int) -> None:
         super().__init__(k)
@@ -140,7 +144,7 @@ class Listener(FixedK):
         self.heard.append(record.agreements)
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
-        self.asked += 1
+        self.calls += 1
         return [min(len(sure), 1) for sure in confidences]
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
@@ -156,7 +160,7 @@ def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
     assert (controller.kept_counts(sure), controller.keeps_drafting(sure)) == ([1, 0, 1], False)
     controller.set("fixed", 4)
     assert (controller.kept_counts(sure), controller.keeps_drafting(sure)) == ([3, 0, 1], True)
-    assert listener.asked == 2
+    assert listener.calls == 2
     controller.set("auto")
     assert controller.kept_counts(sure) == [1, 0, 1]
 
@@ -190,7 +194,7 @@ def test_the_controller_rarely_learns_in_a_fixed_mode() -> None:
     for _ in range(160):
         controller.choose(Load(1))
         assert controller.kept_counts([[0.1, 0.2, 0.3]]) == [3]
-    assert listener.asked == 10
+    assert listener.calls == 10
 
 
 def test_back_in_auto_it_soon_measures_k_0() -> None:

@@ -32,9 +32,9 @@ class World:
     """Open requests, the commands sent to the current engine, and the outcomes of held requests."""
 
     def __init__(self, seconds: float = 60.0) -> None:
-        self.told: list[Command] = []
+        self.commands: list[Command] = []
         self.held: list[tuple[str, float]] = []
-        self.requests = OpenRequests(self.told.append, seconds=seconds, on_held=self._note)
+        self.requests = OpenRequests(self.commands.append, seconds=seconds, on_held=self._note)
 
     def _note(self, outcome: ResumeOutcome, seconds: float) -> None:
         self.held.append((outcome, seconds))
@@ -48,8 +48,8 @@ class World:
 
     def taken(self) -> list[str]:
         """Return the ids of the requests submitted to the engine since the last call."""
-        submits = [one.id for one in self.told if isinstance(one, Submit)]
-        self.told.clear()
+        submits = [one.id for one in self.commands if isinstance(one, Submit)]
+        self.commands.clear()
         return submits
 
     def say(self, id: str, *tokens: int, **fields: Any) -> None:
@@ -60,7 +60,7 @@ class World:
 
     def die_and_return(self) -> list[str]:
         self.lose()
-        self.told.clear()
+        self.commands.clear()
         self.requests.resume_on(READY)
         return self.taken()
 
@@ -84,9 +84,9 @@ async def test_the_next_engine_gets_the_tokens_so_far() -> None:
     world.say("a", 5, 6, rounds=1, proposed=4, accepted=1, predicted=2, cached_tokens=0)
     world.say("a", 7, rounds=2, proposed=8, accepted=1, predicted=2)
     world.lose()
-    world.told.clear()
+    world.commands.clear()
     world.requests.resume_on(READY)
-    (again,) = world.told
+    (again,) = world.commands
     assert isinstance(again, Submit)
     assert again.prompt == [1, 2]
     assert again.begun == ResumedReply([5, 6, 7], rounds=2, proposed=8, accepted=1, predicted=2)
@@ -103,10 +103,10 @@ async def test_a_request_without_output_is_resubmitted_unchanged() -> None:
     """Law: a request without any output yet is submitted again unchanged."""
     world = World()
     world.add("a")
-    (first,) = world.told
+    (first,) = world.commands
     world.lose()
     world.requests.resume_on(READY)
-    assert world.told[-1] == first
+    assert world.commands[-1] == first
 
 
 @in_a_loop
@@ -213,15 +213,15 @@ def test_requests_that_kill_the_engine_are_found(seed: int) -> None:
         losses, arrived = 0, dict.fromkeys(names, 0)
         running: dict[str, int] = {}
         while len(world.requests):
-            for command in world.told:
+            for command in world.commands:
                 if isinstance(command, Submit):
                     running[command.id] = len(command.begun.tokens)
-            world.told.clear()
+            world.commands.clear()
             if any(fatal.get(name) == at for name, at in running.items()):
                 losses += 1
                 world.lose()
                 running.clear()
-                world.told.clear()
+                world.commands.clear()
                 world.requests.resume_on(READY)
                 continue
             if len(streams) < 15 and chance.random() < 0.1:
@@ -259,7 +259,7 @@ async def test_no_request_is_held_forever() -> None:
         late.take()
     assert world.outcomes == ["resumed", "too_late"]
     assert all(0 <= seconds < 5 for _, seconds in world.held)
-    assert Abort(["late"]) in world.told
+    assert Abort(["late"]) in world.commands
     world.say("late", 9)  # this output crosses the abort
     world.say("goes on", 7, finish="length")
     assert continuing.take().tokens == [6, 7]
@@ -319,20 +319,20 @@ def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
 @in_a_loop
 async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> None:
     """Law: a request continues without its proposers or bound if the next engine lacks them."""
-    asked = [
+    speculations = [
         Speculation(proposers=("ngram",)),
         Speculation(max_draft=3),
         Speculation(max_draft=2, proposers=("draft_model",)),
     ]
     world = World()
-    for i, said in enumerate(asked):
-        params = SamplingParams(seed=1, max_tokens=10, speculation=said)
+    for i, speculation in enumerate(speculations):
+        params = SamplingParams(seed=1, max_tokens=10, speculation=speculation)
         world.requests.add(Submit(f"{i}", [1], params, 0.0))
     world.lose(planned=True)
-    world.told.clear()
+    world.commands.clear()
     world.requests.resume_on(make_ready(k_max=2, proposers=("draft_model",)))
-    said_again = [one.params.speculation for one in world.told if isinstance(one, Submit)]
-    assert said_again == [None, None, asked[2]]
+    resubmitted = [one.params.speculation for one in world.commands if isinstance(one, Submit)]
+    assert resubmitted == [None, None, speculations[2]]
 
 
 @in_a_loop

@@ -25,10 +25,10 @@ def step(
     overhead.chose(lap())
     clock.now += 3.0
     lap()
-    told = overhead.seconds(sequences, speculates=speculates)
+    seconds = overhead.seconds(sequences, speculates=speculates)
     clock.now += after
     overhead.end(lap, reason or ("pays" if speculates else "off"), more=more)
-    return told
+    return seconds
 
 
 def test_time_between_steps_counts_unless_the_engine_is_idle() -> None:
@@ -47,8 +47,8 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
     lost."""
     overhead, clock = Overhead(), Clock()
     for _ in range(2):
-        told = step(overhead, clock, after=0.25, speculates=True)
-    assert told == 0.25
+        seconds = step(overhead, clock, after=0.25, speculates=True)
+    assert seconds == 0.25
     assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == -1.0
     step(overhead, clock, after=0.125, speculates=False)
     assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == 0.125
@@ -70,8 +70,8 @@ def test_a_trial_is_charged_as_usual_rounds_would_be() -> None:
     for _ in range(200):
         step(overhead, clock, after=0.25, speculates=True)
     for _ in range(3):
-        told = step(overhead, clock, after=9.0, speculates=True, reason="trial")
-        assert abs(told - 0.25) < 0.01
+        seconds = step(overhead, clock, after=9.0, speculates=True, reason="trial")
+        assert abs(seconds - 0.25) < 0.01
 
 
 def test_overhead_of_a_large_batch_is_not_charged_to_one_stream() -> None:
@@ -87,13 +87,13 @@ def test_all_time_between_the_phases_of_two_steps_is_reported() -> None:
     """Law: overhead and phases add up to the clock, whatever caused it; a pause without work
     belongs to no step."""
     overhead, clock = Overhead(), Clock()
-    told = []
+    seconds = []
     for more in (True, True, False, True):
         lap = Stopwatch(clock)
-        told.append(overhead.begin(lap))
+        seconds.append(overhead.begin(lap))
         clock.now += 4.0
         lap()
         clock.now += 0.25
         overhead.end(lap, "trial", more=more)
         clock.now += 0.5
-    assert told == [0.0, 0.75, 0.75, 0.0]
+    assert seconds == [0.0, 0.75, 0.75, 0.0]

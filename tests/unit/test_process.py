@@ -266,8 +266,8 @@ def test_a_mode_is_obeyed_and_shown_at_once(front_end: FrontEnd) -> None:
         Drain(),
     )
     outputs = [event for event in events if isinstance(event, Outputs)]
-    said = [(o.metrics.estimates.mode, o.metrics.estimates.k) for o in outputs]
-    assert said[:2] == [("fixed", 2), ("off", 0)]
+    modes = [(o.metrics.estimates.mode, o.metrics.estimates.k) for o in outputs]
+    assert modes[:2] == [("fixed", 2), ("off", 0)]
     assert code == 0
     items = [item for event in outputs for item in event.items]
     assert {item.id: item.rounds for item in items} == {"a": 12, "b": 3}

@@ -30,7 +30,7 @@ def steps_of(tokens: list[int], rng: random.Random) -> list[list[tuple[int, str]
 
 
 def outputs_of(
-    steps: list[list[tuple[int, str]]], *, finish: str, logprobs: bool, told: bool
+    steps: list[list[tuple[int, str]]], *, finish: str, logprobs: bool, sources: bool
 ) -> list[Output]:
     outputs = []
     for i, step in enumerate(steps):
@@ -41,7 +41,7 @@ def outputs_of(
                 id="a",
                 tokens=tokens,
                 logprobs=entries if logprobs else None,
-                sources=[(source, 1) for _, source in step] if told else None,
+                sources=[(source, 1) for _, source in step] if sources else None,
                 finish=finish if i == len(steps) - 1 else None,  # type: ignore[arg-type]
             )
         )
@@ -94,17 +94,19 @@ def test_the_pieces_are_the_text(seed: int) -> None:
     }
     steps = steps_of(tokens, rng)
     whole = read(
-        outputs_of(steps, finish=finish, logprobs=True, told=True), provenance=True, **settings
+        outputs_of(steps, finish=finish, logprobs=True, sources=True), provenance=True, **settings
     )
     plain = read(
-        outputs_of(steps, finish=finish, logprobs=False, told=False), provenance=False, **settings
+        outputs_of(steps, finish=finish, logprobs=False, sources=False),
+        provenance=False,
+        **settings,
     )
-    said = "".join(delta.text for delta in whole)
-    assert said == "".join(delta.text for delta in plain)
+    reply = "".join(delta.text for delta in whole)
+    assert reply == "".join(delta.text for delta in plain)
     assert all(delta.provenance is None for delta in plain)
     origins = [origin for delta in whole for origin in delta.provenance or []]
     echo = "say " if settings["echo"] else ""
-    assert echo + "".join(origin.text for origin in origins) == said
+    assert echo + "".join(origin.text for origin in origins) == reply
     truth = [source for step in steps for _, source in step]
     assert [origin.source for origin in origins] == truth[: len(origins)]
     entries = [entry for delta in whole for entry in delta.logprobs or []]
@@ -116,7 +118,7 @@ def test_an_origin_leaves_with_its_text() -> None:
     back."""
     steps = [[(97, "ngram"), (98, "ngram"), (99, "target")], [(100, "target")]]
     deltas = read(
-        outputs_of(steps, finish="length", logprobs=False, told=True),
+        outputs_of(steps, finish="length", logprobs=False, sources=True),
         provenance=True,
         stop=("cd!",),
     )
@@ -128,7 +130,7 @@ def test_an_origin_leaves_with_its_text() -> None:
 
 def test_a_character_of_several_tokens_is_the_last_ones() -> None:
     steps = [[(0xC3, "ngram"), (0xA9, "target")], [(0xE2, "target")]]
-    deltas = read(outputs_of(steps, finish="length", logprobs=False, told=True), provenance=True)
+    deltas = read(outputs_of(steps, finish="length", logprobs=False, sources=True), provenance=True)
     origins = [(o.text, o.source) for delta in deltas for o in delta.provenance or []]
     assert origins == [("", "ngram"), ("é", "target"), ("\ufffd", "target")]
 

@@ -50,8 +50,8 @@ def request(number: int, text: str, **more: object) -> PendingRequest:
     return PendingRequest(args=[SimpleNamespace(body=body)], kwargs={}, metadata=meta)
 
 
-async def choose(router: AffinityRouter, asked: PendingRequest) -> str:
-    chosen = await router._choose_replica_for_request(asked)
+async def choose(router: AffinityRouter, pending: PendingRequest) -> str:
+    chosen = await router._choose_replica_for_request(pending)
     return str(chosen.replica_id.unique_id)
 
 

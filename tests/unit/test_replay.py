@@ -28,7 +28,7 @@ class Script(FixedK):
     keep_at: int = 99
     limit: int | None = None
     seen: list[StepRecord] = field(default_factory=list)
-    asked: list[list[Sequence[float]]] = field(default_factory=list)
+    confidences: list[list[Sequence[float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.k_max = 8
@@ -42,7 +42,7 @@ class Script(FixedK):
         return self.ks[min(len(self.seen), len(self.ks) - 1)]
 
     def keeps_drafting(self, confidences: Sequence[Sequence[float]]) -> bool:
-        self.asked.append([list(row) for row in confidences])
+        self.confidences.append([list(row) for row in confidences])
         return len(confidences[0]) < self.stop_at
 
     def kept_counts(self, confidences: Sequence[Sequence[float]]) -> list[int]:
@@ -82,7 +82,7 @@ def test_drafting_stops_where_the_controller_says_and_only_that_is_paid() -> Non
     """Law: `keeps_drafting` gets all confidences after each draft forward except the last."""
     script = Script(ks=[4], stop_at=2)
     steps = list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
-    assert script.asked[:2] == [[[0.0]], [[0.0, 1.0]]]
+    assert script.confidences[:2] == [[[0.0]], [[0.0, 1.0]]]
     machine = Roofline()
     paid = machine.draft(1) + machine.draft(1) + machine.target(3, 1, 10)
     assert steps[0].seconds == pytest.approx(paid)
@@ -98,14 +98,14 @@ def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: i
     agreed), whatever was chosen: full acceptance, spells at K = 0, dropped guesses or stops."""
     script = Script(ks=ks, stop_at=stop_at, keep_at=keep_at)
     list(Player(script, Roofline(), clock=lambda: 0.0).play(given(request())))
-    told: list[tuple[float, bool]] = []
+    pairs: list[tuple[float, bool]] = []
     for seen in script.seen:
-        told += [pair for stretch in seen.agreements for pair in stretch]
+        pairs += [pair for stretch in seen.agreements for pair in stretch]
         for outcome, row in zip(seen.outcomes, seen.confidences, strict=True):
-            told += [(sure, i < outcome.right) for i, sure in enumerate(row)]
-    positions = sorted(int(sure) for sure, _ in told)
+            pairs += [(sure, i < outcome.right) for i, sure in enumerate(row)]
+    positions = sorted(int(sure) for sure, _ in pairs)
     assert positions == list(range(len(positions)))
-    assert all(hit == HITS[int(sure)] for sure, hit in told)
+    assert all(hit == HITS[int(sure)] for sure, hit in pairs)
     assert len(positions) >= len(HITS) - 3
 
 

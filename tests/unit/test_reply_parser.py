@@ -255,8 +255,8 @@ THOUGHT = [  # with the thinking state at the end of the prompt
      "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.", ("Hm.", "Hi.", [])),
 ]  # fmt: skip
 CASES = [
-    *((HermesParser, None, text, ("", *told)) for text, told in HERMES),
-    *((LlamaParser, None, text, ("", *told)) for text, told in LLAMA),
+    *((HermesParser, None, text, ("", *reply)) for text, reply in HERMES),
+    *((LlamaParser, None, text, ("", *reply)) for text, reply in LLAMA),
     *((MistralParser, None, *case) for case in MISTRAL),
     *((DeepSeekParser, None, *case) for case in DEEPSEEK),
     *((TagParser, None, *case) for case in TAGS),
@@ -317,11 +317,11 @@ def test_any_text_can_be_cut_anywhere(parser: type[ReplyParser], thinking: Think
 
 def test_a_string_between_tags_streams() -> None:
     """Law: a file written by a call is not held back until it is complete."""
-    parser, told = TagParser(OFFERED), list[str]()
+    parser, texts = TagParser(OFFERED), list[str]()
     parser.push("<tool_call>\n<function=get_weather>\n<parameter=city>\n")
     for word in ("once ", 'upon "a', "\ttime", "\n</parameter>\n</function>"):
-        told += [piece.text for piece in parser.push(word)]
-    assert told == ["once ", 'upon \\"a', "\\ttime", '"}']
+        texts += [piece.text for piece in parser.push(word)]
+    assert texts == ["once ", 'upon \\"a', "\\ttime", '"}']
 
 
 @pytest.mark.parametrize(

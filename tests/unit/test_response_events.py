@@ -18,7 +18,7 @@ Choice = dict[str, Any]
 TEXT = st.text(alphabet="aé🙂 \n<{", min_size=1, max_size=6)
 ARGUMENTS = st.lists(TEXT, max_size=3)
 THOUGHT = st.tuples(st.just("thought"), TEXT)
-SAYINGS = st.lists(st.one_of(TEXT, THOUGHT, st.tuples(st.just("call"), ARGUMENTS)), max_size=6)
+PIECES = st.lists(st.one_of(TEXT, THOUGHT, st.tuples(st.just("call"), ARGUMENTS)), max_size=6)
 FINISH = st.sampled_from(["stop", "length", "tool_calls"])
 
 
@@ -26,25 +26,25 @@ def chunk(delta: dict[str, Any], finish: str | None = None, logprobs: Any = None
     return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def chunks(sayings: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
+def chunks(pieces: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
     """Return chat chunks of a reply (text, thinking and calls), with one logprobs entry for each
     piece of text."""
     made: list[Choice] = []
     calls = 0
-    for said in sayings:
-        if isinstance(said, str):
-            entry = {"token": said, "logprob": -1.0, "bytes": list(said.encode())}
-            made.append(chunk({"content": said}, None, {"content": [entry]} if logprobs else None))
+    for piece in pieces:
+        if isinstance(piece, str):
+            entry = {"token": piece, "logprob": -1.0, "bytes": list(piece.encode())}
+            made.append(chunk({"content": piece}, None, {"content": [entry]} if logprobs else None))
             continue
-        if said[0] == "thought":
-            made.append(chunk({"reasoning_content": said[1]}))
+        if piece[0] == "thought":
+            made.append(chunk({"reasoning_content": piece[1]}))
             continue
         begin = {"index": calls, "id": f"call_{calls}", "type": "function"}
         function = {"name": f"f{calls}", "arguments": ""}
         made.append(chunk({"tool_calls": [{**begin, "function": function}]}))
         made += [
             chunk({"tool_calls": [{"index": calls, "function": {"arguments": text}}]})
-            for text in said[1]
+            for text in piece[1]
         ]
         calls += 1
     return [*made, chunk({}, finish)]
@@ -71,13 +71,13 @@ def events_of(
         yield telling.fail(ApiError(503, "the engine died"))
 
 
-@given(sayings=SAYINGS, finish=FINISH, logprobs=st.booleans())
+@given(pieces=PIECES, finish=FINISH, logprobs=st.booleans())
 def test_events_come_in_order_and_tell_the_response(
-    sayings: list[Any], finish: str, logprobs: bool
+    pieces: list[Any], finish: str, logprobs: bool
 ) -> None:
     """Law: events come in order and add up to the Response, whatever its output, even none."""
-    made = chunks(sayings, finish, logprobs=logprobs)
-    calls = [said for said in sayings if said[0] == "call"]
+    made = chunks(pieces, finish, logprobs=logprobs)
+    calls = [piece for piece in pieces if piece[0] == "call"]
     response = told(events_of(made, with_logprobs=logprobs))
     assert response["status"] == ("incomplete" if finish == "length" else "completed")
     items = response["output"]
@@ -86,7 +86,7 @@ def test_events_come_in_order_and_tell_the_response(
         "".join(arguments) for _, arguments in calls
     ]
     text = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
-    assert text == "".join(said for said in sayings if isinstance(said, str))
+    assert text == "".join(piece for piece in pieces if isinstance(piece, str))
     assert [item["status"] for item in items[:-1]] == ["completed"] * (len(items) - 1)
     assert items[-1]["status"] == response["status"]
     if logprobs and not calls:
@@ -94,10 +94,10 @@ def test_events_come_in_order_and_tell_the_response(
         assert "".join(entry["token"] for part in parts for entry in part["logprobs"]) == text
 
 
-@given(sayings=SAYINGS, finish=FINISH, data=st.data())
-def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.DataObject) -> None:
+@given(pieces=PIECES, finish=FINISH, data=st.data())
+def test_a_cut_stream_fails_in_order(pieces: list[Any], finish: str, data: st.DataObject) -> None:
     """Law: the open item gets no done events, and the Response holds what had arrived."""
-    made = chunks(sayings, finish, logprobs=False)
+    made = chunks(pieces, finish, logprobs=False)
     cut = data.draw(st.integers(0, len(made) - 1))
     *before, last = events_of(made, cut=cut)
     assert last["type"] == "response.failed"
@@ -115,13 +115,13 @@ def test_a_cut_stream_fails_in_order(sayings: list[Any], finish: str, data: st.D
     assert shown == heard
 
 
-@given(sayings=SAYINGS, finish=FINISH, sizes=st.lists(st.integers(1, 4), min_size=1))
+@given(pieces=PIECES, finish=FINISH, sizes=st.lists(st.integers(1, 4), min_size=1))
 def test_how_a_reply_is_cut_into_chunks_does_not_matter(
-    sayings: list[Any], finish: str, sizes: list[int]
+    pieces: list[Any], finish: str, sizes: list[int]
 ) -> None:
     """Law: log-probabilities that arrive before their text, as with held-back text, end up in the
     same places."""
-    made = chunks(sayings, finish, logprobs=True)
+    made = chunks(pieces, finish, logprobs=True)
     early, step = [], itertools.cycle(sizes)
     while made:
         size = next(step)
@@ -129,5 +129,5 @@ def test_how_a_reply_is_cut_into_chunks_does_not_matter(
         entries = [e for choice in group for e in (choice["logprobs"] or {}).get("content", [])]
         group[0] = {**group[0], "logprobs": {"content": entries}}
         early += [group[0], *({**choice, "logprobs": None} for choice in group[1:])]
-    plain = chunks(sayings, finish, logprobs=True)
+    plain = chunks(pieces, finish, logprobs=True)
     assert told(events_of(early, with_logprobs=True)) == told(events_of(plain, with_logprobs=True))

@@ -43,9 +43,9 @@ def test_a_replica_that_starts_is_waited_for() -> None:
 
 def test_the_policy_reads_the_replicas_reports() -> None:
     """Law: replicas that have not reported yet count as replicas, but not as load or capacity."""
-    told = {"queued": {"a": 5000.0}, "rate": {"a": 1000.0}, "capacity": {"a": 1000.0}}
+    metrics = {"queued": {"a": 5000.0}, "rate": {"a": 1000.0}, "capacity": {"a": 1000.0}}
     context = SimpleNamespace(
-        aggregated_metrics=told, current_num_replicas=2, target_num_replicas=2, policy_state={}
+        aggregated_metrics=metrics, current_num_replicas=2, target_num_replicas=2, policy_state={}
     )
     assert ByTokens(seconds=2.0)(context) == (4, {})
     context.aggregated_metrics = None

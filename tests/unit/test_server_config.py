@@ -269,11 +269,11 @@ def test_a_key_that_the_kind_has_stays_with_it(tmp_path: Path) -> None:
     """Bug: `path` was read as a draft model's for every kind, so only the built-in heads could be
     used on top of a preset."""
     (tmp_path / "medusa.toml").write_text(MEDUSA)
-    said = ["speculation.proposer.path=heads", "speculation.proposer.heads=2"]
-    found = load_config(tmp_path / "medusa.toml", said).engine.speculation.proposer
+    settings = ["speculation.proposer.path=heads", "speculation.proposer.heads=2"]
+    found = load_config(tmp_path / "medusa.toml", settings).engine.speculation.proposer
     assert found == MedusaConfig(path="heads", heads=2)
     found = load_config(
-        None, [*said, "speculation.proposer.kind=medusa"]
+        None, [*settings, "speculation.proposer.kind=medusa"]
     ).engine.speculation.proposer
     assert found == MedusaConfig(path="heads", heads=2)
     drafted = overrides_of({"speculation.proposer.path": "small"})
@@ -295,8 +295,8 @@ def test_a_key_of_another_kind_is_refused(kind: str, key: str, of: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(None, [f"speculation.proposer.{key}", f"speculation.proposer.kind={kind}"])
     name = key.partition("=")[0]
-    said = f"speculation.proposer.{name} is a key of the kind {of!r}, but the kind is {kind!r}"
-    assert said in str(refused.value)
+    problem = f"speculation.proposer.{name} is a key of the kind {of!r}, but the kind is {kind!r}"
+    assert problem in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["server.api_key", "server.admin_key"])

@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def said(k: int, reason: Reason, mode: Mode = "auto") -> Estimates:
+def estimates(k: int, reason: Reason, mode: Mode = "auto") -> Estimates:
     return Estimates(mode=mode, k=k, reason=reason, num_sequences=1, rates=[1.0], acceptance=0.5)
 
 
@@ -38,14 +38,14 @@ def test_on_and_off_are_logged_but_not_each_k(log: pytest.LogCaptureFixture) -> 
     regimes = SpeculationLog(clock)
     regimes.observe(Estimates())  # before the first step
     for k in (3, 4, 2, 3):
-        regimes.observe(said(k, "pays"))
-    regimes.observe(said(0, "baseline"))
-    regimes.observe(said(4, "trial"))
+        regimes.observe(estimates(k, "pays"))
+    regimes.observe(estimates(0, "baseline"))
+    regimes.observe(estimates(4, "trial"))
     assert lines(log) == ["speculation is on: K = 3 for 1 sequence, acceptance 0.50"]
     clock.now = QUIET_SECONDS
-    regimes.observe(said(0, "off"))
-    regimes.observe(said(2, "probe"))
-    regimes.observe(said(0, "off"))
+    regimes.observe(estimates(0, "off"))
+    regimes.observe(estimates(2, "probe"))
+    regimes.observe(estimates(0, "off"))
     assert lines(log) == ["speculation is off: K = 0 for 1 sequence, acceptance 0.50"]
 
 
@@ -58,9 +58,9 @@ def test_flapping_is_one_line_a_minute(
     clock = Clock()
     regimes = SpeculationLog(clock)
     for change in range(changes + 1):
-        regimes.observe(said(0, "off") if change % 2 else said(3, "pays"))
+        regimes.observe(estimates(0, "off") if change % 2 else estimates(3, "pays"))
     assert len(lines(log)) == 1, "the first"
-    last = said(3, "pays") if word == "on" else said(0, "off")
+    last = estimates(3, "pays") if word == "on" else estimates(0, "off")
     for clock.now in (QUIET_SECONDS - 1, QUIET_SECONDS, QUIET_SECONDS + 1):
         regimes.observe(last)
     (line,) = lines(log)
@@ -72,18 +72,18 @@ def test_a_line_does_not_contradict_itself(log: pytest.LogCaptureFixture) -> Non
     the main proposer alone."""
     for speedup, shown in ((1.25, True), (1.0, False), (0.9, False)):
         regimes = SpeculationLog(Clock())
-        regimes.observe(msgspec.structs.replace(said(3, "pays"), speedup=speedup))
+        regimes.observe(msgspec.structs.replace(estimates(3, "pays"), speedup=speedup))
         (line,) = lines(log)
         assert ("expected speed-up" in line) == shown, line
 
 
 def test_a_switch_is_logged_at_once(log: pytest.LogCaptureFixture) -> None:
     regimes = SpeculationLog(Clock())
-    regimes.observe(said(3, "pays"))
-    regimes.observe(said(0, "off", "off"))
-    regimes.observe(said(2, "fixed", "fixed"))
-    regimes.observe(said(2, "fixed", "fixed"))
-    regimes.observe(said(3, "pays"))
+    regimes.observe(estimates(3, "pays"))
+    regimes.observe(estimates(0, "off", "off"))
+    regimes.observe(estimates(2, "fixed", "fixed"))
+    regimes.observe(estimates(2, "fixed", "fixed"))
+    regimes.observe(estimates(3, "pays"))
     _, *switches = [line.split(":")[0] for line in lines(log)]
     assert switches == [
         "speculation mode auto -> off", "speculation mode off -> fixed",

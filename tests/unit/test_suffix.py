@@ -210,7 +210,7 @@ def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
     """Law: a sequence examined once for several tokens, first as expected and then not, has the
     same chances as one examined after each token."""
     text = [1, 2, 3, *range(10, 60), 1, 2, 3, *range(10, 45), 5, 1, 2, 3, 10, 11]
-    told = []
+    forecasts = []
     for step in (1, 4):
         proposer, seq = ngram(n_max=8, n_min=2), sequence(text[:56])
         while True:
@@ -218,9 +218,9 @@ def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
             if len(seq.tokens) == len(text):
                 break
             seq.tokens += text[len(seq.tokens) : len(seq.tokens) + step]
-        told.append(proposer.forecast(seq, 8))
-    assert told[0]
-    assert told[0] == pytest.approx(told[1])
+        forecasts.append(proposer.forecast(seq, 8))
+    assert forecasts[0]
+    assert forecasts[0] == pytest.approx(forecasts[1])
 
 
 def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], salt: str = "") -> None:

@@ -31,9 +31,9 @@ def test_a_quota_counts(
     """Law: use one thread less than the cores of the affinity mask and the quota, but at least one:
     idle engine threads spin, and one too many slows every layer."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    for name, said in files.items():
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(said)
+        (tmp_path / name).write_text(text)
     assert engine_threads(tmp_path) == threads
 
 

@@ -24,7 +24,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def told(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+def logged(log: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     found = [vars(record)["fields"] for record in log.records]
     log.clear()
     return found
@@ -46,7 +46,7 @@ def test_a_line_covers_the_time_since_the_last(log: pytest.LogCaptureFixture) ->
             metrics.observe_step(STEP)
         clock.now += seconds
         throughput.log()
-        (fields,) = told(log)
+        (fields,) = logged(log)
         assert fields == {
             "tokens_per_second": 70 * steps / seconds,
             "prompt_tokens_per_second": 40 * steps / seconds,
@@ -61,9 +61,9 @@ def test_an_idle_server_is_silent(log: pytest.LogCaptureFixture) -> None:
     throughput.log()
     metrics.observe_step(StepMetrics(blocks_used=5, blocks_total=100))
     throughput.log()
-    assert told(log) == []
+    assert logged(log) == []
     metrics.observe_step(StepMetrics(num_waiting=1))
     throughput.log()
-    (fields,) = told(log)
+    (fields,) = logged(log)
     assert fields["waiting"] == 1
     assert fields.keys().isdisjoint({"k", "acceptance"}), "of no rounds"

@@ -26,11 +26,11 @@ class Picky(GrammarChecker):
     """Refuses grammars that contain a word; if `slow`, plain schemas never finish."""
 
     def __init__(self, word: str, *, slow: bool = False) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.checked: list[tuple[str, str]] = []
         self._word, self._slow = word, slow
 
     async def check(self, grammar: Grammar, *, param: str) -> None:
-        self.asked.append((grammar.kind, param))
+        self.checked.append((grammar.kind, param))
         if self._slow and grammar.kind == "json_schema":
             await asyncio.Event().wait()
         if self._word in grammar.source:
@@ -66,7 +66,7 @@ def test_a_valid_grammar_is_compiled_once() -> None:
     """Law: the common case costs one compilation."""
     grammars = Picky("nothing")
     assert ask(grammars, lambda i: True, bad=2) is not None
-    assert grammars.asked == [("lark", "tools")]
+    assert grammars.checked == [("lark", "tools")]
 
 
 def test_the_strict_tool_at_fault_is_named() -> None:
@@ -75,7 +75,7 @@ def test_the_strict_tool_at_fault_is_named() -> None:
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: i > 0, bad=2)
     assert refused.value.param == "tools[2].function.parameters"
-    assert [param for _, param in grammars.asked] == [
+    assert [param for _, param in grammars.checked] == [
         "tools", "tools[1].function.parameters", "tools[2].function.parameters"
     ]  # fmt: skip
 
@@ -95,4 +95,4 @@ def test_slow_schemas_are_not_tried_one_by_one() -> None:
     with pytest.raises(GrammarRefused) as refused:
         ask(grammars, lambda i: True, bad=2)
     assert refused.value.param == "tools"
-    assert len(grammars.asked) == 2
+    assert len(grammars.checked) == 2

@@ -57,28 +57,28 @@ def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -
             if number < joined * i or done[i] >= BITS:
                 continue
             hits, begin = bits(i), done[i]
-            asked = min(chosen, BITS - begin - 1)
-            if asked and missed[i]:
+            drafted = min(chosen, BITS - begin - 1)
+            if drafted and missed[i]:
                 span = range(begin - missed[i], begin)
                 found = [(confidence(i, p), hits[p]) for p in span]
                 hindsight.append(Agreement(i, span[0], found))
                 late += missed[i]
             accepted = 0
-            while accepted < asked and hits[begin + accepted]:
+            while accepted < drafted and hits[begin + accepted]:
                 accepted += 1
-            missed[i] = int(accepted == asked) if asked else missed[i] + 1
+            missed[i] = int(accepted == drafted) if drafted else missed[i] + 1
             done[i] = begin + accepted + 1
-            tried = min(accepted + 1, asked)
+            tried = min(accepted + 1, drafted)
             finish = "length" if done[i] == BITS else ""
             sure = [confidence(i, begin + j) for j in range(tried)]
             parts.append(
                 Part(
-                    i, begin, PROMPT + begin - 1 if begin else 0, 1 if begin else PROMPT, k=asked,
-                    drafted=asked, proposed=asked, accepted=accepted, tokens=accepted + 1,
+                    i, begin, PROMPT + begin - 1 if begin else 0, 1 if begin else PROMPT, k=drafted,
+                    drafted=drafted, proposed=drafted, accepted=accepted, tokens=accepted + 1,
                     tried=tried, right=accepted, finish=finish, confidences=sure,
                 )
             )  # fmt: skip
-            rows += parts[-1].rows + asked
+            rows += parts[-1].rows + drafted
         if not parts:
             steps.append(StepRecord([], "off", 0.0, 1e-4, 1e-4))
             continue
@@ -134,31 +134,31 @@ def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path) -> None:
 def test_every_bit_comes_back(tmp_path: Path) -> None:
     """Law: a verified, rejected or agreed guess gives the bit of its position; positions that
     nobody guessed are drawn at random and counted as unknown."""
-    told = recorded(served(3))
+    recording = recorded(served(3))
     unknown = 0
-    for i, request in enumerate(told.requests):
+    for i, request in enumerate(recording.requests):
         assert (request.length, request.context, request.prompt) == (BITS, PROMPT, PROMPT)
         for position, sure in enumerate(request.confidences):
             if sure == pytest.approx(confidence(i, position)):
                 assert request.hits[position] == bits(i)[position]
             else:
                 unknown += 1
-    assert told.known == pytest.approx(1 - unknown / (3 * BITS))
+    assert recording.known == pytest.approx(1 - unknown / (3 * BITS))
     assert 0 < unknown < 0.1 * 3 * BITS
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_replaying_the_recorded_choices_gives_the_recorded_lengths_and_time(k: int) -> None:
     trace = served(k)
-    told = recorded(trace)
-    spent, same, other = check(told)
+    recording = recorded(trace)
+    spent, same, other = check(recording)
     assert other == 0
     assert same == sum(len(step.parts) for step in trace.steps)
-    assert spent == pytest.approx(told.seconds, rel=0.1)
-    player = Repeat(told)
-    played = sum(step.seconds for step in player.play(told.workload()))
+    assert spent == pytest.approx(recording.seconds, rel=0.1)
+    player = Repeat(recording)
+    played = sum(step.seconds for step in player.play(recording.workload()))
     assert (player.same, player.other) == (same, 0)
-    assert played == pytest.approx(told.seconds, rel=0.1)
+    assert played == pytest.approx(recording.seconds, rel=0.1)
 
 
 def test_a_trace_that_contradicts_its_bits_does_not_pass_the_check() -> None:
@@ -185,9 +185,9 @@ def test_an_inaccurate_replay_ranks_nothing(
     trace = served(3)
     trace.steps[5] = replace(trace.steps[5], overhead_seconds=-3 * recorded(trace).seconds)
     assert replay.main([str(write(tmp_path / "b.jsonl", trace))]) == 2
-    said = capsys.readouterr()
-    assert not said.out
-    assert re.match(r"foredraft replay: the replay of b is off by -[0-9.]+ %", said.err)
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert re.match(r"foredraft replay: the replay of b is off by -[0-9.]+ %", captured.err)
 
 
 def test_the_cost_model_trusts_seen_sizes_and_interpolates_nearby() -> None:
@@ -215,16 +215,16 @@ def test_drafting_takes_a_beginning_and_a_time_for_each_forward() -> None:
 
 def test_another_k_is_scored_on_the_same_bits() -> None:
     """Law: what K = 4 saw determines exactly what K = 3 would have accepted."""
-    told = recorded(served(4))
-    played = play(told, [], k_max=4, charge=0.0)
+    recording = recorded(served(4))
+    played = play(recording, [], k_max=4, charge=0.0)
     for row, k in zip(played.fixed, range(5), strict=True):
         accepted = proposed = 0
-        for request in told.requests:
+        for request in recording.requests:
             position = 0
             while position < BITS:
-                asked = min(k, BITS - position - 1)
-                run = min(asked, request.runs[position])
-                proposed, accepted, position = proposed + asked, accepted + run, position + run + 1
+                drafts = min(k, BITS - position - 1)
+                run = min(drafts, request.runs[position])
+                proposed, accepted, position = proposed + drafts, accepted + run, position + run + 1
         assert (row.proposed, row.accepted) == (proposed, accepted)
 
 
@@ -238,11 +238,13 @@ def test_references_are_in_order() -> None:
 
 
 def test_phases_are_runs_of_one_power_of_two() -> None:
-    told = recorded(served(1, requests=3, joined=15))
-    assert len(told.begins) == len(told.sizes) > 1
-    assert told.begins == sorted(told.begins)
-    assert [told.phase(begin) for begin in told.begins] == list(range(len(told.begins)))
-    assert told.phase(told.tokens) == len(told.begins) - 1
+    recording = recorded(served(1, requests=3, joined=15))
+    assert len(recording.begins) == len(recording.sizes) > 1
+    assert recording.begins == sorted(recording.begins)
+    assert [recording.phase(begin) for begin in recording.begins] == list(
+        range(len(recording.begins))
+    )
+    assert recording.phase(recording.tokens) == len(recording.begins) - 1
 
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,8 +254,8 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     for word in ("K=8", "adaptive", "oracle", "best fixed K in hindsight"):
         assert word in printed
-    [said] = json.loads(figures.read_text())
-    assert [score["name"] for score in said["fixed"]] == [f"K={k}" for k in range(9)]
+    [report] = json.loads(figures.read_text())
+    assert [score["name"] for score in report["fixed"]] == [f"K={k}" for k in range(9)]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["f.json", "t"]
 
 

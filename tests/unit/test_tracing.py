@@ -58,11 +58,11 @@ def traces(spans: Any) -> Traces:
     return Traces(provider, model="m")
 
 
-def exchange(ended: Ended | None, **facts: Any) -> Exchange:
+def exchange(ended: Ended | None, **fields: Any) -> Exchange:
     """Return an exchange that began at 100 s and took four seconds."""
     times = {"started": 100 * SECOND, "began": 7.0, "total": 4.0}
     return Exchange(
-        id="mine", method="POST", route="/v1/completions", ended=ended, **{**times, **facts}
+        id="mine", method="POST", route="/v1/completions", ended=ended, **{**times, **fields}
     )
 
 
@@ -84,8 +84,8 @@ def test_spans_of_a_request(spans: Any) -> None:
     assert (request.start_time, request.end_time) == (100 * SECOND, 104 * SECOND)
     assert request.attributes["foredraft.key"] == "alice"
     assert request.attributes["gen_ai.usage.output_tokens"] == 30
-    told = [(span.name, span.start_time / SECOND, span.end_time / SECOND) for span in phases]
-    assert told == [
+    times = [(span.name, span.start_time / SECOND, span.end_time / SECOND) for span in phases]
+    assert times == [
         ("queue", 100.5, 100.75), ("prefill", 100.75, 101.5), ("decode", 101.5, 103.5)
     ]  # fmt: skip
     assert {span.parent.span_id for span in phases} == {request.context.span_id}

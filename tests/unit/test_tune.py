@@ -57,9 +57,9 @@ class World:
         runs = {arm: Run() for arm in arms}
         drift = 1 + 0.3 * math.sin(self.now / 40)
         longest = 0.0
-        for lane, asked in enumerate(lanes):
+        for lane, queue in enumerate(lanes):
             ends = dict.fromkeys(arms, 0.0)
-            for request in asked:
+            for request in queue:
                 length = min(request.tokens, int(self.rng.geometric(1 / 120)))
                 easy = self.rng.normal(0, self.texts)
                 for arm in arms:
@@ -77,13 +77,13 @@ class World:
         return runs
 
 
-def asked(longest: int = 200) -> Iterator[Request]:
+def request_stream(longest: int = 200) -> Iterator[Request]:
     return requests([f"p{place}" for place in range(12)], (0.0, 1.0), longest, 0)
 
 
 def found_in(world: World, *, arms: Sequence[Arm] = ARMS, minutes: float = MINUTES) -> Found:
     return Measuring(
-        world, arms, asked(), many=4, end=60 * minutes, clock=world.clock,
+        world, arms, request_stream(), many=4, end=60 * minutes, clock=world.clock,
         stopped=lambda: world.now >= world.signal_at,
     ).run()  # fmt: skip
 
@@ -155,9 +155,9 @@ def test_a_signal_ends_it_with_the_results_so_far() -> None:
     assert sentence(found_in(early)).startswith("no answer yet: ")
     never = World({DRAFT: 1.5}, 2)
     never.signal_at = 0.0
-    said = list(lines(found_in(never), exact=True))
-    assert len(said) == 1
-    assert said[0].startswith("no answer yet: ")
+    sentences = list(lines(found_in(never), exact=True))
+    assert len(sentences) == 1
+    assert sentences[0].startswith("no answer yet: ")
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_every_arm_answers_and_half_a_round_counts() -> None:
 def test_figures_are_written_for_programs() -> None:
     """Law: all figures, with the sentence, are valid JSON."""
     found = found_in(World({DRAFT: 1.5}, 1))
-    told = json.loads(json.dumps(as_dict(found)))
-    assert told["sentence"] == sentence(found)
-    one = told["loads"][0]
+    figures = json.loads(json.dumps(as_dict(found)))
+    assert figures["sentence"] == sentence(found)
+    one = figures["loads"][0]
     value, low, high = one["against_off"]["draft a"]
     assert low < value < high
     assert len(one["seconds"]["draft a"]) == len(one["tokens"])
@@ -252,11 +252,11 @@ def test_the_file_serves_what_was_recommended(tmp_path: Path) -> None:
     assert "ngram" not in settings[DRAFT].companions  # Bug: its gains counted for any draft
     wanted = {OFF: NoProposerConfig, NGRAM: NgramConfig, DRAFT: DraftModelConfig}
     for arm, kind in wanted.items():
-        said = base.model_copy(update={"speculation": settings[arm]})
+        config = base.model_copy(update={"speculation": settings[arm]})
         file = tmp_path / "c.toml"
-        file.write_text(config_text(said, "a line"), encoding="utf-8")
-        assert load_config(file).engine == said
-        assert isinstance(said.speculation.proposer, kind)
+        file.write_text(config_text(config, "a line"), encoding="utf-8")
+        assert load_config(file).engine == config
+        assert isinstance(config.speculation.proposer, kind)
 
 
 def render(messages: Sequence[Mapping[str, object]]) -> str:
@@ -282,7 +282,7 @@ def test_prompts_are_the_users(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "problem"),
     [
         ("{}", " must be an object with .*: "),
         ('{"prompt": ""}', " must be an object with .*: "),
@@ -292,11 +292,11 @@ def test_prompts_are_the_users(tmp_path: Path) -> None:
         ('{"prompt": "a", "prompt": "b"}', ": `prompt` is given twice"),
     ],
 )
-def test_mistakes_in_a_file_are_one_sentence(line: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_file_are_one_sentence(line: str, problem: str, tmp_path: Path) -> None:
     """Law: the error names the line and what it must be."""
     file = tmp_path / "p"
     file.write_text(f'{{"prompt": "a"}}\n{line}\n')
-    with pytest.raises(ConfigError, match=f"line 2{said}") as caught:
+    with pytest.raises(ConfigError, match=f"line 2{problem}") as caught:
         from_file(str(file), render, 0, 9)
     assert "\n" not in str(caught.value)
 
@@ -319,14 +319,14 @@ def test_the_check_counts_intervals_that_hold_the_benchs_ratio(
     """Law: the bench's ratio is one of times over all cells of its JSON. The exit code is 1 if
     fewer than nine of ten intervals hold it, one came late, or a useless draft is recommended.
     Bench takes the given options; recorded results are not run again."""
-    asked: list[list[str]] = []
+    commands: list[list[str]] = []
     bench = bench_as_dict(compared())
     for cell in bench["cells"]:
         cell["modes"]["draft_model"] = cell["modes"]["auto"]
     found = {**as_dict(found_in(World({DRAFT: 1.35}, 1, texts=0.05))), "took": 59.0}
 
     def figures_of(module: str, options: Sequence[str]) -> object:
-        asked.append([module, *options])
+        commands.append([module, *options])
         return found if module == "engine.lab.tune" else bench
 
     monkeypatch.setattr(check, "figures_of", figures_of)
@@ -335,10 +335,10 @@ def test_the_check_counts_intervals_that_hold_the_benchs_ratio(
     results = ["--minutes", "1", "--results", str(tmp_path / "r.jsonl")]
     assert check.main(["--runs", "7", *results]) == 0
     assert check.main(["--runs", "10", *results]) == 0
-    assert len(asked) == 11
+    assert len(commands) == 11
     assert "10 of 10 intervals hold what the bench found" in capsys.readouterr().out
-    assert len({tuple(words) for words in asked[1:]}) == 10
-    race = settings(build_parser("x").parse_args(asked[0][1:]), variants=["draft_model"])
+    assert len({tuple(words) for words in commands[1:]}) == 10
+    race = settings(build_parser("x").parse_args(commands[0][1:]), variants=["draft_model"])
     assert {workload.tokens for workload in race.workloads} == {200}
     assert all(workload.ends and workload.concurrency == 1 for workload in race.workloads)
     assert {workload.kind for workload in race.workloads} == {"chat", "json", "code", "prose"}
