@@ -16,7 +16,7 @@ from server.engine.mailbox import Stream
 from tests.api.test_fields import CUSTOM
 from tests.support.byte_tokenizer import EOS
 from tests.support.fake_client import FakeClient, listed_script, make_ready
-from tests.support.message_stream_rules import events_of, told
+from tests.support.message_stream_rules import events_of, read_message
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, CITY, scripted
 
@@ -125,7 +125,7 @@ def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
         whole = httpx.post(f"{served.url}{MESSAGES}", json=body).json()
         reply = httpx.post(f"{served.url}{MESSAGES}", json={**body, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
-    streamed = told(events_of(reply.text))
+    streamed = read_message(events_of(reply.text))
     assert [block.pop("id", "")[:5] for block in whole["content"]] == ["", "call_", "call_"]
     for block in streamed["content"]:
         block.pop("id", None)
@@ -158,7 +158,7 @@ def test_stop_reasons(
     body = {**BODY, "max_tokens": 300, **asked, "stream": stream}
     with serve(client) as served:
         reply = httpx.post(f"{served.url}{MESSAGES}", json=body)
-    message = told(events_of(reply.text)) if stream else reply.json()
+    message = read_message(events_of(reply.text)) if stream else reply.json()
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
     [block] = message["content"]
     assert block["type"] == "text"
@@ -320,5 +320,5 @@ def test_cached_tokens_are_counted_apart() -> None:
         reply = httpx.post(f"{served.url}{MESSAGES}", json={**BODY, "stream": True})
         size = len(served.client.submitted[-1].prompt)
     first = events_of(reply.text)[0]["message"]["usage"]
-    for usage in (first, told(events_of(reply.text))["usage"]):
+    for usage in (first, read_message(events_of(reply.text))["usage"]):
         assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (size - 4, 4)

@@ -13,7 +13,7 @@ from openai import OpenAI
 from tests.support import message_stream_rules
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient
-from tests.support.response_stream_rules import told
+from tests.support.response_stream_rules import read_response
 from tests.support.serving import MODEL, serve
 from tests.support.tools import HELLO, TOOLS, scripted
 
@@ -218,7 +218,7 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
     scores: Any = {"include": ["message.output_text.logprobs"]}
     whole, _ = post(REPLY, **how, **scores)
     events, _ = post(REPLY, **how, **scores, stream=True)
-    streamed = told(events)
+    streamed = read_response(events)
     thought = THOUGHT if size is None else THOUGHT[:5]
     for response in (whole, streamed):
         reasoning = response["output"][0]
@@ -293,7 +293,7 @@ def test_a_message_has_its_thinking_in_a_block(
     more: dict[str, Any] = {} if thinking is None else {"thinking": thinking}
     more |= {"route": "/v1/messages", "messages": HELLO, "max_tokens": 400, "stream": stream}
     reply, _ = post(REPLY, **more)
-    message = message_stream_rules.told(reply) if stream else reply
+    message = message_stream_rules.read_message(reply) if stream else reply
     thought = {"type": "thinking", "thinking": THOUGHT, "signature": ""}
     assert message["content"] == [thought] * shown + [{"type": "text", "text": SAID}]
     history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from tests.api.test_fields import FLAT, LOGPROBS
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, listed_script
-from tests.support.response_stream_rules import told
+from tests.support.response_stream_rules import read_response
 from tests.support.responses import BODY, RESPONSES, SAID
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import CALLS, scripted
@@ -94,7 +94,7 @@ def test_a_reply_that_ends_by_itself_is_completed() -> None:
         with serve(FakeClient(script=script)) as served:
             events = events_of(served.url, {"model": MODEL, "input": "a"})
             whole = httpx.post(f"{served.url}{RESPONSES}", json={"model": MODEL, "input": "a"})
-        for response in (told(events), whole.json()):
+        for response in (read_response(events), whole.json()):
             assert response["status"] == "completed"
             [message] = response["output"]
             assert message["content"] == [
@@ -161,7 +161,7 @@ def test_replies_equal_those_of_chat(
 def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
     """Law: the events are in order, and the last Response equals the unstreamed one but for ids."""
     with serve(FakeClient(tokens_per_step=tokens_per_step)) as served:
-        streamed = told(events_of(served.url, {**BODY, **more}))
+        streamed = read_response(events_of(served.url, {**BODY, **more}))
         whole = httpx.post(f"{served.url}{RESPONSES}", json={**BODY, **more}).json()
     assert without_ids(streamed) == without_ids(whole)
     assert streamed["output"][0]["content"][0]["text"]
@@ -175,7 +175,7 @@ def test_a_stream_contains_calls(tokens_per_step: int, more: dict[str, Any]) -> 
     body = {"model": MODEL, "input": "hi", "tools": FLAT, "seed": 1, **more}
     calls = CALLS.replace("get_weather", "look_up").replace("get_time", "look_up")
     with serve(scripted(calls, tokens_per_step=tokens_per_step)) as served:
-        streamed = told(events_of(served.url, body))
+        streamed = read_response(events_of(served.url, body))
         whole = httpx.post(f"{served.url}{RESPONSES}", json=body).json()
     assert without_ids(streamed) == without_ids(whole)
     message, *items = streamed["output"]
@@ -199,7 +199,7 @@ def test_extensions_equal_those_of_chat() -> None:
     with serve(client) as served:
         reply = httpx.post(f"{served.url}/v1/chat/completions", json=chat).json()
         body = {"model": MODEL, "input": "a", **more}
-        streamed = told(events_of(served.url, body))
+        streamed = read_response(events_of(served.url, body))
     [choice] = reply["choices"]
     assert streamed["provenance"] == choice["provenance"]
     assert streamed["token_ids"] == choice["token_ids"]

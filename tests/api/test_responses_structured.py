@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
-from tests.support.response_stream_rules import told
+from tests.support.response_stream_rules import read_response
 from tests.support.responses import RESPONSES
 from tests.support.serving import MODEL, Served, serve
 from tests.support.tools import scripted
@@ -263,7 +263,7 @@ def test_a_required_call_in_a_stream() -> None:
         }
         reply = httpx.post(f"{served.url}{RESPONSES}", json=body, timeout=30)
     lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
-    response = told(json.loads(line.removeprefix("data: ")) for line in lines)
+    response = read_response(json.loads(line.removeprefix("data: ")) for line in lines)
     [item] = response["output"]
     assert (item["type"], item["name"], item["arguments"]) == (
         "function_call",

@@ -72,11 +72,11 @@ def test_trees_of_heads_are_lossless(
         with torch.inference_mode():
             found = model.base_model(torch.tensor([PROMPT + tokens]))
         whole[name] = found.last_hidden_state[0]
-    for own, text in heads.told:
+    for own, text in heads.outcomes:
         assert own.hidden is not None
         assert (len(own.hidden) == 1) or every
         assert text == [*PROMPT, *expected[own.seq.id][0]][: len(text)]
         wanted = whole[own.seq.id][own.first : len(text)]
         torch.testing.assert_close(own.hidden, wanted, atol=2e-4, rtol=2e-4)
     if variant == "chunks of 4":
-        assert any(not own.tokens for own, _ in heads.told) == every
+        assert any(not own.tokens for own, _ in heads.outcomes) == every

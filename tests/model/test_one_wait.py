@@ -327,9 +327,9 @@ def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> Non
     engine._proposer.learns = True
     asked = [params(i, ignore_eos=True) for i in range(3)]
     steps = told(engine, asked)
-    assert len(listener.told) == len(steps)
+    assert len(listener.outcomes) == len(steps)
     texts: dict[str, list[int]] = {}
-    for own in (own for heard in listener.told for own in heard):
+    for own in (own for heard in listener.outcomes for own in heard):
         texts.setdefault(own.seq.id, []).extend(own.tokens)
         assert len(own.drawn) == 1 + len(own.proposal)
         said = [own.drawn[1 + node] for node in (-1, *own.path)]
@@ -338,4 +338,4 @@ def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> Non
     assert texts == {
         str(i): [t for o in outputs if o.id == str(i) for t in o.tokens] for i in range(3)
     }
-    assert any(own.path for heard in listener.told for own in heard)
+    assert any(own.path for heard in listener.outcomes for own in heard)

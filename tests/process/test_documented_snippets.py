@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from tests.process.served import Server, serving
 from tests.support.documents import section
-from tests.support.response_stream_rules import told
+from tests.support.response_stream_rules import read_response
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -55,7 +55,7 @@ async def same_reply(server: Server) -> None:
             stream = await sdk.responses.create(
                 input=question, max_output_tokens=24, stream=True, **asked
             )
-            streamed = told([event.to_dict() async for event in stream])
+            streamed = read_response([event.to_dict() async for event in stream])
             assert streamed["output"][0]["content"][0]["text"] == whole.output_text
             count = await sdk.responses.input_tokens.count(model="foredraft-demo", input=question)
             assert count.input_tokens == whole.usage.input_tokens

@@ -72,10 +72,10 @@ class Listener(Proposer):
     name, learns = "listener", True
 
     def __init__(self) -> None:
-        self.told: list[list[Verified]] = []
+        self.outcomes: list[list[Verified]] = []
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [EMPTY for _ in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
-        self.told.append(list(verified))
+        self.outcomes.append(list(verified))

@@ -19,7 +19,7 @@ DEPTH, WIDTH = 4, 48
 class Heads(Proposer):
     """Proposes at each depth two tokens of its head and the right one, which alone has children;
     `known`: all tokens by request id. Proposes nothing if it lacks the hidden state of the position
-    before the last. `told`: all outcomes that it was given."""
+    before the last. `outcomes`: all that it was given."""
 
     name, learns = "heads", True
 
@@ -29,7 +29,7 @@ class Heads(Proposer):
         self._weights = torch.randn(DEPTH, vocab_size, WIDTH, generator=generator)
         self._known = known
         self._states: dict[Sequence, tuple[int, Tensor]] = {}  # (position, state)
-        self.told: list[tuple[Verified, list[int]]] = []  # with the text up to the last row
+        self.outcomes: list[tuple[Verified, list[int]]] = []  # with the text up to the last row
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         return [self._guess(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
@@ -53,7 +53,7 @@ class Heads(Proposer):
             assert own.hidden is not None
             last = own.first + len(own.hidden) - 1
             self._states[own.seq] = last, own.hidden[-1]
-            self.told.append((own, [*own.seq.tokens, *own.tokens][: last + 1]))
+            self.outcomes.append((own, [*own.seq.tokens, *own.tokens][: last + 1]))
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)

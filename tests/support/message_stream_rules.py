@@ -1,6 +1,6 @@
 """The rules of a message's events: their order, and that they add up to the message.
 
-`told(events)` reads a stream as a strict client would and returns the resulting message.
+`read_message(events)` reads a stream as a strict client would and returns the resulting message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def events_of(text: str) -> list[Event]:
     return events
 
 
-def told(events: Iterable[Event]) -> dict[str, Any]:
+def read_message(events: Iterable[Event]) -> dict[str, Any]:
     """Return the message. Raises AssertionError if the events break a rule."""
     first, *middle, last, stop = list(events)
     assert first["type"] == "message_start"

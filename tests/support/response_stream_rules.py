@@ -1,6 +1,6 @@
 """The rules of a Response's events: their order, and that they add up to the Response.
 
-`told(events)` reads a stream as a strict client would and returns the resulting Response.
+`read_response(events)` reads a stream as a strict client would and returns the resulting Response.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ EXTRAS = ("provenance", "token_ids")
 END = {"response.completed", "response.incomplete", "response.failed"}
 
 
-def told(events: Iterable[Event]) -> dict[str, Any]:
+def read_response(events: Iterable[Event]) -> dict[str, Any]:
     """Return the Response. Raises AssertionError if the events break a rule."""
     numbered = list(events)
     assert [event["sequence_number"] for event in numbered] == list(range(len(numbered)))

@@ -442,4 +442,4 @@ def test_only_proposers_that_learn_are_told() -> None:
         cascade = Cascade(main, free, limits=trial.allowance.limits)
         assert cascade.learns
         cascade.learn([])
-    assert listener.told == [[], []]
+    assert listener.outcomes == [[], []]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from server.api.errors import ApiError
 from server.api.responses import ResponseEvents
-from tests.support.response_stream_rules import told
+from tests.support.response_stream_rules import read_response
 
 Choice = dict[str, Any]
 
@@ -78,7 +78,7 @@ def test_events_come_in_order_and_tell_the_response(
     """Law: events come in order and add up to the Response, whatever its output, even none."""
     made = chunks(pieces, finish, logprobs=logprobs)
     calls = [piece for piece in pieces if piece[0] == "call"]
-    response = told(events_of(made, with_logprobs=logprobs))
+    response = read_response(events_of(made, with_logprobs=logprobs))
     assert response["status"] == ("incomplete" if finish == "length" else "completed")
     items = response["output"]
     assert items, "a Response is never empty"
@@ -130,4 +130,6 @@ def test_how_a_reply_is_cut_into_chunks_does_not_matter(
         group[0] = {**group[0], "logprobs": {"content": entries}}
         early += [group[0], *({**choice, "logprobs": None} for choice in group[1:])]
     plain = chunks(pieces, finish, logprobs=True)
-    assert told(events_of(early, with_logprobs=True)) == told(events_of(plain, with_logprobs=True))
+    assert read_response(events_of(early, with_logprobs=True)) == read_response(
+        events_of(plain, with_logprobs=True)
+    )
