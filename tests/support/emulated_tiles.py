@@ -34,10 +34,10 @@ class EmulatedTiles:
         return int(ctypes.cast(self._kept[name], ctypes.c_void_p).value or 0)
 
     def ldtilecfg(self, at: int) -> None:
-        facts = ctypes.string_at(at, 64)
-        assert facts[0] == 1
-        widths = np.frombuffer(facts[16:32], np.uint16) // 4
-        self.shapes = [(facts[48 + tile], int(width)) for tile, width in enumerate(widths)]
+        config = ctypes.string_at(at, 64)
+        assert config[0] == 1
+        widths = np.frombuffer(config[16:32], np.uint16) // 4
+        self.shapes = [(config[48 + tile], int(width)) for tile, width in enumerate(widths)]
         assert all(rows <= 16 and width <= 16 for rows, width in self.shapes)
         self.words[:] = 0
 

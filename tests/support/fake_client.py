@@ -31,7 +31,7 @@ LOWERCASE = range(ord("a"), ord("z") + 1)
 
 def make_ready(**changes: object) -> Ready:
     """The Ready of a small engine: 256 bytes and two special tokens, 512 tokens of context."""
-    facts: dict[str, object] = {
+    fields: dict[str, object] = {
         "pid": 1,
         "target": "fake-target",
         "max_model_len": 512,
@@ -48,7 +48,7 @@ def make_ready(**changes: object) -> Ready:
         "proposers": ("prediction", "ngram", "draft_model"),
         "default_proposers": ("prediction", "draft_model"),
     }
-    return Ready(**{**facts, **changes})  # type: ignore[arg-type]
+    return Ready(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def hashed_script(alphabet: Sequence[int] = LOWERCASE) -> Script:

@@ -65,9 +65,9 @@ def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
 
 def survivors(logits: Array, table: Array, guessed: bool) -> Array:
     """The result of `draw_likeliest`, written over tokens 7 and leads 7."""
-    facts = device_draws.params_in(torch.from_numpy(table))
+    params = device_draws.params_in(torch.from_numpy(table))
     drawn = torch.full((2, len(logits)), 7.0, dtype=torch.float64)
-    given = torch.from_numpy(logits), facts.scales, *facts[2:]
+    given = torch.from_numpy(logits), params.scales, *params[2:]
     with patch.object(triton_draws, "MOST_RANKED", RANKED):
         return triton_draws.draw_likeliest(drawn, *given, guessed=guessed).numpy()
 

@@ -56,8 +56,8 @@ STEP = StepMetrics(
 )  # fmt: skip
 
 
-def ended(finish: Finish, **facts: Any) -> Ended:
-    return Ended(id="cmpl-1", finish=finish, began=0.0, **{"total": 0.5, **facts})
+def ended(finish: Finish, **fields: Any) -> Ended:
+    return Ended(id="cmpl-1", finish=finish, began=0.0, **{"total": 0.5, **fields})
 
 
 def test_a_step_adds_its_sums() -> None:

@@ -95,9 +95,9 @@ def true_gain(gain: float, texts: float) -> float:
 
 def test_quantiles_are_those_of_the_tables() -> None:
     """Law: quantiles of Student's t equal those of the tables."""
-    wanted = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 7): 2.365, (0.995, 4): 4.604,
-              (0.995, 30): 2.750, (0.9, 5): 1.476}  # fmt: skip
-    for (share, freedom), value in wanted.items():
+    quantiles = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 7): 2.365, (0.995, 4): 4.604,
+                 (0.995, 30): 2.750, (0.9, 5): 1.476}  # fmt: skip
+    for (share, freedom), value in quantiles.items():
         assert t_quantile(share, freedom) == pytest.approx(value, abs=6e-4)
 
 
@@ -250,8 +250,8 @@ def test_the_file_serves_what_was_recommended(tmp_path: Path) -> None:
     settings = settings_of({"a": DraftModelConfig(path=path)})
     base = EngineConfig.model_validate({"target": {"path": path, "dtype": "float32"}, "threads": 2})
     assert "ngram" not in settings[DRAFT].companions  # Bug: its gains counted for any draft
-    wanted = {OFF: NoProposerConfig, NGRAM: NgramConfig, DRAFT: DraftModelConfig}
-    for arm, kind in wanted.items():
+    kinds = {OFF: NoProposerConfig, NGRAM: NgramConfig, DRAFT: DraftModelConfig}
+    for arm, kind in kinds.items():
         config = base.model_copy(update={"speculation": settings[arm]})
         file = tmp_path / "c.toml"
         file.write_text(config_text(config, "a line"), encoding="utf-8")
