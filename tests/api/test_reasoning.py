@@ -41,10 +41,10 @@ def post(
         serve(client, tokenizer=tokenizer, **(settings or {})) as served,
         httpx.Client(base_url=served.url, timeout=60) as http,
     ):
-        asked: dict[str, Any] = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
+        body: dict[str, Any] = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
         if route == CHAT and fields.get("stream"):
-            asked["stream_options"] = {"include_usage": True}
-        reply = http.post(route, json={"model": MODEL} | asked | fields)
+            body["stream_options"] = {"include_usage": True}
+        reply = http.post(route, json={"model": MODEL} | body | fields)
     assert reply.status_code == 200, reply.text
     if not fields.get("stream"):
         return reply.json(), client
@@ -82,8 +82,8 @@ def test_streamed_and_whole_replies_say_the_same(
 ) -> None:
     """Texts, ids, log-probabilities, provenance and usage agree, whatever the tokens per step, and
     whether the prompt or the model opens the thinking."""
-    asked = {"return_token_ids": True, "provenance": True, "logprobs": True}
-    how: Any = {"tokenizer": tokenizer, "tokens_per_step": tokens_per_step, **asked}
+    fields = {"return_token_ids": True, "provenance": True, "logprobs": True}
+    how: Any = {"tokenizer": tokenizer, "tokens_per_step": tokens_per_step, **fields}
     whole, _ = post(text, **how)
     events, _ = post(text, **how, stream=True)
     [choice] = whole["choices"]
@@ -187,8 +187,8 @@ def test_calls_behind_thinking(required: bool) -> None:
 def test_a_reply_resumes_anywhere() -> None:
     """`resume` works within the thinking, within its tags and after them: the rest is what was
     missing, and its usage counts the whole."""
-    asked: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
-    whole, _ = post(REPLY, **asked)
+    fields: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
+    whole, _ = post(REPLY, **fields)
     message = put_together(whole)["message"]
     for cut in (1, 3, 12, len(f"<think>\n{THOUGHT}\n</th".encode()), len(REPLY.encode()) - 4):
         had = list[Any]()
@@ -197,7 +197,7 @@ def test_a_reply_resumes_anywhere() -> None:
                 had.append(chunk)
         before = put_together(had)
         assert before["token_ids"] == list(REPLY.encode()[:cut])
-        rest, _ = post(REPLY, resume={"token_ids": before["token_ids"]}, **asked)
+        rest, _ = post(REPLY, resume={"token_ids": before["token_ids"]}, **fields)
         after = put_together(rest)
         for name in ("reasoning_content", "content"):
             parts = [part["message"].get(name, "") for part in (before, after)]

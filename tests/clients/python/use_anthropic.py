@@ -31,10 +31,10 @@ def streaming() -> str:
 
 
 def tools() -> str:
-    asked = {**ASKED, "tools": TOOLS, "tool_choice": {"type": "any"}}
-    message = client.messages.create(**asked)
+    fields = {**ASKED, "tools": TOOLS, "tool_choice": {"type": "any"}}
+    message = client.messages.create(**fields)
     assert message.stop_reason == "tool_use"
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**fields) as stream:
         last = stream.get_final_message()
     uses = [block for block in message.content if block.type == "tool_use"]
     assert [block.input for block in last.content if block.type == "tool_use"] == [
