@@ -27,10 +27,10 @@ def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> N
     """`Connection` extends internals of uvicorn, which may change with every version."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     needed = (Requirement(line) for line in project["project"]["dependencies"])
-    [wanted] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
+    [specifier] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
     major, minor, *_ = Version(uvicorn.__version__).release
-    assert wanted.contains(uvicorn.__version__)
-    assert not wanted.contains(f"{major}.{minor + 1}.0")
+    assert specifier.contains(uvicorn.__version__)
+    assert not specifier.contains(f"{major}.{minor + 1}.0")
     cycle = set(RequestResponseCycle.__init__.__code__.co_names)
     assert cycle >= {
         "scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "more_body",
@@ -260,7 +260,7 @@ def long_request(*, stream: bool) -> bytes:
     return f"{head}\r\n\r\n{body}".encode()
 
 
-ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 BAD_CHUNK = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
 TUNNEL = b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = b"GET / HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * 70_000
@@ -281,7 +281,7 @@ def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early
             await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    talk = dialogue(ASKED * before, bad, until_closed=True, http=Connection, app=slow, pause=0.01)
+    talk = dialogue(GET * before, bad, until_closed=True, http=Connection, app=slow, pause=0.01)
     replies = asyncio.run(asyncio.wait_for(talk, 30))
     answers = re.findall(rb"HTTP/1.1 (\d+)[^{]*?(\r\nok\r\n|\{)", replies)
     last = b"431" if bad.startswith(LONG) else b"400"

@@ -21,8 +21,8 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 THINKS = ByteTokenizer(thinks="<think></think>")  # the model may think
 BEGUN = ByteTokenizer(thinks="<think></think> <think>\n")  # the prompt has opened the thinking
 OVER = ByteTokenizer(thinks="<think></think> <think>\n\n</think>\n\n")  # the prompt has closed it
-THOUGHT, SAID = "Zürich? Say 5. Done", "It is 5 degrees in Zürich. Done, and more"
-REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
+THOUGHT, ANSWER = "Zürich? Say 5. Done", "It is 5 degrees in Zürich. Done, and more"
+REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
 
 
@@ -89,7 +89,7 @@ def test_streamed_and_whole_replies_say_the_same(
     [choice] = whole["choices"]
     streamed = put_together(events)
     assert choice["message"] == {
-        "role": "assistant", "content": SAID, "refusal": None, "reasoning_content": THOUGHT,
+        "role": "assistant", "content": ANSWER, "refusal": None, "reasoning_content": THOUGHT,
     }  # fmt: skip
     assert streamed["message"] == choice["message"]
     for name in ("token_ids", "provenance", "finish_reason"):
@@ -99,7 +99,7 @@ def test_streamed_and_whole_replies_say_the_same(
     assert streamed["logprobs"]["content"] == choice["logprobs"]["content"]
     assert len(choice["logprobs"]["content"]) == len(text.encode())
     usage = whole["usage"]
-    thought = len(text.removesuffix(f"\n\n{SAID}").encode())
+    thought = len(text.removesuffix(f"\n\n{ANSWER}").encode())
     assert usage["completion_tokens"] == len(text.encode()) + 1
     assert usage["completion_tokens_details"]["reasoning_tokens"] == thought
     assert events[-1]["usage"]["completion_tokens_details"] == usage["completion_tokens_details"]
@@ -132,16 +132,16 @@ def test_stop_strings_end_the_content_only(stop: str) -> None:
         reply, _ = post(REPLY, stop=stop, tokens_per_step=tokens_per_step)
         message = reply["choices"][0]["message"]
         assert message["reasoning_content"] == THOUGHT
-        assert message["content"].rstrip() == SAID.partition(stop)[0].rstrip()
+        assert message["content"].rstrip() == ANSWER.partition(stop)[0].rstrip()
 
 
 def test_fields_and_settings_that_switch_it_off() -> None:
     """Thinking is left out of the reply, left in the content, or not looked for."""
     hidden, _ = post(REPLY, include_reasoning=False)
-    assert hidden["choices"][0]["message"]["content"] == SAID
+    assert hidden["choices"][0]["message"]["content"] == ANSWER
     assert "reasoning_content" not in hidden["choices"][0]["message"]
     events, _ = post(REPLY, include_reasoning=False, stream=True)
-    assert put_together(events)["message"]["content"] == SAID
+    assert put_together(events)["message"]["content"] == ANSWER
     for off in ({"separate_reasoning": False}, {"settings": {"reasoning_parser": "none"}}):
         reply, _ = post(REPLY, **off)
         assert reply["choices"][0]["message"]["content"] == REPLY
@@ -229,9 +229,9 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
             assert response["status"] == reasoning["status"] == "incomplete"
             continue
         part = response["output"][1]["content"][0]
-        assert part["text"] == SAID
+        assert part["text"] == ANSWER
         tokens = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
-        assert tokens.decode() == f"\n\n{SAID}"
+        assert tokens.decode() == f"\n\n{ANSWER}"
         details = response["usage"]["output_tokens_details"]
         assert details["reasoning_tokens"] == len(f"<think>\n{THOUGHT}\n</think>".encode())
 
@@ -249,10 +249,10 @@ def test_the_output_of_a_response_may_be_sent_back(reads: tuple[str, ...]) -> No
     tokenizer = ByteTokenizer(thinks="<think></think>", reads=reads)
     second, client = post(REPLY, route=RESPONSES, tokenizer=tokenizer, input=items)
     assert second["status"] == "completed"
-    told_to_model = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
-    assert SAID in told_to_model
-    assert (f"<think>{THOUGHT}</think>{SAID}" in told_to_model) is bool(reads)
-    assert (THOUGHT in told_to_model) is bool(reads)
+    prompt = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
+    assert ANSWER in prompt
+    assert (f"<think>{THOUGHT}</think>{ANSWER}" in prompt) is bool(reads)
+    assert (THOUGHT in prompt) is bool(reads)
 
 
 class Channels(ByteTokenizer):
@@ -295,6 +295,6 @@ def test_a_message_has_its_thinking_in_a_block(
     reply, _ = post(REPLY, **more)
     message = message_stream_rules.told(reply) if stream else reply
     thought = {"type": "thinking", "thinking": THOUGHT, "signature": ""}
-    assert message["content"] == [thought] * shown + [{"type": "text", "text": SAID}]
+    assert message["content"] == [thought] * shown + [{"type": "text", "text": ANSWER}]
     history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]
     post(REPLY, **{**more, "messages": history})

@@ -382,8 +382,8 @@ def test_no_chat_template() -> None:
         reply = httpx.post(f"{served.url}{RESPONSES}", json=BODY)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "input"
-        told_of = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
-        assert told_of["input"]["status"] == "refused"
+        entries = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
+        assert entries["input"]["status"] == "refused"
 
 
 def test_a_replys_settings_may_be_sent_back(http: httpx.Client) -> None:
