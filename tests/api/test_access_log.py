@@ -150,11 +150,11 @@ def test_malformed_http_has_an_id_and_a_line(lines: Lines) -> None:
         host, _, port = served.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(b"GET canary\r\n\r\n")
-            said = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
+            reply = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
         [(message, fields)] = lines.take(served)
     assert message.startswith("- - 400 ")
     assert fields["error"] == "invalid_http"
-    assert f"x-request-id: {fields['request']}\r\n" in said
+    assert f"x-request-id: {fields['request']}\r\n" in reply
     assert re.fullmatch(OWN, fields["request"])
 
 
@@ -177,10 +177,10 @@ def test_a_body_that_breaks_http_is_one_line(lines: Lines, body: str, cut: bool)
             for piece in (head, sent) if cut else (head + sent,):
                 raw.sendall(piece)
                 time.sleep(0.05)
-            said = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
+            reply = b"".join(iter(lambda: raw.recv(65536), b"")).decode()
         [(message, fields)] = lines.take(served)
-    assert said.startswith(f"HTTP/1.1 {status} ")
-    assert "x-request-id: mine:1\r\n" in said
+    assert reply.startswith(f"HTTP/1.1 {status} ")
+    assert "x-request-id: mine:1\r\n" in reply
     assert message.startswith(f"POST /v1/completions {status} request=mine:1 ")
     assert fields["error"] == code
 
@@ -193,14 +193,14 @@ def test_a_body_that_breaks_http_after_its_answer(
         host, _, port = served.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(CHUNKED + b"Connection: keep-alive\r\n\r\n")
-            said = raw.recv(65536)
+            reply = raw.recv(65536)
             time.sleep(0.05)
             raw.sendall(b"canary\r\n\r\n")
-            said += b"".join(iter(lambda: raw.recv(65536), b""))
+            reply += b"".join(iter(lambda: raw.recv(65536), b""))
         loud = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
         [(message, _)] = lines.take(served)
     assert loud == []
-    assert said.count(b"HTTP/1.1") == 1
+    assert reply.count(b"HTTP/1.1") == 1
     assert message.startswith("POST /v1/completions 401 ")
 
 
@@ -218,17 +218,17 @@ def test_a_client_that_leaves_is_logged(lines: Lines) -> None:
 
 def test_on_end_runs_before_the_line_is_written(lines: Lines) -> None:
     """Law: `on_end` gets the caller's context and all facts first; the line has its trace."""
-    told: list[Exchange] = []
+    exchanges: list[Exchange] = []
 
     def on_end(exchange: Exchange) -> None:
-        told.append(exchange)
+        exchanges.append(exchange)
         exchange.trace = "0af7"
 
     parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with asking(on_end=on_end) as (served, http):
         http.post("/v1/completions", json=BODY, headers={**parent, "tracestate": "a=b"})
         [(_, fields)] = lines.take(served)
-    [exchange] = told
+    [exchange] = exchanges
     assert fields["trace"] == "0af7"
     assert exchange.parent == {**parent, "tracestate": "a=b"}
     assert (exchange.route, exchange.status, exchange.key) == ("/v1/completions", 200, "default")
@@ -244,8 +244,8 @@ def test_successful_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture)
         for path in ("/health", "/metrics", "/ready", "/v1/models"):
             http.get(path)
         served.until(lambda: "/v1/models" in caplog.text)
-    told = [r.getMessage() for r in caplog.records if r.name == "server.observe.exchange"]
-    assert [message.split(" request=")[0] for message in told] == [
+    messages = [r.getMessage() for r in caplog.records if r.name == "server.observe.exchange"]
+    assert [message.split(" request=")[0] for message in messages] == [
         "GET /ready 503", "GET /v1/models 200"
     ]  # fmt: skip
 
@@ -298,10 +298,10 @@ def test_nothing_that_a_client_wrote_is_logged(caplog: pytest.LogCaptureFixture)
         count = len([r for r in caplog.records if r.name == "server.observe.exchange"])
         assert count > 30
     formatter = logging.Formatter("%(name)s %(message)s")
-    said = "\n".join(
+    text = "\n".join(
         formatter.format(record)
         for record in caplog.records
         if not record.name.startswith(("httpx", "httpcore"))  # the client of this test
     )
-    assert "canary" not in said.lower()
-    assert str([*REPLY])[1:-1] not in said
+    assert "canary" not in text.lower()
+    assert str([*REPLY])[1:-1] not in text

@@ -37,7 +37,7 @@ def call(id: str, city: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "chat"),
+    ("body", "chat"),
     [
         ({"messages": [USER]}, {"messages": [USER]}),
         (
@@ -94,22 +94,22 @@ def call(id: str, city: dict[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_replies_equal_those_of_chat(
-    served: Served, http: httpx.Client, asked: dict[str, Any], chat: dict[str, Any]
+    served: Served, http: httpx.Client, body: dict[str, Any], chat: dict[str, Any]
 ) -> None:
     """Law: prompt, parameters, text and usage equal those of the equivalent chat request, and
     count_tokens counts that prompt."""
     fields: dict[str, Any] = {"model": MODEL, "seed": 5, "temperature": 0.7, "top_k": 5}
-    said = http.post(MESSAGES, json={**fields, **asked, "max_tokens": 9}).json()
+    message = http.post(MESSAGES, json={**fields, **body, "max_tokens": 9}).json()
     ours = served.client.submitted[-1]
-    theirs_said = http.post(CHAT, json={**fields, **chat, "max_tokens": 9}).json()
+    completion = http.post(CHAT, json={**fields, **chat, "max_tokens": 9}).json()
     theirs = served.client.submitted[-1]
     assert (ours.prompt, ours.params) == (theirs.prompt, theirs.params)
-    [block] = said["content"]
-    assert block == {"type": "text", "text": theirs_said["choices"][0]["message"]["content"]}
-    usage = said["usage"]
-    assert usage["speculation"] == theirs_said["usage"]["speculation"]
-    assert usage["output_tokens"] == theirs_said["usage"]["completion_tokens"]
-    counted = http.post(COUNT, json={"model": MODEL, **asked}).json()
+    [block] = message["content"]
+    assert block == {"type": "text", "text": completion["choices"][0]["message"]["content"]}
+    usage = message["usage"]
+    assert usage["speculation"] == completion["usage"]["speculation"]
+    assert usage["output_tokens"] == completion["usage"]["completion_tokens"]
+    counted = http.post(COUNT, json={"model": MODEL, **body}).json()
     assert counted == {"input_tokens": len(ours.prompt)}
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(ours.prompt)
 
@@ -139,7 +139,7 @@ def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("text", "asked", "reason", "sequence"),
+    ("text", "fields", "reason", "sequence"),
     [
         ("one two", {}, "end_turn", None),
         ("", {}, "end_turn", None),
@@ -149,13 +149,13 @@ def test_a_stream_adds_up(tokens_per_step: int, more: dict[str, Any]) -> None:
     ],
 )
 def test_stop_reasons(
-    text: str, asked: dict[str, Any], reason: str, sequence: str | None, stream: bool
+    text: str, fields: dict[str, Any], reason: str, sequence: str | None, stream: bool
 ) -> None:
     """Law: stop reasons are Anthropic's; a `max_tokens` beyond the context ends at the context."""
     ready = make_ready(eos_ids=[EOS])
     script = listed_script(list(text.encode()), then=EOS)
     client = FakeClient(script=script, ready=ready, tokens_per_step=2)
-    body = {**BODY, "max_tokens": 300, **asked, "stream": stream}
+    body = {**BODY, "max_tokens": 300, **fields, "stream": stream}
     with serve(client) as served:
         reply = httpx.post(f"{served.url}{MESSAGES}", json=body)
     message = read_message(events_of(reply.text)) if stream else reply.json()

@@ -325,9 +325,9 @@ def test_fields_refuse_nan_and_infinity(http: httpx.Client, field: str, number: 
 def test_the_refusal_of_nan_is_in_plain_words(http: httpx.Client) -> None:
     """Bug: for a field of several types the validator's raw message appeared in our sentence."""
     body = f'{{"model": "{MODEL}", "messages": [], "chat_template_kwargs": {{"a": NaN}}}}'
-    said = error_of(http.post(CHAT, content=body.replace("[]", json.dumps(HELLO))), 400)["message"]
+    text = error_of(http.post(CHAT, content=body.replace("[]", json.dumps(HELLO))), 400)["message"]
     allowed = "true or false or an integer or a number or a string"
-    assert said == f"`chat_template_kwargs.a` must be {allowed}, but NaN was given"
+    assert text == f"`chat_template_kwargs.a` must be {allowed}, but NaN was given"
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "Infinity"])
@@ -390,8 +390,8 @@ def test_a_length_beyond_the_context_names_its_own_field(http: httpx.Client) -> 
     """Bug: `max_tokens` alone exceeded the context, but `param` blamed the prompt."""
     for route, field in ((COMPLETIONS, "max_tokens"), (CHAT, "max_completion_tokens")):
         body: dict[str, Any] = {"model": MODEL, field: 512}
-        said: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
-        error = error_of(http.post(route, json=body | said), 400)
+        prompt: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
+        error = error_of(http.post(route, json=body | prompt), 400)
         assert error["code"] == "context_length_exceeded"
         assert error["param"] == field
 

@@ -142,10 +142,10 @@ def test_bad_messages(http: httpx.Client, message: Any, param: str) -> None:
 
 def test_a_call_is_answered_once(http: httpx.Client) -> None:
     """A second result for a call, or a result for a call of an earlier turn, is refused."""
-    asked = {"role": "assistant", "tool_calls": [call("a", "Rome")]}
+    message = {"role": "assistant", "tool_calls": [call("a", "Rome")]}
     for messages, index in (
-        ([*HELLO, asked, result("a", "1"), result("a", "2")], 3),
-        ([*HELLO, asked, result("a", "1"), *HELLO, result("a", "2")], 4),
+        ([*HELLO, message, result("a", "1"), result("a", "2")], 3),
+        ([*HELLO, message, result("a", "1"), *HELLO, result("a", "2")], 4),
     ):
         reply = http.post(CHAT, json={"model": MODEL, "messages": messages})
         assert reply.status_code == 400

@@ -26,7 +26,7 @@ class Other(BaseHTTPRequestHandler):
     """An OpenAI-compatible server that is not ours: no /speculation, text in chunks of unknown
     size. The path selects its kind: /slow adds delays, /strict refuses top_k too."""
 
-    asked: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     keys: list[str] = []
     breaks_off = False
     usage = True
@@ -45,7 +45,7 @@ class Other(BaseHTTPRequestHandler):
         if wrong := sorted(refused & body.keys()):
             self._answer(400, {"error": {"message": f"unknown field {wrong[0]}"}})
             return
-        self.asked.append(body)
+        self.bodies.append(body)
         self.send_response(200)
         self.end_headers()
         for text in ("ab", "", "cde"):
@@ -56,13 +56,13 @@ class Other(BaseHTTPRequestHandler):
         if not self.breaks_off:
             self.wfile.write(b"data: [DONE]\n\n")
 
-    def _event(self, said: dict[str, Any]) -> None:
-        self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+    def _event(self, chunk: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
 
-    def _answer(self, status: int, said: dict[str, Any]) -> None:
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
+        self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
@@ -77,7 +77,7 @@ def other() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
-    Other.asked.clear()
+    Other.bodies.clear()
     Other.keys.clear()
     Other.breaks_off, Other.usage = False, True
 
@@ -85,11 +85,11 @@ def other() -> Iterator[str]:
 def sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one line that a mistake prints; the exit code is 2 and stdout is empty."""
     assert main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    lines = [line for line in said.err.splitlines() if line.startswith("foredraft bench: ")]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line.startswith("foredraft bench: ")]
     assert len(lines) == 1
-    assert "Traceback" not in said.err
+    assert "Traceback" not in captured.err
     return lines[0]
 
 
@@ -99,17 +99,17 @@ def test_any_server_is_measured_as_it_is(
     """Law: one arm, tokens by the server's own count, and without the fields that it refuses."""
     found = tmp_path / "found.json"
     assert main(["--url", other + "/v1", *SMALL, "--json", str(found)]) == 0
-    said = capsys.readouterr().out
-    assert "random T=0 x2" in said
-    assert "this server cannot switch K" in said
-    assert "left out ignore_eos, return_token_ids" in said
+    output = capsys.readouterr().out
+    assert "random T=0 x2" in output
+    assert "this server cannot switch K" in output
+    assert "left out ignore_eos, return_token_ids" in output
     (cell,) = json.loads(found.read_text())["cells"]
     assert list(cell["modes"]) == ["served"]
     runs = cell["modes"]["served"]["rounds"]
     assert all(5 < run["tokens"] <= (3 + 5 + 5) + 3 * 5 for run in runs)  # two lanes, of two ages
-    assert all("ignore_eos" not in body and "return_token_ids" not in body for body in Other.asked)
-    assert Other.asked[-1].items() >= {"top_k": 0, "min_p": 0, "top_p": 1.0}.items()
-    salted = [body for body in Other.asked if body.get("cache_salt")]
+    assert all("ignore_eos" not in body and "return_token_ids" not in body for body in Other.bodies)
+    assert Other.bodies[-1].items() >= {"top_k": 0, "min_p": 0, "top_p": 1.0}.items()
+    salted = [body for body in Other.bodies if body.get("cache_salt")]
     assert {body["max_tokens"] for body in salted} == {1}  # salted requests measure TTFT only
 
 
@@ -125,9 +125,9 @@ def test_several_servers_are_measured_in_turn(
                  "--against", f"slow={other}/slow", "--against", f"strict={other}/strict/v1",
                  "--json", str(found)]  # fmt: skip
         assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "against the fastest other" in said
-    assert "strict/v1 (m, without ignore_eos, return_token_ids, top_k)" in said
+    output = capsys.readouterr().out
+    assert "against the fastest other" in output
+    assert "strict/v1 (m, without ignore_eos, return_token_ids, top_k)" in output
     written = json.loads(found.read_text())
     assert written["modes"] == ["off", "K=1", "auto", "slow", "strict"]
     assert written["texts_compared"] == written["texts_equal"] > 0
@@ -139,14 +139,14 @@ def test_several_servers_are_measured_in_turn(
     assert ratios["strict"] == 1.0
     assert ratios["slow"] < 1.0
     assert all(len(mode["rounds"]) == 2 for mode in cell["modes"].values())
-    strict = [body for body in Other.asked if body["path"].startswith("/strict")]
+    strict = [body for body in Other.bodies if body["path"].startswith("/strict")]
     assert all("ignore_eos" not in body and "top_k" not in body for body in strict)
-    asked = {
-        name: {(b["prompt"], b["seed"]) for b in Other.asked
+    prompts = {
+        name: {(b["prompt"], b["seed"]) for b in Other.bodies
                if b["path"].startswith(name) and b["max_tokens"] == 5}
         for name in ("/slow", "/strict")
     }  # fmt: skip
-    assert asked["/slow"] == asked["/strict"]
+    assert prompts["/slow"] == prompts["/strict"]
     assert set(Other.keys) == {"", "Bearer sk-theirs"}
 
 
@@ -154,14 +154,14 @@ def test_two_foreign_servers_are_compared(other: str, capsys: pytest.CaptureFixt
     """Law: two foreign servers, or one under two settings, are compared without Foredraft."""
     words = ["--url", other, *SMALL, "--against", f"again={other}"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "  served  " in said
-    assert "  again  " in said
-    assert "texts equal" not in said
+    output = capsys.readouterr().out
+    assert "  served  " in output
+    assert "  again  " in output
+    assert "texts equal" not in output
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "problem"),
     [
         (["--against", "llama"], "--against must be NAME=URL"),
         (["--against", "=http://x"], "--against must be NAME=URL"),
@@ -173,10 +173,10 @@ def test_two_foreign_servers_are_compared(other: str, capsys: pytest.CaptureFixt
     ],
 )
 def test_mistakes_about_other_servers_are_one_line_errors(
-    words: list[str], said: str, other: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], problem: str, other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: the message quotes the option and names the server, and nothing is measured."""
-    assert said in sentence(["--url", other, *SMALL, *words], capsys)
+    assert problem in sentence(["--url", other, *SMALL, *words], capsys)
 
 
 def test_tokens_are_never_counted_by_events(other: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,8 +198,8 @@ def test_modes_of_another_server_cannot_be_switched(
     other: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: requested modes are refused, not silently skipped."""
-    said = sentence(["--url", other, *SMALL, "--modes", "off,auto"], capsys)
-    assert "cannot be switched" in said
+    line = sentence(["--url", other, *SMALL, "--modes", "off,auto"], capsys)
+    assert "cannot be switched" in line
 
 
 def test_a_stream_that_breaks_off_is_a_one_line_error(
@@ -208,23 +208,23 @@ def test_a_stream_that_breaks_off_is_a_one_line_error(
     """Law: half a stream yields no figures and no file."""
     Other.breaks_off = True
     found = tmp_path / "found.json"
-    said = sentence(["--url", other, *SMALL, "--json", str(found)], capsys)
-    assert "broke off a stream" in said
+    line = sentence(["--url", other, *SMALL, "--json", str(found)], capsys)
+    assert "broke off a stream" in line
     assert not list(tmp_path.iterdir())
 
 
 def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: the message quotes the server's refusal and names the option that would help."""
     with serve() as served:
-        said = sentence(["--url", served.url, *SMALL], capsys)
-        assert "/speculation with 403" in said
-        assert "--admin-key" in said
+        line = sentence(["--url", served.url, *SMALL], capsys)
+        assert "/speculation with 403" in line
+        assert "--admin-key" in line
     with serve(api_key="sk-1") as served:
         assert "401" in sentence(["--url", served.url, *SMALL], capsys)
     with serve(admin_key="sk-2") as served:
         words = ["--url", served.url, *SMALL, "--admin-key", "sk-2", "--modes", "off,16"]
-        said = sentence(words, capsys)
-        assert "K = 16, but this server allows K up to 4" in said
+        line = sentence(words, capsys)
+        assert "K = 16, but this server allows K up to 4" in line
 
 
 def test_guesses_are_counted_by_the_growth_of_counters() -> None:

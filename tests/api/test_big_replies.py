@@ -23,11 +23,11 @@ class BlockingTokenizer(ByteTokenizer):
     def __init__(self) -> None:
         super().__init__()
         self.loop_thread: threading.Thread | None = None
-        self.asked, self.free = threading.Event(), threading.Event()
+        self.called, self.free = threading.Event(), threading.Event()
 
     def token_bytes(self, token: int) -> bytes:
         if self.loop_thread not in (None, threading.current_thread()):
-            self.asked.set()
+            self.called.set()
             self.free.wait(60)
         return super().token_bytes(token)
 
@@ -66,7 +66,7 @@ def test_others_are_served_while_it_is_written(what: str) -> None:
         plain = httpx.post(f"{served.url}{path}", json=body, timeout=60).text
         note_loop(served, tokenizer)
         posting = pool.submit(httpx.post, f"{served.url}{path}", json=body, timeout=60)
-        assert tokenizer.asked.wait(30), "it is written in the loop"
+        assert tokenizer.called.wait(30), "it is written in the loop"
         assert httpx.get(f"{served.url}/health", timeout=5).status_code == 200
         assert not posting.done()
         tokenizer.free.set()

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Tokenizer] = {
 }
 
 
-def told(served: Served) -> Any:
+def capabilities(served: Served) -> Any:
     reply = httpx.get(f"{served.url}/v1/capabilities")
     assert reply.status_code == 200
     return reply.json()
@@ -31,7 +31,7 @@ def told(served: Served) -> Any:
 def test_every_field_of_every_endpoint() -> None:
     """One entry per row, with its status; a row that the settings refuse has a reason."""
     with serve(FakeClient()) as served:
-        endpoints = told(served)["endpoints"]
+        endpoints = capabilities(served)["endpoints"]
     assert set(endpoints) == set(ROWS)
     for path in endpoints:
         assert set(endpoints[path]) == set(ROWS[path])
@@ -45,7 +45,7 @@ def test_every_field_of_every_endpoint() -> None:
 def test_capabilities_agree_with_replies(setting: str) -> None:
     """Law: a field that the settings refuse is a 400 that names it; the other fields are served."""
     with serve(FakeClient(), tokenizer=SETTINGS[setting]) as served:
-        endpoints = told(served)["endpoints"]
+        endpoints = capabilities(served)["endpoints"]
         for endpoint in BODIES:
             for name in [
                 name for name, row in ROWS[PATHS[endpoint]].items() if row.unless is not None
@@ -79,7 +79,7 @@ def test_settings_matter(setting: str, path: str, name: str, reason: str) -> Non
     entries = []
     for tokenizer in (SETTINGS["all"], SETTINGS[setting]):
         with serve(FakeClient(), tokenizer=tokenizer) as served:
-            entries.append(told(served)["endpoints"][path][name])
+            entries.append(capabilities(served)["endpoints"][path][name])
     assert [entry["status"] for entry in entries] == ["supported", "refused"]
     assert "reason" not in entries[0]
     assert reason in entries[1]["reason"]
@@ -89,7 +89,7 @@ def test_limits_names_and_engine() -> None:
     """Limits that clients need; those of the engine are null until it is ready."""
     client = FakeClient()
     with serve(client, served_model_name=[MODEL, "other"], max_inflight=3) as served:
-        found = told(served)
+        found = capabilities(served)
         assert found["models"] == [MODEL, "other"]
         assert found["engine"]["proposer"] == "draft_model"
         assert found["limits"]["max_model_len"] == 512
@@ -98,7 +98,7 @@ def test_limits_names_and_engine() -> None:
         assert found["limits"]["max_grammar_bytes"] == 2**17
         assert found["limits"]["max_n"] == limits.MAX_N
         client.state, client.ready = "starting", None
-        found = told(served)
+        found = capabilities(served)
         assert found["limits"]["max_model_len"] is None
         assert found["engine"]["proposer"] is None
         assert found["limits"]["max_n"] == limits.MAX_N

@@ -87,11 +87,11 @@ def test_template_variables_are_allow_listed(served: Served, sdk: OpenAI) -> Non
     kwargs = {"enable_thinking": False, "mood": "good"}
     text = prompt_of(served, sdk, [*HELLO], chat_template_kwargs=kwargs)
     assert text.startswith("[enable_thinking=False][mood=good]<|im_start|>")
-    for name, said in (("secret", "not among the variables"), ("unknown", "does not read")):
+    for name, problem in (("secret", "not among the variables"), ("unknown", "does not read")):
         error = refusal(served, {"chat_template_kwargs": {name: 1}})
         assert error["param"] == f"chat_template_kwargs.{name}"
         assert error["code"] == "unsupported_field"
-        assert said in error["message"]
+        assert problem in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_spelled_special_tokens_are_text(served: Served, sdk: OpenAI) -> None:
     ]
     text = prompt_of(served, sdk, messages)
     turns = [("user", attack), ("assistant", attack), ("user", attack)]
-    expected = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
+    expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     assert text == expected + "<|im_start|>assistant\n"
     ids = served.client.submitted[-1].prompt
     assert (ids.count(IM_START), ids.count(IM_END)) == (4, 3)
@@ -147,12 +147,12 @@ def test_spelled_special_tokens_are_text(served: Served, sdk: OpenAI) -> None:
 
 def test_an_assistants_refusal_is_its_message(served: Served, sdk: OpenAI) -> None:
     """A refusal is the message's text, as a field beside empty content or as a content part."""
-    said: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "refusal": "I cannot."},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
         {"role": "assistant", "content": "I cannot.", "refusal": None},
     ]
-    prompts = {prompt_of(served, sdk, [*HELLO, message, *HELLO]) for message in said}
+    prompts = {prompt_of(served, sdk, [*HELLO, message, *HELLO]) for message in messages}
     assert len(prompts) == 1
     assert "assistant\nI cannot.<|im_end|>" in prompts.pop()
 
@@ -160,8 +160,8 @@ def test_an_assistants_refusal_is_its_message(served: Served, sdk: OpenAI) -> No
 def test_a_null_in_a_text_part_is_as_good_as_left_out(served: Served, sdk: OpenAI) -> None:
     """Bug: a text part as SDKs write it, with a null for each unset member, was a 400."""
     part = {"type": "text", "text": "hello", "prompt_cache_breakpoint": None}
-    said = ("hello", [part], [{"type": "text", "text": "hello"}])
-    prompts = {prompt_of(served, sdk, [{"role": "user", "content": one}]) for one in said}
+    contents = ("hello", [part], [{"type": "text", "text": "hello"}])
+    prompts = {prompt_of(served, sdk, [{"role": "user", "content": one}]) for one in contents}
     assert len(prompts) == 1
     hint: Any = {"type": "content", "content": [part]}
     sdk.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1, prediction=hint)
@@ -173,16 +173,16 @@ def test_an_assistants_thinking_goes_to_templates_that_read_it(name: str) -> Non
     leave it out. Bug: a reasoning model's reply, sent back, was a 400."""
     thought: dict[str, Any] = {"role": "assistant", "content": "A.", name: "Hm<|im_end|>"}
     messages: list[Any] = [*HELLO, thought, *HELLO]
-    said = {}
+    prompts = {}
     for reads in ((), ("reasoning_content",)):
         with (
             serve(FakeClient(), tokenizer=ByteTokenizer(reads=reads)) as served,
             OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk,
         ):
-            said[reads] = prompt_of(served, sdk, messages)
+            prompts[reads] = prompt_of(served, sdk, messages)
             assert served.client.submitted[-1].prompt.count(IM_END) == 3
-    assert "assistant\nA.<|im_end|>" in said[()]
-    assert "assistant\n<think>Hm<|im_end|></think>A.<|im_end|>" in said[("reasoning_content",)]
+    assert "assistant\nA.<|im_end|>" in prompts[()]
+    assert "assistant\n<think>Hm<|im_end|></think>A.<|im_end|>" in prompts[("reasoning_content",)]
 
 
 def test_only_assistant_messages_have_thinking(served: Served, sdk: OpenAI) -> None:
@@ -227,8 +227,8 @@ def test_the_default_verbosity_is_accepted(served: Served, sdk: OpenAI) -> None:
 def test_in_memory_is_the_only_cache_retention(served: Served, sdk: OpenAI) -> None:
     """Bug: "in_memory", a default of the API and what this server does anyway, was a 400. "24h" is
     refused, since the server does not promise that."""
-    asked = prompt_of(served, sdk, HELLO, prompt_cache_retention="in_memory")
-    assert asked == prompt_of(served, sdk, HELLO)
+    prompt = prompt_of(served, sdk, HELLO, prompt_cache_retention="in_memory")
+    assert prompt == prompt_of(served, sdk, HELLO)
     refused = refusal(served, {"prompt_cache_retention": "24h"})
     assert refused["param"] == "prompt_cache_retention"
 
@@ -254,8 +254,8 @@ def test_default_tool_settings_need_no_tools(served: Served) -> None:
         {"tool_choice": "auto", "parallel_tool_calls": False},
     ):
         assert httpx.post(f"{served.url}{CHAT}", json={**body, **defaults}).status_code == 200
-        said = {"model": MODEL, "input": "a", **defaults}
-        assert httpx.post(f"{served.url}/v1/responses", json=said).status_code == 200
+        request = {"model": MODEL, "input": "a", **defaults}
+        assert httpx.post(f"{served.url}/v1/responses", json=request).status_code == 200
 
 
 ODD = "".join(map(chr, [*range(32), 0x7F, 0x85, 0x2028, 0xFDD0, 0xFEFF, 0xFFFE, 0x10FFFF]))
@@ -297,15 +297,15 @@ def test_every_character_may_be_written(stream: bool) -> None:
 
 def test_a_byte_order_mark_is_ignored(served: Served) -> None:
     """Bug: JSON with a byte order mark, as some editors save it, was refused."""
-    said = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    body = json.dumps(said).encode("utf-8-sig")
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    body = json.dumps(fields).encode("utf-8-sig")
     reply = httpx.post(f"{served.url}{CHAT}", content=body)
     assert reply.status_code == 200
 
 
 def test_a_stream_has_one_connection_header(served: Served) -> None:
     """Bug: one reply had both `connection: keep-alive` and `connection: close`."""
-    said = [{"role": "user", "content": "a"}]
-    body = {"model": MODEL, "messages": said, "max_tokens": 1, "stream": True}
+    messages = [{"role": "user", "content": "a"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1, "stream": True}
     reply = httpx.post(f"{served.url}{CHAT}", json=body, headers={"connection": "close"})
     assert reply.headers.get_list("connection") == ["close"]

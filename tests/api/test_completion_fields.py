@@ -169,8 +169,8 @@ def test_prompt_logprobs_in_vllms_shape() -> None:
         j = {"logprob": pytest.approx(2 * math.log(0.5)), "rank": 2, "decoded_token": "j"}
         assert rows == [[None, {"105": i, "106": j}]] * 2 + [[None]] * 2
         assert all(choice["logprobs"] is None for choice in reply["choices"])
-        asked = [submit.params.prompt_logprobs for submit in served.client.submitted]
-        assert asked == [2, None, 2, None]
+        counts = [submit.params.prompt_logprobs for submit in served.client.submitted]
+        assert counts == [2, None, 2, None]
         chat = http.post(
             CHAT, json={"model": MODEL, "messages": HELLO, "max_tokens": 2, "prompt_logprobs": 0}
         ).json()
@@ -197,8 +197,8 @@ def test_prompt_logprobs_beside_an_echo(served: Served) -> None:
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_prompt_logprobs_are_not_streamed(served: Served, route: str) -> None:
     """As in vLLM, the combination is refused."""
-    asked: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
-    body = {"model": MODEL, **asked, "stream": True, "prompt_logprobs": 0}
+    prompt: dict[str, Any] = {"prompt": "a"} if route == COMPLETIONS else {"messages": HELLO}
+    body = {"model": MODEL, **prompt, "stream": True, "prompt_logprobs": 0}
     error = httpx.post(f"{served.url}{route}", json=body).json()["error"]
     assert error["param"] == "prompt_logprobs"
 

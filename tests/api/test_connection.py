@@ -27,10 +27,10 @@ def test_only_versions_of_uvicorn_whose_internals_are_known_are_installed() -> N
     """`Connection` extends internals of uvicorn, which may change with every version."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     needed = (Requirement(line) for line in project["project"]["dependencies"])
-    [wanted] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
+    [specifier] = [requirement.specifier for requirement in needed if requirement.name == "uvicorn"]
     major, minor, *_ = Version(uvicorn.__version__).release
-    assert wanted.contains(uvicorn.__version__)
-    assert not wanted.contains(f"{major}.{minor + 1}.0")
+    assert specifier.contains(uvicorn.__version__)
+    assert not specifier.contains(f"{major}.{minor + 1}.0")
     cycle = set(RequestResponseCycle.__init__.__code__.co_names)
     assert cycle >= {
         "scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "more_body",
@@ -119,15 +119,15 @@ def test_an_idle_connection_outlives_the_time_for_a_head() -> None:
 def test_half_of_a_second_head_times_out() -> None:
     """The same on a kept-alive connection, whose first bytes stop uvicorn's own timer."""
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    said = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
-    assert said.endswith(b"ok")
+    reply = asyncio.run(asyncio.wait_for(dialogue(whole, b"", b"GET", until_closed=True), 30))
+    assert reply.endswith(b"ok")
 
 
 @pytest.mark.parametrize("head", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"{}\r\n\r\n"])
 def test_malformed_http_gets_the_envelope(head: bytes) -> None:
     """Bug: TLS on a plain port, another protocol and JSON without a head got a line of text."""
-    said = asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30))
-    status, _, body = said.partition(b"\r\n\r\n")
+    reply = asyncio.run(asyncio.wait_for(dialogue(head, until_closed=True), 30))
+    status, _, body = reply.partition(b"\r\n\r\n")
     assert status.startswith(b"HTTP/1.1 400")
     error = json.loads(body)["error"]
     assert error["code"] == "invalid_http"
@@ -137,8 +137,8 @@ def test_malformed_http_gets_the_envelope(head: bytes) -> None:
 def test_slow_bodies_and_slow_answers_are_not_cut() -> None:
     """The deadline is for heads only."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
-    said = asyncio.run(asyncio.wait_for(dialogue(head, b"a", b"bc", until_closed=False), 30))
-    assert said.startswith(b"HTTP/1.1 200")
+    reply = asyncio.run(asyncio.wait_for(dialogue(head, b"a", b"bc", until_closed=False), 30))
+    assert reply.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("pieces", [1, 4])
@@ -151,12 +151,12 @@ def test_a_head_is_bounded(pieces: int) -> None:
 
     lines = [b"GET / HTTP/1.1\r\nHost: x\r\n", *[b"x-a: " + b"b" * 400 + b"\r\n"] * 3]
     messages = lines if pieces > 1 else [b"".join(lines) + b"\r\n"]
-    said = asyncio.run(asyncio.wait_for(dialogue(*messages, until_closed=True, http=Small), 30))
-    assert_too_long(said, most=1000)
+    reply = asyncio.run(asyncio.wait_for(dialogue(*messages, until_closed=True, http=Small), 30))
+    assert_too_long(reply, most=1000)
 
 
-def assert_too_long(said: bytes, most: int) -> None:
-    head, _, body = said.partition(b"\r\n\r\n")
+def assert_too_long(reply: bytes, most: int) -> None:
+    head, _, body = reply.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431")
     assert b"connection: close" in head
     error = json.loads(body)["error"]
@@ -174,8 +174,8 @@ def test_a_client_with_a_long_head_reads_the_error(size: int, cut: int | None) -
         if cut is not None:
             time.sleep(0.05)
             asking.sendall(head[cut:])
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    assert_too_long(said, most=64 * 1024)
+        reply = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert_too_long(reply, most=64 * 1024)
 
 
 ENDLESS = (b"0\r\n" + b"x: y\r\n" * 50_000, b"0\r\nx: " + b"y" * 300_000, b"2;x=" + b"y" * 300_000)
@@ -189,8 +189,8 @@ def test_trailers_and_chunk_extensions_are_bounded(behind: bytes) -> None:
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
         asking.sendall(head + b"2\r\n{}\r\n" + behind)
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    assert_too_long(said, most=64 * 1024)
+        reply = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert_too_long(reply, most=64 * 1024)
 
 
 def test_the_bound_on_heads_spares_bodies() -> None:
@@ -203,10 +203,10 @@ def test_the_bound_on_heads_spares_bodies() -> None:
     request += b"x" * 900
     messages = [request[:500], request[500:], b"", request, b""]
     close = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    said = asyncio.run(
+    replies = asyncio.run(
         asyncio.wait_for(dialogue(*messages, close, until_closed=True, http=Small), 30)
     )
-    assert said.count(b"HTTP/1.1 200") == 3
+    assert replies.count(b"HTTP/1.1 200") == 3
 
 
 def test_an_old_client_gets_no_chunks() -> None:
@@ -260,7 +260,7 @@ def long_request(*, stream: bool) -> bytes:
     return f"{head}\r\n\r\n{body}".encode()
 
 
-ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 BAD_CHUNK = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
 TUNNEL = b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = b"GET / HTTP/1.1\r\nHost: x\r\nx-a: " + b"b" * 70_000
@@ -281,12 +281,12 @@ def test_answers_come_in_the_order_of_requests(bad: bytes, before: int, *, early
             await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    talk = dialogue(ASKED * before, bad, until_closed=True, http=Connection, app=slow, pause=0.01)
-    said = asyncio.run(asyncio.wait_for(talk, 30))
-    answers = re.findall(rb"HTTP/1.1 (\d+)[^{]*?(\r\nok\r\n|\{)", said)
+    talk = dialogue(GET * before, bad, until_closed=True, http=Connection, app=slow, pause=0.01)
+    replies = asyncio.run(asyncio.wait_for(talk, 30))
+    answers = re.findall(rb"HTTP/1.1 (\d+)[^{]*?(\r\nok\r\n|\{)", replies)
     last = b"431" if bad.startswith(LONG) else b"400"
     assert answers == [(b"200", b"\r\nok\r\n")] * before + [(last, b"{")]
-    assert said.endswith(b"}}")
+    assert replies.endswith(b"}}")
 
 
 @pytest.mark.parametrize("bad", [b"\x00\r\n\r\n", LONG + b"\r\n\r\n"])
@@ -298,9 +298,9 @@ def test_a_client_that_sends_on_after_a_refusal_is_cut(
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
         asking.sendall(bad + b"x" * 1_000_000)
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-        assert said.startswith(b"HTTP/1.1 4")
-        assert said.endswith(b"}}")
+        reply = b"".join(iter(lambda: asking.recv(65536), b""))
+        assert reply.startswith(b"HTTP/1.1 4")
+        assert reply.endswith(b"}}")
 
         def is_cut() -> bool:
             try:
@@ -314,20 +314,20 @@ def test_a_client_that_sends_on_after_a_refusal_is_cut(
 
 def test_a_malformed_body_ends_its_request() -> None:
     """Its reader sees a disconnect, since any answer would come after the refusal."""
-    told: list[str] = []
+    message_types: list[str] = []
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
         while (message := await receive())["type"] == "http.request" and message["more_body"]:
             pass
-        told.append(message["type"])
+        message_types.append(message["type"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"ok"})
 
     talk = dialogue(BAD_CHUNK[:-4], BAD_CHUNK[-4:], until_closed=True, http=Connection, app=reading)
-    said = asyncio.run(asyncio.wait_for(talk, 30))
-    assert told == ["http.disconnect"]
-    assert said.startswith(b"HTTP/1.1 400")
-    assert said.endswith(b"}}")
+    reply = asyncio.run(asyncio.wait_for(talk, 30))
+    assert message_types == ["http.disconnect"]
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.endswith(b"}}")
 
 
 @pytest.mark.parametrize("cut", [None, 40])
@@ -344,9 +344,9 @@ def test_an_offer_of_http_2_keeps_the_body(cut: int | None) -> None:
             asking.sendall(piece)
             time.sleep(0.05)
         asking.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    assert said.count(b"HTTP/1.1 200") == 2
-    assert b'"text_completion"' in said
+        replies = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert replies.count(b"HTTP/1.1 200") == 2
+    assert b'"text_completion"' in replies
 
 
 OFFER = b"Host: x\r\nConnection: keep-alive, Upgrade\r\nUPGRADE: h2c\r\n"
@@ -374,18 +374,18 @@ def test_upgrade_offers_are_looked_for_in_heads_only(
     changed, and an offer after another request's body was missed."""
     sent = b"".join([*requests, CLOSE])
     talk = dialogue(sent, until_closed=True, http=Connection, app=echo)
-    said = asyncio.run(asyncio.wait_for(talk, 60))
+    replies = asyncio.run(asyncio.wait_for(talk, 60))
     ends = 1 if b"/1.0" in sent else len(bodies) + 1
-    assert re.findall(rb"<([^>]*)>", said) == [*bodies, b""][:ends]
-    assert said.count(b" 200 OK\r\n") == ends
+    assert re.findall(rb"<([^>]*)>", replies) == [*bodies, b""][:ends]
+    assert replies.count(b" 200 OK\r\n") == ends
 
 
 def test_an_offer_is_seen_however_it_is_cut_into_packets() -> None:
     """Bug: with `Upg` in one packet and `rade:` in the next, the body was dropped."""
     letters = (bytes([letter]) for letter in OFFERED + OFFERED + CLOSE)
     talk = dialogue(*letters, until_closed=True, http=Connection, app=echo, pause=0.001)
-    said = asyncio.run(asyncio.wait_for(talk, 60))
-    assert re.findall(rb"<([^>]*)>", said) == [b"hi", b"hi", b""]
+    replies = asyncio.run(asyncio.wait_for(talk, 60))
+    assert re.findall(rb"<([^>]*)>", replies) == [b"hi", b"hi", b""]
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nhost: y\r\n", b"Host: x\r\nHost: x\r\n"])
@@ -393,11 +393,11 @@ def test_a_request_names_one_host(hosts: bytes) -> None:
     """Law: RFC 9112, section 3.2: exactly one `Host`. HTTP/1.0 needs none."""
     head = b"POST / HTTP/1.1\r\n" + hosts + b"Content-Length: 2\r\n\r\nhi"
     talk = dialogue(head, until_closed=True, http=Connection, app=echo)
-    said = asyncio.run(asyncio.wait_for(talk, 30))
-    assert said.startswith(b"HTTP/1.1 400")
-    assert b"\r\nconnection: close\r\n" in said
-    assert b'"invalid_http"' in said
-    assert b"one header `Host`" in said
+    reply = asyncio.run(asyncio.wait_for(talk, 30))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert b"\r\nconnection: close\r\n" in reply
+    assert b'"invalid_http"' in reply
+    assert b"one header `Host`" in reply
     old = dialogue(b"GET / HTTP/1.0\r\n\r\n", until_closed=True, http=Connection, app=echo)
     assert asyncio.run(asyncio.wait_for(old, 30)).endswith(b"<>")
 
@@ -409,9 +409,9 @@ def test_connect_is_refused_without_a_warning(
     """Bug: uvicorn answered some of these in its own words, and advised the operator to install a
     WebSocket library."""
     request = b"CONNECT " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03\x01"
-    said = asyncio.run(asyncio.wait_for(dialogue(request, until_closed=True), 30))
-    assert said.startswith(b"HTTP/1.1 400")
-    assert "no proxy" in json.loads(said.partition(b"\r\n\r\n")[2])["error"]["message"]
+    reply = asyncio.run(asyncio.wait_for(dialogue(request, until_closed=True), 30))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert "no proxy" in json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["message"]
     assert caplog.messages == []
 
 
@@ -425,9 +425,9 @@ def test_a_client_refused_in_mid_body_reads_the_error(path: str, status: bytes) 
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.sendall(head.encode() + b" " * size)
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    assert said.startswith(b"HTTP/1.1 " + status)
-    assert set(json.loads(said.partition(b"\r\n\r\n")[2])) == {"error"}
+        reply = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert reply.startswith(b"HTTP/1.1 " + status)
+    assert set(json.loads(reply.partition(b"\r\n\r\n")[2])) == {"error"}
 
 
 def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,5 +439,5 @@ def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     with serve() as served, socket.create_connection(address_of(served)) as asking:
         asking.settimeout(30)
         asking.sendall(head + b"some")
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    assert said.startswith(b"HTTP/1.1 404")
+        reply = b"".join(iter(lambda: asking.recv(65536), b""))
+    assert reply.startswith(b"HTTP/1.1 404")

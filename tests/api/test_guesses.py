@@ -77,10 +77,10 @@ def test_every_choice_gets_the_prediction(served: Served, path: str, n: int, str
         "rejected_prediction_tokens": 0,
         "reasoning_tokens": 0,
     }
-    told = usage["speculation"]
-    assert told["proposers"] == ["prediction", "draft_model"]
-    parts = {"proposed": told["proposed"], "accepted": told["accepted"]}
-    assert told["by_proposer"] == {"prediction": parts}
+    speculation = usage["speculation"]
+    assert speculation["proposers"] == ["prediction", "draft_model"]
+    parts = {"proposed": speculation["proposed"], "accepted": speculation["accepted"]}
+    assert speculation["by_proposer"] == {"prediction": parts}
     assert parts["accepted"] == 18 * n
 
 
@@ -140,15 +140,15 @@ EFFECTIVE = [
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize(("wish", "told", "sent"), EFFECTIVE)
+@pytest.mark.parametrize(("wish", "expected", "sent"), EFFECTIVE)
 def test_effective_values_are_echoed(
-    served: Served, path: str, wish: Any, told: tuple[Any, ...], sent: Speculation | None
+    served: Served, path: str, wish: Any, expected: tuple[Any, ...], sent: Speculation | None
 ) -> None:
     """Law: the reply reports the effective settings; a proposer that has nothing to work with (as
     `prediction` without a prediction) is not listed."""
     reply = post(served, path, speculation=wish)
-    said = reply["usage"]["speculation"]
-    assert (said["enabled"], said["max_draft"], said["proposers"]) == told
+    speculation = reply["usage"]["speculation"]
+    assert (speculation["enabled"], speculation["max_draft"], speculation["proposers"]) == expected
     assert served.client.submitted[-1].params.speculation == sent
     streamed = chunks(
         served,
@@ -160,8 +160,8 @@ def test_effective_values_are_echoed(
             "stream_options": {"include_usage": True},
         },
     )
-    assert streamed[-1]["usage"]["speculation"].keys() == said.keys()
-    assert streamed[-1]["usage"]["speculation"]["proposers"] == told[2]
+    assert streamed[-1]["usage"]["speculation"].keys() == speculation.keys()
+    assert streamed[-1]["usage"]["speculation"]["proposers"] == expected[2]
 
 
 def test_a_server_that_does_not_speculate_says_so() -> None:
@@ -170,7 +170,7 @@ def test_a_server_that_does_not_speculate_says_so() -> None:
     with serve(FakeClient(ready=ready)) as served:
         reply = post(served, "/v1/completions", prediction=PREDICTION)
         assert reply["usage"]["speculation"]["enabled"] is False
-        for wish, param, said in [
+        for wish, param, problem in [
             ({"max_draft": 1}, "speculation.max_draft", "from 0 to 0"),
             ({"proposers": ["ngram"]}, "speculation.proposers[0]", "speculation is off"),
         ]:
@@ -178,7 +178,7 @@ def test_a_server_that_does_not_speculate_says_so() -> None:
             reply = httpx.post(f"{served.url}/v1/completions", json=body)
             assert reply.status_code == 400
             assert reply.json()["error"]["param"] == param
-            assert said in reply.json()["error"]["message"]
+            assert problem in reply.json()["error"]["message"]
 
 
 def test_max_draft_beyond_the_servers_k_names_the_range(served: Served) -> None:
@@ -216,14 +216,14 @@ def test_provenance_is_the_text(served: Served, path: str, fields: dict[str, Any
         pieces = choice["provenance"]
         assert "".join(piece["text"] for piece in pieces) == text
         assert {piece["source"] for piece in pieces} == {"draft_model", "target"}
-        told = [
+        streamed_pieces = [
             piece
             for chunk in streamed
             for other in chunk["choices"]
             if other["index"] == index
             for piece in other.get("provenance", [])
         ]
-        assert told == pieces
+        assert streamed_pieces == pieces
 
 
 def test_provenance_names_who_guessed(served: Served) -> None:

@@ -48,12 +48,12 @@ class World:
         )
         self.app = create_app(services)
         self.cut = cut
-        self.asked = list[Forwarded]()
+        self.requests = list[Forwarded]()
 
-    async def ask(self, asked: Forwarded) -> AsyncGenerator[Part, None]:
-        self.asked.append(asked)
-        dies, count = self.cut(len(self.asked)), 0
-        async with aclosing(answer(self.app, asked)) as parts:
+    async def ask(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+        self.requests.append(request)
+        dies, count = self.cut(len(self.requests)), 0
+        async with aclosing(answer(self.app, request)) as parts:
             async for part in parts:
                 if count == dies:
                     raise ReplicaLost
@@ -79,7 +79,7 @@ class World:
             return await http.post(route, content=content)
 
 
-def told(reply: httpx.Response) -> MergedStream:
+def merged_stream(reply: httpx.Response) -> MergedStream:
     assert reply.status_code == 200, reply.text
     events = [line[6:] for line in reply.text.split("\n") if line.startswith("data: ")]
     assert events[-1] == "[DONE]", events[-1]
@@ -111,12 +111,12 @@ def test_a_stream_goes_on_wherever_its_replica_died(name: str, ids: bool) -> Non
         return await World(engine, cut=cut).post(route, body)
 
     async def all_cuts() -> None:
-        whole = told(await ask(lambda number: None))
+        whole = merged_stream(await ask(lambda number: None))
         for cut in range(1, 12):
             cuts: dict[int, int] = {1: cut, 2: cut}
             reply = await ask(cuts.get)
-            assert told(reply).known() == whole.known(), f"cut behind {cut} parts"
-            assert told(reply).roles == whole.roles
+            assert merged_stream(reply).known() == whole.known(), f"cut behind {cut} parts"
+            assert merged_stream(reply).roles == whole.roles
             assert len(ids_of(reply)) == 1
 
     asyncio.run(all_cuts())
@@ -141,15 +141,15 @@ def test_an_unstreamed_reply_is_retried() -> None:
 
     async def ask(deaths: int, **fields: Any) -> tuple[httpx.Response, int]:
         world = World(scripted("abcdef"), cut=lambda number: 1 if number <= deaths else None)
-        return await world.post(COMPLETIONS, {**BODY, **fields}), len(world.asked)
+        return await world.post(COMPLETIONS, {**BODY, **fields}), len(world.requests)
 
     async def all_of_it() -> None:
         whole, _ = await ask(0, n=2, echo=True)
-        again, asked = await ask(2, n=2, echo=True)
+        again, tries = await ask(2, n=2, echo=True)
         assert again.json()["choices"] == whole.json()["choices"]
-        assert asked == MOST_LOSSES
-        reply, asked = await ask(9)
-        assert (reply.status_code, asked) == (503, MOST_LOSSES)
+        assert tries == MOST_LOSSES
+        reply, tries = await ask(9)
+        assert (reply.status_code, tries) == (503, MOST_LOSSES)
         assert reply.json()["error"]["code"] == "replica_lost"
 
     asyncio.run(all_of_it())
@@ -191,10 +191,10 @@ def test_a_stream_of_responses_ends_in_its_own_form() -> None:
     reply = asyncio.run(ask())
     *events, last = reply.text.removesuffix("\n\n").split("\n\n")
     name, data = last.split("\n")
-    told = json.loads(data.removeprefix("data: "))
-    assert (name, told["type"], told["sequence_number"]) == ("event: error", "error", len(events))
-    assert "no other replica can resume it: `resume` is not supported" in told["message"]
-    assert told["error"]["message"] == told["message"]
+    event = json.loads(data.removeprefix("data: "))
+    assert (name, event["type"], event["sequence_number"]) == ("event: error", "error", len(events))
+    assert "no other replica can resume it: `resume` is not supported" in event["message"]
+    assert event["error"]["message"] == event["message"]
 
 
 def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
@@ -203,15 +203,15 @@ def test_a_stream_of_a_message_ends_in_its_own_form() -> None:
     async def ask() -> httpx.Response:
         engine = scripted("abcdef")
         world = World(engine, cut=lambda number: 3 if number == 1 else None)
-        asked = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 50}
-        return await world.post("/v1/messages", {"model": MODEL, **asked, "stream": True})
+        fields = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 50}
+        return await world.post("/v1/messages", {"model": MODEL, **fields, "stream": True})
 
     last = asyncio.run(ask()).text.removesuffix("\n\n").rpartition("\n\n")[2]
     name, data = last.split("\n")
-    told = json.loads(data.removeprefix("data: "))
-    assert (name, told["type"]) == ("event: error", "error")
-    assert (told["error"]["type"], told["error"]["code"]) == ("overloaded_error", "replica_lost")
-    assert "no other replica can resume it: `resume` is not supported" in told["error"]["message"]
+    event = json.loads(data.removeprefix("data: "))
+    assert (name, event["type"]) == ("event: error", "error")
+    assert (event["error"]["type"], event["error"]["code"]) == ("overloaded_error", "replica_lost")
+    assert "no other replica can resume it: `resume` is not supported" in event["error"]["message"]
 
 
 ENDS: list[tuple[str, dict[str, Any], str]] = [
@@ -241,19 +241,19 @@ def test_a_replica_that_dies_after_the_last_event_changes_nothing(
         world = World(scripted("abcdef"))
         plain = world.ask
 
-        async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
-            async for part in plain(asked):
+        async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
+            async for part in plain(request):
                 if late or part.start is not None or part.body:
                     yield part
-            if len(world.asked) == 1:
+            if len(world.requests) == 1:
                 raise ReplicaLost
 
         world.ask = ask  # type: ignore[method-assign]
         reply = await world.post(route, {"model": MODEL, **own})
-        return len(world.asked), reply.text.removesuffix("\n\n").rpartition("\n\n")[2]
+        return len(world.requests), reply.text.removesuffix("\n\n").rpartition("\n\n")[2]
 
-    asked, last = asyncio.run(ask())
-    assert asked == 1
+    tries, last = asyncio.run(ask())
+    assert tries == 1
     assert last.startswith(end)
 
 
@@ -263,21 +263,21 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
 
     async def ask() -> tuple[MergedStream, MergedStream]:
         world = World(scripted("abcdef"))
-        whole = told(await world.post(COMPLETIONS, {**BODY, **USAGE}))
+        whole = merged_stream(await world.post(COMPLETIONS, {**BODY, **USAGE}))
         engine = scripted("abcdef")
         world = World(engine, cut=lambda number: 2 if number == 1 else None)
         plain = world.ask
 
-        async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
-            engine.state = "lost" if len(world.asked) == 1 else "ready"
-            async for part in plain(asked):
+        async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
+            engine.state = "lost" if len(world.requests) == 1 else "ready"
+            async for part in plain(request):
                 yield part
 
         world.ask = ask  # type: ignore[method-assign]
         reply = await world.post(COMPLETIONS, {**BODY, **USAGE}, ping_seconds=0.1)
-        assert len(world.asked) == 3
+        assert len(world.requests) == 3
         assert 2 <= reply.text.count(": ping") <= 6  # in RETRY_SECONDS
-        return told(reply), whole
+        return merged_stream(reply), whole
 
     found, whole = asyncio.run(ask())
     assert found.known() == whole.known()
@@ -335,7 +335,7 @@ def test_no_replica_is_a_clear_error() -> None:
     """Law: as long as nothing was sent, the error that `ask` raises is the reply."""
     world = World(FakeClient())
 
-    async def ask(asked: Forwarded) -> AsyncGenerator[Part, None]:
+    async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
         raise ApiError(503, "no replica takes requests", code="no_replica")
         yield Part()
 

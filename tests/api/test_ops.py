@@ -46,13 +46,13 @@ def test_head_is_answered_like_get(http: httpx.Client, path: str) -> None:
     whole, head = http.get(path, headers=key), http.head(path, headers=key)
     assert head.status_code == whole.status_code
     assert head.content == b""
-    told, meant = dict(head.headers), dict(whole.headers)
-    for headers in (told, meant):
+    found, expected = dict(head.headers), dict(whole.headers)
+    for headers in (found, expected):
         del headers["date"]
     if path == "/metrics":  # it counts the requests in between
-        assert told.pop("content-length").isdigit()
-        del meant["content-length"]
-    assert told == meant
+        assert found.pop("content-length").isdigit()
+        del expected["content-length"]
+    assert found == expected
 
 
 def test_head_leaves_the_connection_in_sync(http: httpx.Client, served: Served) -> None:
@@ -61,8 +61,8 @@ def test_head_leaves_the_connection_in_sync(http: httpx.Client, served: Served) 
     with socket.create_connection((address[0], int(address[1]))) as asking:
         asking.sendall(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
         asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        said = b"".join(iter(lambda: asking.recv(65536), b""))
-    empty, first, second = said.split(b"HTTP/1.1 200 OK\r\n")
+        replies = b"".join(iter(lambda: asking.recv(65536), b""))
+    empty, first, second = replies.split(b"HTTP/1.1 200 OK\r\n")
     assert empty == b""
     assert first.endswith(b"\r\n\r\n")
     assert second.endswith(http.get("/health").content)
@@ -165,8 +165,8 @@ def test_router_names_expose_the_load(named: bool) -> None:
             load = httpx.get(f"{served.url}/get_load", headers=headers if not named else {})
         gate.release()
         gate.release()
-    told = dict(re.findall(r"^(vllm:\S+) (\S+)$", text, re.MULTILINE))
-    assert {name: float(value) for name, value in told.items()} == (
+    metrics = dict(re.findall(r"^(vllm:\S+) (\S+)$", text, re.MULTILINE))
+    assert {name: float(value) for name, value in metrics.items()} == (
         {
             "vllm:num_requests_running": 3,
             "vllm:num_requests_waiting": 2,

@@ -53,12 +53,12 @@ def test_no_answer_to_a_get_may_be_read_by_another_page(plain: Served) -> None:
     """Law: no reply to a GET has a CORS header, so browsers hide it from other pages, and no GET
     changes what another GET returns."""
     paths = httpx.get(f"{plain.url}/openapi.json", timeout=60).json()["paths"]
-    asked = [path.replace("{name}", MODEL) for path, found in paths.items() if "get" in found]
+    get_paths = [path.replace("{name}", MODEL) for path, found in paths.items() if "get" in found]
 
     def answer(path: str) -> httpx.Response:
         return httpx.get(plain.url + path, headers={"origin": PAGE}, timeout=60)
 
-    first, second = [{path: answer(path) for path in ["/", *asked]} for _ in range(2)]
+    first, second = [{path: answer(path) for path in ["/", *get_paths]} for _ in range(2)]
     assert {"/v1/models", "/metrics", "/speculation"} <= first.keys()
     for path, reply in first.items():
         assert reply.status_code == 200
@@ -148,9 +148,9 @@ def test_a_preflight_is_answered_for_every_header(opened: Served, path: str) -> 
     private = {"access-control-request-private-network": "true"}
     reply = preflight(opened, path, **private)
     assert reply.status_code == 200
-    told = reply.headers["access-control-allow-headers"].lower()
+    allowed = reply.headers["access-control-allow-headers"].lower()
     for name in ("authorization", "content-type", "x-request-id", "x-stainless-lang"):
-        assert name in told
+        assert name in allowed
     assert "POST" in reply.headers["access-control-allow-methods"]
     assert reply.headers["access-control-allow-private-network"] == "true"
     assert "access-control-allow-credentials" not in reply.headers

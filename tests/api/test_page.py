@@ -92,12 +92,12 @@ def test_the_page_can_be_disabled(settings: dict[str, Any], status: int) -> None
 
 def test_the_live_view_reads_what_exists(served: Served) -> None:
     """Law: the metrics and the fields of GET /speculation that it reads exist."""
-    told = httpx.get(f"{served.url}/metrics").text
+    metrics = httpx.get(f"{served.url}/metrics").text
     source = (FOLDER / "metrics.js").read_text() + (FOLDER / "live.js").read_text()
     names = re.findall(r'(?:grown|grownBy|total|by)\("(\w+)"', source)
     assert len(names) > 6
     for name in names:
-        assert re.search(rf"^foredraft_{name}[{{ ]", told, re.MULTILINE), name
+        assert re.search(rf"^foredraft_{name}[{{ ]", metrics, re.MULTILINE), name
     known = httpx.get(f"{served.url}/speculation", headers={"authorization": f"Bearer {KEY}"})
     used = set(re.findall(r"now\.(\w+)", (FOLDER / "live.js").read_text()))
     assert {"explanation", "mode", "k_max"} <= used <= known.json().keys()

@@ -21,8 +21,8 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 THINKS = ByteTokenizer(thinks="<think></think>")  # the model may think
 BEGUN = ByteTokenizer(thinks="<think></think> <think>\n")  # the prompt has opened the thinking
 OVER = ByteTokenizer(thinks="<think></think> <think>\n\n</think>\n\n")  # the prompt has closed it
-THOUGHT, SAID = "Zürich? Say 5. Done", "It is 5 degrees in Zürich. Done, and more"
-REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
+THOUGHT, ANSWER = "Zürich? Say 5. Done", "It is 5 degrees in Zürich. Done, and more"
+REPLY = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 CALL = '<tool_call>{"name": "get_time", "arguments": {"city": "Rome"}}</tool_call>'
 
 
@@ -41,10 +41,10 @@ def post(
         serve(client, tokenizer=tokenizer, **(settings or {})) as served,
         httpx.Client(base_url=served.url, timeout=60) as http,
     ):
-        asked: dict[str, Any] = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
+        body: dict[str, Any] = {"input": "hello"} if route == RESPONSES else {"messages": HELLO}
         if route == CHAT and fields.get("stream"):
-            asked["stream_options"] = {"include_usage": True}
-        reply = http.post(route, json={"model": MODEL} | asked | fields)
+            body["stream_options"] = {"include_usage": True}
+        reply = http.post(route, json={"model": MODEL} | body | fields)
     assert reply.status_code == 200, reply.text
     if not fields.get("stream"):
         return reply.json(), client
@@ -82,14 +82,14 @@ def test_streamed_and_whole_replies_say_the_same(
 ) -> None:
     """Texts, ids, log-probabilities, provenance and usage agree, whatever the tokens per step, and
     whether the prompt or the model opens the thinking."""
-    asked = {"return_token_ids": True, "provenance": True, "logprobs": True}
-    how: Any = {"tokenizer": tokenizer, "tokens_per_step": tokens_per_step, **asked}
+    fields = {"return_token_ids": True, "provenance": True, "logprobs": True}
+    how: Any = {"tokenizer": tokenizer, "tokens_per_step": tokens_per_step, **fields}
     whole, _ = post(text, **how)
     events, _ = post(text, **how, stream=True)
     [choice] = whole["choices"]
     streamed = put_together(events)
     assert choice["message"] == {
-        "role": "assistant", "content": SAID, "refusal": None, "reasoning_content": THOUGHT,
+        "role": "assistant", "content": ANSWER, "refusal": None, "reasoning_content": THOUGHT,
     }  # fmt: skip
     assert streamed["message"] == choice["message"]
     for name in ("token_ids", "provenance", "finish_reason"):
@@ -99,7 +99,7 @@ def test_streamed_and_whole_replies_say_the_same(
     assert streamed["logprobs"]["content"] == choice["logprobs"]["content"]
     assert len(choice["logprobs"]["content"]) == len(text.encode())
     usage = whole["usage"]
-    thought = len(text.removesuffix(f"\n\n{SAID}").encode())
+    thought = len(text.removesuffix(f"\n\n{ANSWER}").encode())
     assert usage["completion_tokens"] == len(text.encode()) + 1
     assert usage["completion_tokens_details"]["reasoning_tokens"] == thought
     assert events[-1]["usage"]["completion_tokens_details"] == usage["completion_tokens_details"]
@@ -132,16 +132,16 @@ def test_stop_strings_end_the_content_only(stop: str) -> None:
         reply, _ = post(REPLY, stop=stop, tokens_per_step=tokens_per_step)
         message = reply["choices"][0]["message"]
         assert message["reasoning_content"] == THOUGHT
-        assert message["content"].rstrip() == SAID.partition(stop)[0].rstrip()
+        assert message["content"].rstrip() == ANSWER.partition(stop)[0].rstrip()
 
 
 def test_fields_and_settings_that_switch_it_off() -> None:
     """Thinking is left out of the reply, left in the content, or not looked for."""
     hidden, _ = post(REPLY, include_reasoning=False)
-    assert hidden["choices"][0]["message"]["content"] == SAID
+    assert hidden["choices"][0]["message"]["content"] == ANSWER
     assert "reasoning_content" not in hidden["choices"][0]["message"]
     events, _ = post(REPLY, include_reasoning=False, stream=True)
-    assert put_together(events)["message"]["content"] == SAID
+    assert put_together(events)["message"]["content"] == ANSWER
     for off in ({"separate_reasoning": False}, {"settings": {"reasoning_parser": "none"}}):
         reply, _ = post(REPLY, **off)
         assert reply["choices"][0]["message"]["content"] == REPLY
@@ -187,8 +187,8 @@ def test_calls_behind_thinking(required: bool) -> None:
 def test_a_reply_resumes_anywhere() -> None:
     """`resume` works within the thinking, within its tags and after them: the rest is what was
     missing, and its usage counts the whole."""
-    asked: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
-    whole, _ = post(REPLY, **asked)
+    fields: Any = {"return_token_ids": True, "stream": True, "temperature": 0}
+    whole, _ = post(REPLY, **fields)
     message = put_together(whole)["message"]
     for cut in (1, 3, 12, len(f"<think>\n{THOUGHT}\n</th".encode()), len(REPLY.encode()) - 4):
         had = list[Any]()
@@ -197,7 +197,7 @@ def test_a_reply_resumes_anywhere() -> None:
                 had.append(chunk)
         before = put_together(had)
         assert before["token_ids"] == list(REPLY.encode()[:cut])
-        rest, _ = post(REPLY, resume={"token_ids": before["token_ids"]}, **asked)
+        rest, _ = post(REPLY, resume={"token_ids": before["token_ids"]}, **fields)
         after = put_together(rest)
         for name in ("reasoning_content", "content"):
             parts = [part["message"].get(name, "") for part in (before, after)]
@@ -229,9 +229,9 @@ def test_a_response_has_a_reasoning_item(tokens_per_step: int, size: int | None)
             assert response["status"] == reasoning["status"] == "incomplete"
             continue
         part = response["output"][1]["content"][0]
-        assert part["text"] == SAID
+        assert part["text"] == ANSWER
         tokens = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
-        assert tokens.decode() == f"\n\n{SAID}"
+        assert tokens.decode() == f"\n\n{ANSWER}"
         details = response["usage"]["output_tokens_details"]
         assert details["reasoning_tokens"] == len(f"<think>\n{THOUGHT}\n</think>".encode())
 
@@ -249,10 +249,10 @@ def test_the_output_of_a_response_may_be_sent_back(reads: tuple[str, ...]) -> No
     tokenizer = ByteTokenizer(thinks="<think></think>", reads=reads)
     second, client = post(REPLY, route=RESPONSES, tokenizer=tokenizer, input=items)
     assert second["status"] == "completed"
-    told_to_model = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
-    assert SAID in told_to_model
-    assert (f"<think>{THOUGHT}</think>{SAID}" in told_to_model) is bool(reads)
-    assert (THOUGHT in told_to_model) is bool(reads)
+    prompt = bytes(i for i in client.submitted[0].prompt if i < 256).decode()
+    assert ANSWER in prompt
+    assert (f"<think>{THOUGHT}</think>{ANSWER}" in prompt) is bool(reads)
+    assert (THOUGHT in prompt) is bool(reads)
 
 
 class Channels(ByteTokenizer):
@@ -295,6 +295,6 @@ def test_a_message_has_its_thinking_in_a_block(
     reply, _ = post(REPLY, **more)
     message = message_stream_rules.read_message(reply) if stream else reply
     thought = {"type": "thinking", "thinking": THOUGHT, "signature": ""}
-    assert message["content"] == [thought] * shown + [{"type": "text", "text": SAID}]
+    assert message["content"] == [thought] * shown + [{"type": "text", "text": ANSWER}]
     history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]
     post(REPLY, **{**more, "messages": history})

@@ -104,7 +104,7 @@ def test_a_reply_that_ends_by_itself_is_completed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "messages"),
+    ("body", "messages"),
     [
         ({"input": "hello"}, [{"role": "user", "content": "hello"}]),
         (
@@ -130,11 +130,11 @@ def test_a_reply_that_ends_by_itself_is_completed() -> None:
     ],
 )
 def test_replies_equal_those_of_chat(
-    served: Served, http: httpx.Client, asked: dict[str, Any], messages: list[Any]
+    served: Served, http: httpx.Client, body: dict[str, Any], messages: list[Any]
 ) -> None:
     """Law: prompt, parameters, text and usage equal those of the same chat request."""
     fields: dict[str, Any] = {"model": MODEL, "seed": 5, "temperature": 0.7, "top_k": 5}
-    response = http.post(RESPONSES, json={**fields, **asked, "max_output_tokens": 9}).json()
+    response = http.post(RESPONSES, json={**fields, **body, "max_output_tokens": 9}).json()
     ours = served.client.submitted[-1]
     chat = http.post(
         "/v1/chat/completions", json={**fields, "messages": messages, "max_tokens": 9}
@@ -247,14 +247,14 @@ def test_async_client(served: Served) -> None:
 
     async def main() -> None:
         async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
-            asked: dict[str, Any] = {"model": MODEL, "input": "a", "max_output_tokens": 9}
+            fields: dict[str, Any] = {"model": MODEL, "input": "a", "max_output_tokens": 9}
             seed = {"seed": 4}
-            whole = await sdk.responses.create(**asked, extra_body=seed)
-            stream = await sdk.responses.create(**asked, extra_body=seed, stream=True)
+            whole = await sdk.responses.create(**fields, extra_body=seed)
+            stream = await sdk.responses.create(**fields, extra_body=seed, stream=True)
             kinds = [event.type async for event in stream]
             assert kinds[0] == "response.created"
             assert kinds[-1] == "response.incomplete"
-            async with sdk.responses.stream(**asked, extra_body=seed) as helper:
+            async with sdk.responses.stream(**fields, extra_body=seed) as helper:
                 events = [event async for event in helper]
             deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
             assert "".join(deltas) == whole.output_text
@@ -270,11 +270,11 @@ def test_async_client(served: Served) -> None:
 def test_input_tokens(served: Served, sdk: OpenAI) -> None:
     """Law: the count equals the usage of the same request, tools included, and runs no step."""
     for fields in ({}, {"instructions": "Be brief."}, {"tools": FLAT}):
-        asked: dict[str, Any] = {"model": MODEL, "input": [SAID], **fields}
+        body: dict[str, Any] = {"model": MODEL, "input": [SAID], **fields}
         steps = served.client.steps
-        count = sdk.responses.input_tokens.count(**asked)
+        count = sdk.responses.input_tokens.count(**body)
         assert served.client.steps == steps
-        reply = sdk.responses.create(**asked, max_output_tokens=1)
+        reply = sdk.responses.create(**body, max_output_tokens=1)
         assert reply.usage is not None
         assert count.input_tokens == reply.usage.input_tokens
         assert count.object == "response.input_tokens"
@@ -303,10 +303,10 @@ def test_output_can_be_sent_back() -> None:
             ours = served.client.submitted[-1].prompt
             called = {"name": "look_up", "arguments": call.arguments}
             made = {"id": call.call_id, "type": "function", "function": called}
-            said = message.content[0].text
+            content = message.content[0].text
             messages = [
                 hello,
-                {"role": "assistant", "content": said, "tool_calls": [made]},
+                {"role": "assistant", "content": content, "tool_calls": [made]},
                 {"role": "tool", "tool_call_id": call.call_id, "content": "42"},
             ]
             offered = [{"type": "function", "function": function}]
@@ -382,13 +382,13 @@ def test_no_chat_template() -> None:
         reply = httpx.post(f"{served.url}{RESPONSES}", json=BODY)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "input"
-        told_of = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
-        assert told_of["input"]["status"] == "refused"
+        entries = httpx.get(f"{served.url}/v1/capabilities").json()["endpoints"][RESPONSES]
+        assert entries["input"]["status"] == "refused"
 
 
 def test_a_replys_settings_may_be_sent_back(http: httpx.Client) -> None:
     """Bug: a client that sent a reply's own settings back was refused, with tools or without."""
-    said = http.post(RESPONSES, json=BODY).json()
-    told = {name: said[name] for name in ("tool_choice", "parallel_tool_calls", "tools")}
-    assert told == {"tool_choice": "auto", "parallel_tool_calls": True, "tools": []}
-    assert http.post(RESPONSES, json={**BODY, **told}).status_code == 200
+    response = http.post(RESPONSES, json=BODY).json()
+    settings = {name: response[name] for name in ("tool_choice", "parallel_tool_calls", "tools")}
+    assert settings == {"tool_choice": "auto", "parallel_tool_calls": True, "tools": []}
+    assert http.post(RESPONSES, json={**BODY, **settings}).status_code == 200

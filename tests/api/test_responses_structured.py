@@ -73,8 +73,8 @@ def test_parse() -> None:
             async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
                 reply = await sdk.responses.parse(model=MODEL, input="who?", text_format=Person)
                 assert reply.output_parsed == PERSON
-                asked: Any = {"model": MODEL, "input": "who?", "text_format": Person}
-                async with sdk.responses.stream(**asked) as stream:
+                fields: Any = {"model": MODEL, "input": "who?", "text_format": Person}
+                async with sdk.responses.stream(**fields) as stream:
                     final = await stream.get_final_response()
                 assert final.output_parsed == PERSON
 

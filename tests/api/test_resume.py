@@ -66,10 +66,10 @@ class MergedStream:
                     self.calls[-1][1] += piece["function"]["arguments"]
             self.ids += choice.get("token_ids", ())
             self.prompt += choice.get("prompt_token_ids", ())
-            said = choice["logprobs"] or {}
-            self.logprobs += said.get("content", ())
-            if "tokens" in said:
-                self.logprobs += zip(*(said[name] for name in sorted(said)), strict=True)
+            logprobs = choice["logprobs"] or {}
+            self.logprobs += logprobs.get("content", ())
+            if "tokens" in logprobs:
+                self.logprobs += zip(*(logprobs[name] for name in sorted(logprobs)), strict=True)
             self.finish = choice["finish_reason"] or self.finish
 
     def known(self) -> tuple[Any, ...]:
@@ -104,16 +104,16 @@ def test_the_two_parts_are_the_reply(name: str, tokens_per_step: int) -> None:
         for chunk in found:
             whole.add(chunk)
         for cut in range(1, len(found)):
-            told = MergedStream()
+            merged = MergedStream()
             for chunk in found[:cut]:
-                told.add(chunk)
-            if told.calls and "token_ids" not in found[cut - 1]["choices"][0]:
+                merged.add(chunk)
+            if merged.calls and "token_ids" not in found[cut - 1]["choices"][0]:
                 continue
-            resume = {"token_ids": told.ids, "seed": told.seed}
+            resume = {"token_ids": merged.ids, "seed": merged.seed}
             for chunk in chunks(served.url, route, {**body, "resume": resume}):
-                told.add(chunk)
-            assert told.known() == whole.known(), f"cut behind {cut} chunks"
-            assert told.roles == whole.roles
+                merged.add(chunk)
+            assert merged.known() == whole.known(), f"cut behind {cut} chunks"
+            assert merged.roles == whole.roles
 
 
 def scripted_bytes(text: str | bytes) -> Any:
@@ -174,8 +174,8 @@ def test_what_cannot_be_resumed_is_refused(
 ) -> None:
     """Law: a 400 that names the field, before anything is submitted."""
     before = len(served.client.submitted)
-    said = {"token_ids": [97, 98], "seed": 7, **resume}
-    body = {"model": MODEL, "prompt": "ab", **fields, "resume": said}
+    value = {"token_ids": [97, 98], "seed": 7, **resume}
+    body = {"model": MODEL, "prompt": "ab", **fields, "resume": value}
     reply = httpx.post(f"{served.url}{COMPLETIONS}", json=body)
     assert reply.status_code == 400
     error = reply.json()["error"]

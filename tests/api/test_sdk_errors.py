@@ -51,8 +51,8 @@ def chat(sdk: OpenAI, **fields: Any) -> Any:
 
 
 def deep(part: dict[str, Any]) -> Any:
-    said = {"role": "user", "content": [{"type": "text", "text": "a"}, part]}
-    return [*HELLO, *HELLO, said]
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, part]}
+    return [*HELLO, *HELLO, message]
 
 
 Call = Callable[[OpenAI], Any]

@@ -37,7 +37,7 @@ def patient() -> FakeClient:
 
 
 @contextmanager
-def asked(served: Served, **fields: Any) -> Iterator[socket.socket]:
+def connect(served: Served, **fields: Any) -> Iterator[socket.socket]:
     """Open a connection that has requested a stream and has next to no receive buffer."""
     body = json.dumps({"model": MODEL, "prompt": "a", "stream": True, **fields}).encode()
     head = f"Host: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -70,11 +70,11 @@ def test_pending_chunks_of_a_slow_reader_are_merged(logprobs: int | None) -> Non
     client, count = patient(), 30_000 if logprobs is None else 6_000
     with serve(client) as served:
         fields = {"max_tokens": count, "ignore_eos": True, "logprobs": logprobs}
-        with asked(served, **fields, stream_options={"include_usage": True}) as connection:
+        with connect(served, **fields, stream_options={"include_usage": True}) as connection:
             served.until(lambda: bool(client.submitted) and client.inflight == 0, seconds=120)
             assert 0 < waiting(served) < 2 * HIGH_WATER
-            *told, last, done = read_all(connection)
-        chunks = [json.loads(event) for event in told]
+            *events, last, done = read_all(connection)
+        chunks = [json.loads(event) for event in events]
         [submit] = client.submitted
     script = hashed_script()
     expected = bytes(script(submit, i) for i in range(count)).decode()
@@ -93,7 +93,7 @@ def test_a_stalled_reader_delays_nobody() -> None:
     """Others get their text beside it; when it leaves, its request is aborted once."""
     client = patient()
     with serve(client) as served, httpx.Client(base_url=served.url) as http:
-        with asked(served, max_tokens=CONTEXT - 10, ignore_eos=True):
+        with connect(served, max_tokens=CONTEXT - 10, ignore_eos=True):
             served.until(lambda: waiting(served) > 0)
             body = {"model": MODEL, "prompt": "b", "max_tokens": 300, "stream": True}
             for _ in range(3):
@@ -177,13 +177,13 @@ def test_an_unread_rest_is_cut(stream: bool, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(EventStream.__init__.__kwdefaults__, name, seconds)  # type: ignore[arg-type]
     client = patient()
     fields = {"max_tokens": 250_000, "ignore_eos": True, "stream": stream}
-    with serve(client) as served, asked(served, **fields) as slow:
-        told = b""
-        with asked(served, **fields):
+    with serve(client) as served, connect(served, **fields) as slow:
+        reply = b""
+        with connect(served, **fields):
             served.until(lambda: waiting(served) > 0, seconds=120)
             while piece := slow.recv(4096):
-                told += piece
+                reply += piece
                 time.sleep(0.002)
             served.until(lambda: not served.runner.server_state.connections)
-    assert len(told) > 250_000
-    assert told.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    assert len(reply) > 250_000
+    assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")

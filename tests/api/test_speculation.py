@@ -45,7 +45,7 @@ def http(served: Served) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("said", "sent"),
+    ("body", "sent"),
     [
         ({"mode": "off"}, SetSpeculation("off")),
         ({"mode": "fixed", "k": 3}, SetSpeculation("fixed", 3)),
@@ -54,22 +54,22 @@ def http(served: Served) -> Iterator[httpx.Client]:
     ],
 )
 def test_a_switch_reaches_the_engine(
-    http: httpx.Client, served: Served, said: dict[str, Any], sent: SetSpeculation
+    http: httpx.Client, served: Served, body: dict[str, Any], sent: SetSpeculation
 ) -> None:
     """Law: the engine gets the requested mode, and the reply reports it."""
-    reply = http.post("/speculation", json=said)
+    reply = http.post("/speculation", json=body)
     assert reply.status_code == 200
     assert served.client.speculation == sent
-    assert reply.json()["mode"] == http.get("/speculation").json()["mode"] == said["mode"]
+    assert reply.json()["mode"] == http.get("/speculation").json()["mode"] == body["mode"]
     served.client.estimates = Estimates(mode="fixed", k=1, reason="fixed", num_sequences=1)
-    told = http.get("/speculation").json()
-    assert told["explanation"].startswith("From the next step on")
-    assert told["k"] == (1 if said["mode"] == "auto" else sent.k), "so that it can be restored"
+    state = http.get("/speculation").json()
+    assert state["explanation"].startswith("From the next step on")
+    assert state["k"] == (1 if body["mode"] == "auto" else sent.k), "so that it can be restored"
     served.client.estimates = None
 
 
 @pytest.mark.parametrize(
-    ("before", "said", "told"),
+    ("before", "body", "expected"),
     [
         (Estimates(k=2, reason="pays"), {"mode": "off"}, ("off", 0, 1.0)),
         (Estimates(k=2, reason="pays"), {"mode": "fixed", "k": 1}, ("fixed", 1, 1.5)),
@@ -81,19 +81,19 @@ def test_a_switch_reaches_the_engine(
     ],
 )
 def test_a_switch_of_an_idle_engine_is_reported_at_once(
-    http: httpx.Client, served: Served, before: Estimates, said: dict[str, Any], told: Any
+    http: httpx.Client, served: Served, before: Estimates, body: dict[str, Any], expected: Any
 ) -> None:
     """Bug: reason and speed-up were those of the last step, which ran in the previous mode."""
     before.rates = [100.0, 150.0, 125.0]
     served.client.estimates = before
-    http.post("/speculation", json=said)
+    http.post("/speculation", json=body)
     now = http.get("/speculation").json()
     served.client.estimates = None
-    assert (now["reason"], now["k"], now["expected_speedup"]) == told
+    assert (now["reason"], now["k"], now["expected_speedup"]) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "param", "word"),
+    ("body", "param", "word"),
     [
         ({}, "mode", "required"),
         ({"mode": "fast"}, "mode", '"auto", "fixed" or "off"'),
@@ -122,10 +122,10 @@ def test_a_switch_of_an_idle_engine_is_reported_at_once(
     ],
 )
 def test_a_wrong_switch_is_a_400_that_names_the_field(
-    http: httpx.Client, served: Served, said: dict[str, Any], param: str, word: str
+    http: httpx.Client, served: Served, body: dict[str, Any], param: str, word: str
 ) -> None:
     """Law: nothing is switched."""
-    reply = http.post("/speculation", json=said)
+    reply = http.post("/speculation", json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert word in error["message"]
@@ -212,12 +212,12 @@ def test_estimates_are_reported_with_their_reason(http: httpx.Client, served: Se
         k=2, reason="pays", acceptance=0.8123456789, survival=[0.8, 0.7], num_sequences=1,
         rates=[100.0, 150.0, float("inf")], speedup=float("nan"),
     )  # fmt: skip
-    told = http.get("/speculation").json()
-    assert told["acceptance"] == 0.812346
-    assert told["tokens_per_second"] == [100.0, 150.0, None]
-    assert told["expected_speedup"] is None
-    assert (told["k"], told["reason"], told["k_max"]) == (2, "pays", 4)
-    assert told["explanation"] == "K = 2 has the highest expected tokens per second."
+    state = http.get("/speculation").json()
+    assert state["acceptance"] == 0.812346
+    assert state["tokens_per_second"] == [100.0, 150.0, None]
+    assert state["expected_speedup"] is None
+    assert (state["k"], state["reason"], state["k_max"]) == (2, "pays", 4)
+    assert state["explanation"] == "K = 2 has the highest expected tokens per second."
     served.client.estimates = None
 
 
@@ -238,15 +238,15 @@ def test_the_measured_speedup_is_reported_beside_the_expected_one() -> None:
         url = f"{served.url}/speculation"
         served.client.estimates = estimates
         served.metrics.observe_step(step)
-        told = httpx.get(url).json()
-        assert (told["speedup"], told["expected_speedup"]) == (2.5, 1.2)
-        assert told["tokens_per_round"] == 4.0
-        assert told["by_proposer"] == {"ngram": {"proposed": 4.0, "accepted": 3.0, "share": 0.75}}
+        state = httpx.get(url).json()
+        assert (state["speedup"], state["expected_speedup"]) == (2.5, 1.2)
+        assert state["tokens_per_round"] == 4.0
+        assert state["by_proposer"] == {"ngram": {"proposed": 4.0, "accepted": 3.0, "share": 0.75}}
         schema = {"$ref": "#/components/schemas/Speculation", "components": DOCUMENT["components"]}
-        jsonschema.validate(told, schema)
-        told = httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).json()
-        assert told["speedup"] is told["tokens_per_round"] is None
-        assert (told["by_proposer"], told["expected_speedup"]) == ({}, 1.0)
+        jsonschema.validate(state, schema)
+        state = httpx.post(url, json={"mode": "off"}, headers=bearer(ADMIN)).json()
+        assert state["speedup"] is state["tokens_per_round"] is None
+        assert (state["by_proposer"], state["expected_speedup"]) == ({}, 1.0)
 
 
 class Swapping(FakeClient):
@@ -276,12 +276,12 @@ def test_a_draft_swap_is_answered_by_its_outcome() -> None:
         def post(draft: str, **more: Any) -> httpx.Response:
             return httpx.post(url, json={"draft": draft, **more}, headers=bearer(ADMIN))
 
-        told = httpx.get(url).json()
-        assert (told["draft"], told["swap"]) == ("demo", None)
-        told = post("good").json()
+        state = httpx.get(url).json()
+        assert (state["draft"], state["swap"]) == ("demo", None)
+        state = post("good").json()
         schema = {"$ref": "#/components/schemas/Speculation", "components": DOCUMENT["components"]}
-        jsonschema.validate(told, schema)
-        assert (told["draft"], told["swap"]["outcome"]) == ("good", "trial")
+        jsonschema.validate(state, schema)
+        assert (state["draft"], state["swap"]["outcome"]) == ("good", "trial")
         reply = post("bad")
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "draft"
@@ -296,9 +296,9 @@ def test_a_draft_swap_is_answered_by_its_outcome() -> None:
             client.loading = ""
             assert first.result().status_code == 200
         client.swap = Swap("slow", "taken_back", "it is worse", "demo")
-        told = httpx.post(url, json={"mode": "auto"}, headers=bearer(ADMIN)).json()
-        assert (told["draft"], told["swap"]["outcome"]) == ("demo", "taken_back")
-        assert told["swap"]["message"] == "it is worse"
+        state = httpx.post(url, json={"mode": "auto"}, headers=bearer(ADMIN)).json()
+        assert (state["draft"], state["swap"]["outcome"]) == ("demo", "taken_back")
+        assert state["swap"]["message"] == "it is worse"
         assert post("lost").status_code == 503
         assert httpx.post(url, json={"draft": "good"}).status_code == 401
 
@@ -307,7 +307,7 @@ REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "body",
     [
         {},
         {"mode": "fast"},
@@ -322,13 +322,13 @@ REQUEST = DOCUMENT["components"]["schemas"]["SpeculationRequest"]
     ],
 )
 def test_the_description_admits_what_is_admitted(
-    http: httpx.Client, served: Served, said: dict[str, Any]
+    http: httpx.Client, served: Served, body: dict[str, Any]
 ) -> None:
     """Law: /openapi.json, bound on K included, and the route agree; it also fits the replies."""
     served.client.estimates = Estimates(k=1, reason="pays", rates=[1.0, 2.0], survival=[0.5])
-    reply = http.post("/speculation", json=said)
+    reply = http.post("/speculation", json=body)
     served.client.estimates = None
-    admitted = jsonschema.Draft202012Validator(REQUEST).is_valid(said)
+    admitted = jsonschema.Draft202012Validator(REQUEST).is_valid(body)
     assert admitted == (reply.status_code == 200)
     name = "Speculation" if admitted else "Error"
     schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
@@ -348,10 +348,10 @@ def test_other_methods_get_all_allowed_ones(server: dict[str, Any]) -> None:
 def test_before_the_first_step_nothing_is_measured(http: httpx.Client, served: Served) -> None:
     """Bug: acceptance and speed-up were reported before anything was generated."""
     served.client.estimates = Estimates()
-    told = http.get("/speculation").json()
+    state = http.get("/speculation").json()
     served.client.estimates = None
-    assert told["acceptance"] is told["expected_speedup"] is told["regret"] is None
-    assert told["speedup"] is told["tokens_per_round"] is None
-    assert told["by_proposer"] == {}
-    assert told["survival"] == told["tokens_per_second"] == []
-    assert told["explanation"] == "No step has run yet."
+    assert state["acceptance"] is state["expected_speedup"] is state["regret"] is None
+    assert state["speedup"] is state["tokens_per_round"] is None
+    assert state["by_proposer"] == {}
+    assert state["survival"] == state["tokens_per_second"] == []
+    assert state["explanation"] == "No step has run yet."

@@ -43,24 +43,24 @@ def test_a_prompt(http: httpx.Client) -> None:
 
 def test_messages_are_what_chat_runs(served: Served, http: httpx.Client) -> None:
     """Law: tokens and count equal those of the same messages in /v1/chat/completions."""
-    told = ask(http, messages=HELLO)
+    plain = ask(http, messages=HELLO)
     reply = http.post(
         "/v1/chat/completions", json={"model": MODEL, "messages": HELLO, "max_tokens": 1}
     )
-    assert told["tokens"] == served.client.submitted[-1].prompt
-    assert told["count"] == reply.json()["usage"]["prompt_tokens"]
+    assert plain["tokens"] == served.client.submitted[-1].prompt
+    assert plain["count"] == reply.json()["usage"]["prompt_tokens"]
     tool = {"type": "function", "function": {"name": "look_up"}}
-    told_of_tools = ask(http, messages=HELLO, tools=[tool])
+    with_tools = ask(http, messages=HELLO, tools=[tool])
     http.post(
         "/v1/chat/completions",
         json={"model": MODEL, "messages": HELLO, "tools": [tool], "max_tokens": 1},
     )
-    assert served.client.submitted[-1].prompt == told_of_tools["tokens"]
-    assert told_of_tools["count"] > told["count"]
+    assert served.client.submitted[-1].prompt == with_tools["tokens"]
+    assert with_tools["count"] > plain["count"]
     bare = ask(http, messages=HELLO, add_generation_prompt=False)["tokens"]
-    assert told["tokens"][: len(bare)] == bare
-    assert told["tokens"][len(bare)] == IM_START
-    assert ask(http, messages=HELLO, add_special_tokens=True)["tokens"] == [BOS, *told["tokens"]]
+    assert plain["tokens"][: len(bare)] == bare
+    assert plain["tokens"][len(bare)] == IM_START
+    assert ask(http, messages=HELLO, add_special_tokens=True)["tokens"] == [BOS, *plain["tokens"]]
 
 
 @pytest.mark.parametrize("text", ["", "a", "x<|im_start|>y", "日本語 🙂", "\n\t"])

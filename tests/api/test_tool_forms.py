@@ -32,7 +32,7 @@ class UnknownFormTemplate(ByteTokenizer):
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "settings", "said"),
+    ("tokenizer", "settings", "problem"),
     [
         (NoToolsTemplate(), {}, "does not support tools"),
         (NoToolsTemplate(), {"tool_parser": "hermes"}, "does not support tools"),
@@ -41,14 +41,14 @@ class UnknownFormTemplate(ByteTokenizer):
     ],
 )
 def test_models_that_cannot_be_offered_tools(
-    tokenizer: ByteTokenizer, settings: dict[str, Any], said: str
+    tokenizer: ByteTokenizer, settings: dict[str, Any], problem: str
 ) -> None:
     """A clear refusal: tools are never dropped silently."""
     with serve(scripted("hi"), tokenizer=tokenizer, **settings) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         error = httpx.post(served.url + CHAT, json=body).json()["error"]
         assert error["param"] == "tools"
-        assert said in error["message"]
+        assert problem in error["message"]
         body["tools"] = []
         assert httpx.post(served.url + CHAT, json=body).is_success
 
@@ -111,8 +111,8 @@ def test_a_tag_that_leaves_no_text_is_seen(stream: bool) -> None:
 
     called = '{"name": "get_time", "parameters": {"city": "Rome"}}'
     for skip in (True, False):
-        told = reply(called, skip_special_tokens=skip)
-        assert told == (None, [("get_time", '{"city": "Rome"}')])
+        found = reply(called, skip_special_tokens=skip)
+        assert found == (None, [("get_time", '{"city": "Rome"}')])
     assert reply("print(1)") == ("print(1)", [])
     assert reply("print(1)", skip_special_tokens=False) == ("<|python_tag|>print(1)", [])
 
@@ -126,12 +126,12 @@ def test_every_token_is_reported_once() -> None:
             [choice] = http.post(CHAT, json=body).json()["choices"]
             text = http.post(CHAT, json={**body, "stream": True}).text
     assert choice["token_ids"] == [*CALLS.encode(), EOS]
-    told: dict[str, list[Any]] = {"token_ids": [], "provenance": []}
+    streamed: dict[str, list[Any]] = {"token_ids": [], "provenance": []}
     for line in text.splitlines():
         if line.startswith("data: {"):
             [piece] = json.loads(line.removeprefix("data: "))["choices"]
-            for name, entries in told.items():
+            for name, entries in streamed.items():
                 entries += piece.get(name) or []
-    assert told["token_ids"] == choice["token_ids"]
-    assert told["provenance"] == choice["provenance"]
-    assert len(told["provenance"]) > 0
+    assert streamed["token_ids"] == choice["token_ids"]
+    assert streamed["provenance"] == choice["provenance"]
+    assert len(streamed["provenance"]) > 0

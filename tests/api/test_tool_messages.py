@@ -23,8 +23,8 @@ def http() -> Iterator[httpx.Client]:
 
 
 def call(id: str, city: str, arguments: str | None = None) -> dict[str, Any]:
-    said = json.dumps({"city": city, "unit": None}) if arguments is None else arguments
-    return {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": said}}
+    text = json.dumps({"city": city, "unit": None}) if arguments is None else arguments
+    return {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": text}}
 
 
 def result(id: str, text: str) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def test_arguments_that_are_no_object_pass_unchanged() -> None:
     with serve(scripted("ok")) as served:
         body = {"model": MODEL, "messages": messages}
         assert httpx.post(served.url + CHAT, json=body).is_success
-        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
-    assert json.dumps('{"city": ') in told
-    assert '"arguments": {}' in told
+        prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+    assert json.dumps('{"city": ') in prompt
+    assert '"arguments": {}' in prompt
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "[" * 80 + "]" * 80, "[" * 900 + "]" * 900])
@@ -85,8 +85,8 @@ def test_arguments_that_no_template_can_write(value: str) -> None:
         body = {"model": MODEL, "messages": messages}
         reply = httpx.post(served.url + CHAT, json=body)
         assert reply.is_success, reply.text
-        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
-    assert json.dumps(arguments) in told
+        prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+    assert json.dumps(arguments) in prompt
 
 
 def test_arguments_count_as_values_of_the_body(http: httpx.Client) -> None:

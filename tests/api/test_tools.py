@@ -134,11 +134,11 @@ def test_the_prompt_lists_tools_unless_tool_choice_is_none() -> None:
     with serve(scripted(CALLS)) as served, httpx.Client(base_url=served.url) as http:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS}
         http.post(CHAT, json=body)
-        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
-        assert "get_weather" in told
+        prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+        assert "get_weather" in prompt
         [choice] = http.post(CHAT, json={**body, "tool_choice": "none"}).json()["choices"]
-        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
-        assert "get_weather" not in told
+        prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+        assert "get_weather" not in prompt
         assert choice["message"]["content"] == CALLS
         assert "tool_calls" not in choice["message"]
         assert choice["finish_reason"] == "stop"
@@ -182,8 +182,8 @@ def test_only_allowed_tools_are_read_as_calls() -> None:
     with serve(scripted(CALLS)) as served:
         body = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "tool_choice": ALLOWED}
         [choice] = httpx.post(served.url + CHAT, json=body, timeout=30).json()["choices"]
-        told = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
-    assert "get_weather" in told
+        prompt = bytes(i for i in served.client.submitted[-1].prompt if i < 256).decode()
+    assert "get_weather" in prompt
     assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["get_time"]
 
 
@@ -200,11 +200,11 @@ def test_a_format_beside_tools(saying_hi: Served) -> None:
         grammar = client.submitted[-1].params.grammar
         assert grammar is not None
         assert grammar.source.startswith("start: content | ")
-    for choice, said in (("required", 'start: "<tool_call>" behind'), ("none", "{")):
+    for choice, start in (("required", 'start: "<tool_call>" behind'), ("none", "{")):
         assert httpx.post(url, json={**body, "tool_choice": choice}, timeout=30).is_success
         grammar = client.submitted[-1].params.grammar
         assert grammar is not None
-        assert grammar.source.startswith(said)
+        assert grammar.source.startswith(start)
     del body["response_format"]
     refused = httpx.post(url, json={**body, "structured_outputs": {"regex": "a+"}})
     assert refused.status_code == 400

@@ -36,8 +36,8 @@ def test_they_are_listed_in_a_header(served: Served, endpoint: str, stream: bool
     assert "x-ignored-fields" not in plain.headers
     first, second = (submit.params for submit in served.client.submitted)
     assert first == second
-    told = httpx.get(f"{served.url}/v1/capabilities", timeout=120).json()
-    assert told["unknown_fields"] == "warn"
+    capabilities = httpx.get(f"{served.url}/v1/capabilities", timeout=120).json()
+    assert capabilities["unknown_fields"] == "warn"
 
 
 def test_members_of_fields_are_listed_by_their_paths(served: Served) -> None:

@@ -69,8 +69,8 @@ def test_only_the_end_of_a_long_text_is_read() -> None:
     longest = max(map(len, map(reader.token_bytes, range(reader.vocab_size))))
     with serve(tokenizer=reader) as served:
         for text in ("ab" * 100_000, "\u00e4" * 100_000):
-            said = prompt(served, "completions", prompt=text, truncate_prompt_tokens=3)
-            assert said == list(text.encode()[-3:])
+            ids = prompt(served, "completions", prompt=text, truncate_prompt_tokens=3)
+            assert ids == list(text.encode()[-3:])
         assert reader.read <= CONTEXT * longest
 
 
@@ -87,11 +87,11 @@ def test_minus_one_keeps_what_the_context_holds(
         "completions": {"prompt": text},
         "chat": {"messages": [{"role": "user", "content": text}]},
     }
-    for endpoint, said in prompts.items():
-        assert len(prompt(served, endpoint, **said, **fields, truncate_prompt_tokens=-1)) == kept
-        error = refused(served, endpoint, **said, **fields, truncate_prompt_tokens=CONTEXT + 1)
+    for endpoint, body in prompts.items():
+        assert len(prompt(served, endpoint, **body, **fields, truncate_prompt_tokens=-1)) == kept
+        error = refused(served, endpoint, **body, **fields, truncate_prompt_tokens=CONTEXT + 1)
         assert error["code"] == "context_length_exceeded"
-        assert refused(served, endpoint, **said)["code"] == "context_length_exceeded"
+        assert refused(served, endpoint, **body)["code"] == "context_length_exceeded"
 
 
 def test_what_cannot_be_cut_is_refused(served: Served) -> None:
@@ -167,7 +167,7 @@ def test_request_id_names_the_request(
 
 
 @pytest.mark.parametrize(
-    ("path", "code", "said"),
+    ("path", "code", "problem"),
     [
         ("/v1/embeddings", "unsupported_endpoint", "generates text"),
         ("/v1/audio/speech", "unsupported_endpoint", "/v1/audio/speech"),
@@ -184,9 +184,9 @@ def test_request_id_names_the_request(
         ("/v1/nothing", "unknown_route", "no route /v1/nothing"),
     ],
 )
-def test_missing_routes_are_explained(served: Served, path: str, code: str, said: str) -> None:
+def test_missing_routes_are_explained(served: Served, path: str, code: str, problem: str) -> None:
     """Law: a 404, at which SDKs raise at once, says what is missing and names a similar route."""
     reply = httpx.post(f"{served.url}{path}", json={"model": "m"}, timeout=120)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (404, code)
-    assert said in error["message"]
+    assert problem in error["message"]

@@ -81,13 +81,13 @@ class Outcome:
     """A client's results. `version` is empty if it is not installed; the others are by step."""
 
     version: str = ""
-    said: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
     def cell(self, step: str) -> str:
         if step in self.errors:
             return "failed"
-        return "yes" if step in self.said else "-"
+        return "yes" if step in self.results else "-"
 
 
 def install(name: str, client: Client) -> Path:
@@ -125,9 +125,9 @@ def version(folder: Path, client: Client) -> str:
         card = folder / "node_modules" / client.package / "package.json"
         found: str = json.loads(card.read_text("utf-8"))["version"]
         return found
-    asked = f"from importlib.metadata import version; print(version({client.package!r}))"
+    code = f"from importlib.metadata import version; print(version({client.package!r}))"
     done = subprocess.run(
-        [str(folder / "bin" / "python"), "-c", asked], capture_output=True, text=True, check=True
+        [str(folder / "bin" / "python"), "-c", code], capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 
@@ -141,23 +141,23 @@ def command(folder: Path, client: Client, url: str) -> list[str]:
     return [str(folder / "bin" / "python"), str(HERE / "python" / client.script), url, tokenizer]
 
 
-def ask(asked: Sequence[str]) -> Outcome:
+def ask(argv: Sequence[str]) -> Outcome:
     """Run a script and read its lines. Ignore whatever else the client prints."""
     outcome = Outcome()
     environment = {**os.environ, **QUIET}
     environment.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
-            asked, capture_output=True, text=True, timeout=PATIENCE, env=environment
+            argv, capture_output=True, text=True, timeout=PATIENCE, env=environment
         )
     except subprocess.TimeoutExpired:
         return Outcome(errors={"hello": f"nothing within {PATIENCE:.0f} s"})
     for line in done.stdout.splitlines():
         if line.startswith('{"step"'):
-            told = json.loads(line)
-            kind = outcome.errors if "error" in told else outcome.said
-            kind[told["step"]] = told.get("error", told.get("said"))
-    if done.returncode or not (outcome.said or outcome.errors):
+            report = json.loads(line)
+            kind = outcome.errors if "error" in report else outcome.results
+            kind[report["step"]] = report.get("error", report.get("result"))
+    if done.returncode or not (outcome.results or outcome.errors):
         outcome.errors["hello"] = done.stderr.strip()[-1000:]
     return outcome
 
@@ -165,8 +165,8 @@ def ask(asked: Sequence[str]) -> Outcome:
 @contextmanager
 def serving() -> Iterator[str]:
     """Run a server of the built-in pair; yield its address without /v1."""
-    asked = [sys.executable, "-m", "server", "serve", "--port", "0"]
-    with subprocess.Popen(asked, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    argv = [sys.executable, "-m", "server", "serve", "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             start_banner = server.stdout.readline()
@@ -196,9 +196,9 @@ def main(names: Sequence[str], url: str) -> int:
             continue
         outcome = outcomes[name] = ask(command(folder, client, url))
         outcome.version = version(folder, client)
-        for step, said in (outcome.said | outcome.errors).items():
+        for step, result in (outcome.results | outcome.errors).items():
             mark = "failed: " if step in outcome.errors else ""
-            print(f"{name} {outcome.version}, {step}: {mark}{said}", flush=True)
+            print(f"{name} {outcome.version}, {step}: {mark}{result}", flush=True)
     print("\n" + table(outcomes))
     return 1 if any(outcome.errors for outcome in outcomes.values()) else 0
 
@@ -210,8 +210,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in CLIENTS]:
         parser.error(f"no such client: {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
-    asked = given.names or list(CLIENTS)
+    names = given.names or list(CLIENTS)
     if given.url is not None:
-        sys.exit(main(asked, given.url))
+        sys.exit(main(names, given.url))
     with serving() as url:
-        sys.exit(main(asked, url))
+        sys.exit(main(names, url))

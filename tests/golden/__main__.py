@@ -22,19 +22,21 @@ SERVERS = 2  # servers at a time
 
 def main(command: str) -> int:
     """Return 1 and record nothing if any reply differs, else 0."""
-    began, asked, differing = time.monotonic(), requests(), set()
+    began, all_requests, differing = time.monotonic(), requests(), set()
     with ThreadPoolExecutor(SERVERS) as pool:
-        told = list(pool.map(partial(replay, asked=asked), CONFIGURATIONS))
-    expected: list[Any] = told[-1] if command == "record" else json.loads(TEXTS.read_text("utf-8"))
-    for configuration, replies in zip(CONFIGURATIONS, told, strict=True):
+        all_replies = list(pool.map(partial(replay, all_requests=all_requests), CONFIGURATIONS))
+    expected: list[Any] = (
+        all_replies[-1] if command == "record" else json.loads(TEXTS.read_text("utf-8"))
+    )
+    for configuration, replies in zip(CONFIGURATIONS, all_replies, strict=True):
         for i, (recorded, reply) in enumerate(zip(expected, replies, strict=True)):
             if found := list(differences(recorded, reply)):
                 differing.add(i)
-                print(f"{configuration}, request {i}, {asked[i]}:", *found[:5], sep="\n  ")
+                print(f"{configuration}, request {i}, {all_requests[i]}:", *found[:5], sep="\n  ")
     if command == "record" and not differing:
         lines = [json.dumps(reply, separators=(",", ":")) for reply in expected]
         TEXTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
-    equal = f"{len(asked) - len(differing)} of {len(asked)} equal"
+    equal = f"{len(all_requests) - len(differing)} of {len(all_requests)} equal"
     print(f"{equal} in {time.monotonic() - began:.0f} s by {', '.join(CONFIGURATIONS)}")
     return 1 if differing else 0
 

@@ -56,19 +56,19 @@ def client(
 ) -> None:
     """Send requests one after the other until `over` is set."""
     recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
-    asked = requests()
+    all_requests = requests()
     while not over.is_set():
-        number = next(turns) * 37 % len(asked)  # so that neighbours have different fields
+        number = next(turns) * 37 % len(all_requests)  # so that neighbours have different fields
         found: list[str] = []
         try:
-            reply = ask(http, asked[number])
+            reply = ask(http, all_requests[number])
         except (RuntimeError, httpx.HTTPError) as error:
             t.errors.append(f"{number}: {error!r}")
             continue
         found = list(differences(recorded[number], reply))
         with t.lock:
             t.replies += 1
-            t.differing += [f"{number} {asked[number]}: {found[:3]}"] if found else []
+            t.differing += [f"{number} {all_requests[number]}: {found[:3]}"] if found else []
 
 
 def engine_of(server: int) -> int:
@@ -105,21 +105,21 @@ def weight(server: int) -> tuple[float, int]:
     return int(found[1]) / 1024, len(os.listdir(f"/proc/{server}/fd"))
 
 
-def kill_often(process: int, http: httpx.Client, said: argparse.Namespace) -> list[float]:
+def kill_often(process: int, http: httpx.Client, options: argparse.Namespace) -> list[float]:
     """Return the seconds from each kill until the server is ready again."""
-    chance, took = random.Random(said.seed), list[float]()
-    for number in range(said.count):
-        time.sleep(said.every)
-        due = metric(http, TOKENS) + (0 if said.every else chance.randint(1, NEXT_KILL))
+    chance, took = random.Random(options.seed), list[float]()
+    for number in range(options.count):
+        time.sleep(options.every)
+        due = metric(http, TOKENS) + (0 if options.every else chance.randint(1, NEXT_KILL))
         while metric(http, TOKENS) < due:
             time.sleep(0.01)
-        os.kill(engine_of(process), signal.SIGSTOP if said.stop else signal.SIGKILL)
+        os.kill(engine_of(process), signal.SIGSTOP if options.stop else signal.SIGKILL)
         began = time.monotonic()
         while http.get("/ready").status_code == 200:
             time.sleep(0.005)
         until_ready(http)
         took.append(time.monotonic() - began)
-        if number % 10 == 9 or said.every:
+        if number % 10 == 9 or options.every:
             megabytes, files = weight(process)
             line = f"{number + 1} kills, front end {megabytes:.0f} MB, {files} files"
             sys.stderr.write(line + "\n")
@@ -143,13 +143,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--every", type=float, default=0.0)
     parser.add_argument("--configuration", choices=["adaptive", "fixed"], default="adaptive")
     parser.add_argument("--seed", type=int, default=0)
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     tally, over, turns = Tally(), threading.Event(), itertools.count()
-    with serving(said.configuration, *SETTINGS) as (process, http):
+    with serving(options.configuration, *SETTINGS) as (process, http):
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             work = [pool.submit(client, http, turns, over, tally) for _ in range(CONCURRENCY)]
             try:
-                took = kill_often(process.pid, http, said)
+                took = kill_often(process.pid, http, options)
             finally:
                 over.set()
             for one in work:
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     lines = [
         *tally.errors[:5],
         *tally.differing[:5],
-        f"{len(took)} kills by {'SIGSTOP' if said.stop else 'SIGKILL'}: {tally.replies} replies,"
+        f"{len(took)} kills by {'SIGSTOP' if options.stop else 'SIGKILL'}: {tally.replies} replies,"
         f" {len(tally.errors)} client errors, {len(tally.differing)} differing replies (text, ids,"
         f" log-probabilities or usage), {gaps:.0f} sequences resumed after {mean:.1f} s on average,"
         f" kill to ready {statistics.median(took):.1f} s (median),"

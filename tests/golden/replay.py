@@ -43,11 +43,11 @@ INDEXED = ("choices", "tool_calls")  # lists in a stream whose items have an ind
 PIECES = ("text", "content", "arguments")  # strings that a stream splits into pieces
 
 
-def replay(configuration: str, asked: Sequence[Request]) -> list[Any]:
+def replay(configuration: str, all_requests: Sequence[Request]) -> list[Any]:
     """Return the server's replies, one per request. Raises RuntimeError if it refuses one."""
     left_out = {"speculation"} if configuration in WITHOUT_DRAFT else set[str]()
     with serving(configuration) as (_, http), ThreadPoolExecutor(CONCURRENCY) as pool:
-        return list(pool.map(lambda request: ask(http, request, left_out), asked))
+        return list(pool.map(lambda request: ask(http, request, left_out), all_requests))
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def serving(
 def ask(http: httpx.Client, request: Request, left_out: Collection[str] = ()) -> Any:
     """Return the parts of a reply that must not change. Raises Refused; RuntimeError if cut off."""
     route, fields = request
-    body = {name: said for name, said in fields.items() if name not in left_out}
+    body = {name: value for name, value in fields.items() if name not in left_out}
     reply = http.post(route, json={**body, "model": MODEL})
     if reply.status_code != 200:
         raise Refused(reply.status_code, f"{route} {body}: {reply.text}")
@@ -81,8 +81,8 @@ def ask(http: httpx.Client, request: Request, left_out: Collection[str] = ()) ->
 
 
 class Refused(RuntimeError):
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -103,26 +103,26 @@ def whole(route: str, stream: str) -> dict[str, Any]:
 
 def _add(whole: dict[str, Any], event: dict[str, Any]) -> None:
     """Add a chunk to the earlier ones."""
-    for name, said in event.items():
-        if isinstance(said, dict):
-            _add(whole.setdefault(name, {}), said)
-        elif name in INDEXED and isinstance(said, list):
-            for part in said:
+    for name, value in event.items():
+        if isinstance(value, dict):
+            _add(whole.setdefault(name, {}), value)
+        elif name in INDEXED and isinstance(value, list):
+            for part in value:
                 _add(whole.setdefault(name, {}).setdefault(str(part["index"]), {}), part)
-        elif said and (isinstance(said, list) or name in PIECES):
-            whole[name] = whole[name] + said if name in whole else said
-        elif said or said == 0:  # neither null nor empty
-            whole[name] = said
+        elif value and (isinstance(value, list) or name in PIECES):
+            whole[name] = whole[name] + value if name in whole else value
+        elif value or value == 0:  # neither null nor empty
+            whole[name] = value
 
 
-def kept(told: Any) -> Any:
-    if isinstance(told, dict):
+def kept(value: Any) -> Any:
+    if isinstance(value, dict):
         # Keep numbers: the name may be a token's text that looks like one of these fields.
-        names = [n for n in told if n not in LEFT_OUT or isinstance(told[n], float)]
-        return {name: kept(told[name]) for name in names}
-    if isinstance(told, list):
-        return [kept(item) for item in told]
-    return round(told, 3) if isinstance(told, float) else told
+        names = [n for n in value if n not in LEFT_OUT or isinstance(value[n], float)]
+        return {name: kept(value[name]) for name in names}
+    if isinstance(value, list):
+        return [kept(item) for item in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def differences(recorded: Any, found: Any, path: str = "") -> Iterator[str]:

@@ -50,8 +50,8 @@ class Received:
         """Return the fields that resume the reply; none before its first token."""
         if not self.ids:
             return {}
-        said = {"token_ids": self.ids, "seed": self.seed, "system_fingerprint": self.fingerprint}
-        return {"resume": said}
+        value = {"token_ids": self.ids, "seed": self.seed, "system_fingerprint": self.fingerprint}
+        return {"resume": value}
 
 
 def read(http: httpx.Client, request: Request, *, seen: Callable[[], object]) -> Received:
@@ -87,6 +87,6 @@ def _take(reply: httpx.Response, received: Received, seen: Callable[[], object])
     return False
 
 
-def told(request: Request, received: Received) -> Any:
+def reply_of(request: Request, received: Received) -> Any:
     """Return the parts of the reply that must equal those of an uninterrupted one."""
     return kept(whole(request[0], "\n".join([*received.lines, "data: [DONE]"])))

@@ -42,7 +42,7 @@ COUNTED = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hit_t
 class Totals:
     """What the replies to all clients add up to, in tokens and seconds."""
 
-    asked: int = 0
+    requests: int = 0
     errors: int = 0
     prompt: int = 0
     generated: int = 0
@@ -72,12 +72,12 @@ def deploy(app: str, folder: str, router: type, replicas: int, *, scale: int = 1
     return handle.options(stream=True).answer
 
 
-async def ask(answer: Any, prompt: list[int], told: Totals, reply: int = REPLY) -> list[int]:
-    """Return the reply's ids; count errors and wrong ids in `told`."""
+async def ask(answer: Any, prompt: list[int], totals: Totals, reply: int = REPLY) -> list[int]:
+    """Return the reply's ids; count errors and wrong ids in `totals`."""
     body = {"model": "demo", "prompt": prompt, "max_tokens": reply, "ignore_eos": True,
             "stream": True, "stream_options": {"include_usage": True},
             "return_token_ids": True}  # fmt: skip
-    told.asked += 1
+    totals.requests += 1
     began, ids = time.perf_counter(), list[int]()
     try:
         async for line in answer.remote(json.dumps(body).encode()):
@@ -85,37 +85,37 @@ async def ask(answer: Any, prompt: list[int], told: Totals, reply: int = REPLY) 
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             if not ids:
-                told.waits.append(time.perf_counter() - began)
+                totals.waits.append(time.perf_counter() - began)
             for choice in chunk["choices"]:
                 ids += choice.get("token_ids") or []
             if usage := chunk.get("usage"):
-                told.prompt += usage["prompt_tokens"]
-                told.generated += usage["completion_tokens"]
-                told.cached += (usage["prompt_tokens_details"] or {})["cached_tokens"]
+                totals.prompt += usage["prompt_tokens"]
+                totals.generated += usage["completion_tokens"]
+                totals.cached += (usage["prompt_tokens_details"] or {})["cached_tokens"]
     except Exception:
         logging.exception("a request failed")
-        told.errors += 1
+        totals.errors += 1
         return ids
-    told.errors += ids != expected_tokens(prompt, reply)
+    totals.errors += ids != expected_tokens(prompt, reply)
     return ids
 
 
-async def talk(answer: Any, number: int, told: Totals) -> None:
+async def talk(answer: Any, number: int, totals: Totals) -> None:
     """Run one chat: four questions under one of four system prompts."""
     rng = random.Random(number)
     system = random.Random(number % 4)
     history = [system.randrange(200) for _ in range(320)]
     for _ in range(TURNS):
         history += [rng.randrange(200) for _ in range(rng.randint(40, 160))]
-        history += await ask(answer, list(history), told)
+        history += await ask(answer, list(history), totals)
 
 
-async def load(answer: Any, numbers: Iterator[int], told: Totals) -> None:
+async def load(answer: Any, numbers: Iterator[int], totals: Totals) -> None:
     """Run the chats of these numbers, sixteen at a time."""
 
     async def lane() -> None:
         for number in numbers:
-            await talk(answer, number, told)
+            await talk(answer, number, totals)
 
     await asyncio.gather(*(lane() for _ in range(LANES)))
 
@@ -133,33 +133,38 @@ def value(text: str, name: str) -> int:
 
 async def steady(name: str, router: type, replicas: int, *, scale: int = 1) -> tuple[Totals, float]:
     """Return what clients were told, and the skew, with a fixed number of replicas."""
-    told = Totals()
+    totals = Totals()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, name, folder, router, replicas, scale=scale)
-        await load(answer, iter(range(4)), told)  # open the connections
-        told.waits.clear()
+        await load(answer, iter(range(4)), totals)  # open the connections
+        totals.waits.clear()
         Timed.seconds.clear()
-        await load(answer, iter(range(4, CHATS)), told)
+        await load(answer, iter(range(4, CHATS)), totals)
         chosen = statistics.median(Timed.seconds) * 1e3
         await asyncio.to_thread(serve.delete, name)
         found = sums(folder)
     computed = [prompt + generated - cached for prompt, generated, cached in found]
     skew = max(computed) / statistics.mean(computed)
-    exact = tuple(map(sum, zip(*found, strict=True))) == (told.prompt, told.generated, told.cached)
-    told.errors += not exact
+    exact = tuple(map(sum, zip(*found, strict=True))) == (
+        totals.prompt,
+        totals.generated,
+        totals.cached,
+    )
+    totals.errors += not exact
     sys.stdout.write(
-        f"{name:26} {told.asked:5} {told.errors:6} {told.hits:7.1%} {skew:8.2f}"
-        f" {statistics.median(told.waits) * 1e3:8.1f} {chosen:8.2f}"
-        f"   {'exact' if exact else 'wrong'}: {told.prompt}, {told.generated}, {told.cached}\n"
+        f"{name:26} {totals.requests:5} {totals.errors:6} {totals.hits:7.1%} {skew:8.2f}"
+        f" {statistics.median(totals.waits) * 1e3:8.1f} {chosen:8.2f}"
+        f"   {'exact' if exact else 'wrong'}: {totals.prompt}, {totals.generated},"
+        f" {totals.cached}\n"
     )
     sys.stdout.flush()
-    return told, skew
+    return totals, skew
 
 
 async def added() -> float:
     """Return the median seconds that our router adds to the time to the first token: uncached
     prompts, one at a time, alternate between Ray's router and ours."""
-    told = Totals(), Totals()
+    totals = Totals(), Totals()
     with tempfile.TemporaryDirectory() as folder:
         routers = {"by Ray's router": TimedTwoChoices, "by affinity": TimedAffinity}
         answers = [
@@ -168,12 +173,12 @@ async def added() -> float:
         ]
         for number in range(PAIRS):
             prompt = random.Random(number).choices(range(200), k=1000)
-            for answer, mine in zip(answers, told, strict=True):
-                await ask(answer, prompt, mine, reply=2)
+            for answer, total in zip(answers, totals, strict=True):
+                await ask(answer, prompt, total, reply=2)
         for name in routers:
             await asyncio.to_thread(serve.delete, name)
-    assert not any(mine.errors for mine in told)
-    usual, ours = (statistics.median(mine.waits[PAIRS // 4 :]) for mine in told)
+    assert not any(total.errors for total in totals)
+    usual, ours = (statistics.median(total.waits[PAIRS // 4 :]) for total in totals)
     sys.stdout.write(f"TTFT one at a time: {usual * 1e3:.1f} ms, by affinity {ours * 1e3:.1f} ms\n")
     return ours - usual
 
@@ -191,25 +196,31 @@ def scale(app: str, replicas: int) -> None:
 
 async def scaled() -> Totals:
     """Run one replica, then four, then one, under streams throughout."""
-    told, leave = Totals(), asyncio.Event()
+    totals, leave = Totals(), asyncio.Event()
     with tempfile.TemporaryDirectory() as folder:
         answer = await asyncio.to_thread(deploy, "scaled", folder, TimedAffinity, 1)
         numbers = takewhile(lambda number: not leave.is_set(), count())
-        loading = asyncio.create_task(load(answer, numbers, told))
+        loading = asyncio.create_task(load(answer, numbers, totals))
         for replicas in (1, 4, 1):
             await asyncio.to_thread(scale, "scaled", replicas)
             await asyncio.sleep(8)
-            sys.stdout.write(f"{replicas} replicas: {told.asked} asked, {told.errors} errors\n")
+            sys.stdout.write(
+                f"{replicas} replicas: {totals.requests} asked, {totals.errors} errors\n"
+            )
         leave.set()
         await loading
         await asyncio.to_thread(serve.delete, "scaled")
         found = sums(folder)
-    exact = tuple(map(sum, zip(*found, strict=True))) == (told.prompt, told.generated, told.cached)
-    told.errors += not exact
+    exact = tuple(map(sum, zip(*found, strict=True))) == (
+        totals.prompt,
+        totals.generated,
+        totals.cached,
+    )
+    totals.errors += not exact
     sys.stdout.write(
         f"of {len(found)} replicas that came and went: {'exact' if exact else 'wrong'}\n"
     )
-    return told
+    return totals
 
 
 async def main() -> int:
@@ -222,7 +233,7 @@ async def main() -> int:
         "95 % of the hits": ours.hits >= 0.95 * big.hits,
         "skew of 1.2": skew <= 1.2,
         "2 ms added": await added() <= 0.002,
-        "no errors": not any(told.errors for told in (big, usual, ours, moved)),
+        "no errors": not any(totals.errors for totals in (big, usual, ours, moved)),
     }
     missed = [name for name, holds in reached.items() if not holds]
     sys.stdout.write(f"{'missed: ' + ', '.join(missed) if missed else 'all bounds hold'}\n")

@@ -20,7 +20,7 @@ AMBIGUOUS = {
     "ambiguous words": "start: s\ns: s s s | s s | /[a-z]+/ | /[a-z ]{1,5}/",
 }
 MODEL: dict[str, Any] = {"model": "foredraft-demo", "max_tokens": 200}
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 BAD: dict[str, dict[str, Any]] = {
     "10k stop strings": {"stop": [f"stop {i}" for i in range(10_000)]},
     "100k logit_bias entries": {"logit_bias": {str(i): 1 for i in range(100_000)}},
@@ -43,7 +43,7 @@ async def ask(server: Server, **fields: Any) -> tuple[int, float]:
     started = time.perf_counter()
     answer = await server.http.post(
         "/v1/chat/completions",
-        content=json.dumps({**MODEL, "messages": SAID, **fields}),  # escapes the surrogate
+        content=json.dumps({**MODEL, "messages": MESSAGES, **fields}),  # escapes the surrogate
         headers={"content-type": "application/json"},
         timeout=60,
     )

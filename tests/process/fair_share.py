@@ -79,8 +79,8 @@ async def noisy(http: httpx.AsyncClient, number: int) -> bool:
 
 
 async def steps(http: httpx.AsyncClient) -> float:
-    told = (await http.get("/metrics")).text
-    return float(told.partition("\nforedraft_steps_total{")[2].split()[1])
+    metrics = (await http.get("/metrics")).text
+    return float(metrics.partition("\nforedraft_steps_total{")[2].split()[1])
 
 
 async def measure(count: int) -> Seen:

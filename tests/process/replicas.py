@@ -57,7 +57,7 @@ class Tally:
 
     replies: int = 0
     streams: int = 0
-    told: int = 0  # streams that could not be resumed and said so
+    refused: int = 0  # streams that could not be resumed and said so
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -66,7 +66,7 @@ class Tally:
         return Tally(
             self.replies + other.replies,
             self.streams + other.streams,
-            self.told + other.told,
+            self.refused + other.refused,
             self.errors + other.errors,
             self.differing + other.differing,
         )
@@ -75,35 +75,35 @@ class Tally:
         shown = "".join(f"\n  {line}" for line in (*self.errors[:5], *self.differing[:5]))
         return (
             f"{self.replies} replies ({self.streams} streams), {len(self.errors)} client errors,"
-            f" {len(self.differing)} differing, {self.told} streams that could not go on and said"
-            f" so{shown}"
+            f" {len(self.differing)} differing, {self.refused} streams that could not go on and"
+            f" said so{shown}"
         )
 
 
-def may_go_on(asked: Request) -> bool:
+def may_go_on(request: Request) -> bool:
     """Whether `resume` supports the stream of this request."""
-    route, body = asked
+    route, body = request
     scored = "stop" in body and ("logprobs" in body or "top_logprobs" in body)
-    told = scored or "provenance" in body or body.get("echo", False)
+    unsupported = scored or "provenance" in body or body.get("echo", False)
     prompt = body.get("prompt", "")
     many = body.get("n", 1) > 1 or (isinstance(prompt, list) and not isinstance(prompt[0], int))
-    return route != RESPONSES and not (told or many)
+    return route != RESPONSES and not (unsupported or many)
 
 
 def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool], t: Tally) -> None:
     """Send one request after another until `over()`; `turn()` returns the next one's number."""
     recorded: list[Any] = json.loads(TEXTS.read_text("utf-8"))
-    asked = requests()
+    all_requests = requests()
     while not over():
         number = turn()
-        one, found = asked[number], list[str]()
+        one, found = all_requests[number], list[str]()
         try:
             found = list(differences(recorded[number], ask(http, one)))
         except (RuntimeError, httpx.HTTPError, KeyError) as error:
             with t.lock:
                 reason = str(error).partition("no other replica can resume it: ")[2]
                 if "`resume`" in reason and not may_go_on(one):
-                    t.told += 1
+                    t.refused += 1
                 else:
                     t.errors.append(f"{number} {one}: {error!r}")
             continue
@@ -116,11 +116,11 @@ def client(http: httpx.Client, turn: Callable[[], int], over: Callable[[], bool]
 @contextmanager
 def asking(url: str, clients: int, *, streams: bool = False) -> Iterator[Tally]:
     """Run `clients` clients in the meantime; with `streams` they ask for streams only."""
-    asked = [i for i, (_, body) in enumerate(requests()) if "stream" in body or not streams]
+    numbers = [i for i, (_, body) in enumerate(requests()) if "stream" in body or not streams]
     over, turns, tally = threading.Event(), itertools.count(), Tally()
 
     def next_turn() -> int:
-        return asked[next(turns) * 37 % len(asked)]  # so that neighbours use different fields
+        return numbers[next(turns) * 37 % len(numbers)]  # so that neighbours use different fields
 
     limits = httpx.Limits(max_connections=None)
     with (
@@ -187,7 +187,7 @@ def deploy(**options: Any) -> None:
 def together(url: str, then: Callable[[], None]) -> Tally:
     """Run CLIENTS long streams concurrently, undisturbed, and again while `then` is called."""
     fields = {"max_tokens": 256, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
-    asked: list[Request] = [
+    streams: list[Request] = [
         (COMPLETIONS, {"prompt": f"def f{i}(x):", "temperature": i % 3 / 2, "seed": i,
                        **fields, "stream": True, "stream_options": {"include_usage": True}})
         for i in range(CLIENTS)
@@ -198,8 +198,8 @@ def together(url: str, then: Callable[[], None]) -> Tally:
         httpx.Client(base_url=url, timeout=PATIENCE, limits=limits) as http,
         ThreadPoolExecutor(CLIENTS) as pool,
     ):
-        before = list(pool.map(partial(ask, http), asked))
-        work = [pool.submit(ask, http, one) for one in asked]
+        before = list(pool.map(partial(ask, http), streams))
+        work = [pool.submit(ask, http, one) for one in streams]
         time.sleep(1)
         then()
         for number, one in enumerate(work):
@@ -280,18 +280,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-scaling", action="store_true")
     parser.add_argument("--port", type=int, default=18_090)
     parser.add_argument("--seed", type=int, default=0)
-    said = parser.parse_args(arguments)
-    os.environ.update(ENVIRONMENT, RAY_SERVE_ENABLE_HA_PROXY=str(int(said.proxy == "haproxy")))
-    url, tallies = f"http://127.0.0.1:{said.port}", dict[str, Tally]()
-    with on_ray(said.port):
-        if said.kills:
-            tallies[f"{said.kills} kills"] = kill(url, said.kills, said.seed)
-        if not said.no_scaling:
+    options = parser.parse_args(arguments)
+    os.environ.update(ENVIRONMENT, RAY_SERVE_ENABLE_HA_PROXY=str(int(options.proxy == "haproxy")))
+    url, tallies = f"http://127.0.0.1:{options.port}", dict[str, Tally]()
+    with on_ray(options.port):
+        if options.kills:
+            tallies[f"{options.kills} kills"] = kill(url, options.kills, options.seed)
+        if not options.no_scaling:
             tallies["1 to 2 to 1 replicas"] = scale(url)
     for name, tally in tallies.items():
-        sys.stdout.write(f"{name}, {said.proxy} proxy: {tally}\n")
+        sys.stdout.write(f"{name}, {options.proxy} proxy: {tally}\n")
     wrong = [tally for tally in tallies.values() if tally.errors or tally.differing]
-    wrong += [tally for name, tally in tallies.items() if "kills" not in name and tally.told]
+    wrong += [tally for name, tally in tallies.items() if "kills" not in name and tally.refused]
     return 1 if wrong else 0
 
 

@@ -28,7 +28,7 @@ import httpx
 from server.listening import listen
 from tests.golden.replay import CHECKOUT, COMMON, MODEL, Refused, differences, kept
 from tests.golden.requests import CHAT, COMPLETIONS, RESPONSES, Request, requests
-from tests.golden.resuming import Received, read, told
+from tests.golden.resuming import Received, read, reply_of
 
 ROUTER = shutil.which("vllm-router", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STREAMS, UNSTREAMED = 32, 8  # at a time
@@ -144,7 +144,7 @@ def streams(number: int) -> list[Request]:
         many = isinstance(prompt, list) and not isinstance(prompt[0], int)
         if route == RESPONSES or many or {"stop", "logprobs"} <= fields.keys():
             continue
-        own = {name: said for name, said in fields.items() if name not in without}
+        own = {name: value for name, value in fields.items() if name not in without}
         if i % 2:
             del own["seed"]
         found.append((route, {**own, **usage, "max_tokens": max(160, own["max_tokens"])}))
@@ -155,7 +155,7 @@ def streams(number: int) -> list[Request]:
 def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
     """Run one round: start all streams at once, and kill a replica while they run."""
     victim, survivor = number % 2, replicas.urls[1 - number % 2]
-    asked, events, due = streams(number), itertools.count(1), threading.Event()
+    sent, events, due = streams(number), itertools.count(1), threading.Event()
     limits = httpx.Limits(max_connections=None)
     with (
         httpx.Client(base_url=replicas.url, timeout=PATIENCE, limits=limits) as http,
@@ -167,7 +167,7 @@ def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
             if next(events) == KILL_AFTER:
                 due.set()
 
-        work = [pool.submit(read, http, request, seen=seen) for request in asked]
+        work = [pool.submit(read, http, request, seen=seen) for request in sent]
         beside = [
             (body, pool.submit(http.post, COMPLETIONS, json=body))
             for body in map(unstreamed, range(UNSTREAMED))
@@ -176,7 +176,7 @@ def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
             tally.errors.append("the streams do not begin")
         replicas.kill(victim)
         judged = []
-        for request, stream in zip(asked, work, strict=True):
+        for request, stream in zip(sent, work, strict=True):
             if (received := whole_stream(request, stream, tally)) is not None:
                 judged.append(pool.submit(judge, direct, request, received))
         for body, post in beside:
@@ -186,10 +186,10 @@ def disturb(replicas: Replicas, number: int, tally: Tally) -> None:
             tally.differing += one.result()[:1]
 
 
-def whole_stream(request: Request, asked: Future[Received], tally: Tally) -> Received | None:
+def whole_stream(request: Request, future: Future[Received], tally: Tally) -> Received | None:
     """Return the stream if it ended well, or None after noting the reason in `tally`."""
     try:
-        received = asked.result()
+        received = future.result()
     except Refused as refused:
         may = any(fields.items() <= request[1].items() for fields in CANNOT)
         (tally.refused if may else tally.errors).append(str(refused))
@@ -203,10 +203,10 @@ def whole_stream(request: Request, asked: Future[Received], tally: Tally) -> Rec
 
 
 def whole_reply(
-    body: dict[str, Any], asked: Future[httpx.Response], tally: Tally
+    body: dict[str, Any], future: Future[httpx.Response], tally: Tally
 ) -> httpx.Response | None:
     try:
-        reply = asked.result().raise_for_status()
+        reply = future.result().raise_for_status()
     except httpx.HTTPError as error:
         tally.errors.append(f"{body}: {error}")
         return None
@@ -222,8 +222,8 @@ def unstreamed(number: int) -> dict[str, Any]:
 def judge(direct: httpx.Client, request: Request, received: Received) -> list[str]:
     """List the differences from a replica's reply to the same request and seed."""
     again = (request[0], {**request[1], "seed": received.seed})
-    expected = told(request, read(direct, again, seen=int))
-    return [f"{request}: {one}" for one in differences(expected, told(request, received))]
+    expected = reply_of(request, read(direct, again, seen=int))
+    return [f"{request}: {one}" for one in differences(expected, reply_of(request, received))]
 
 
 def compare(direct: httpx.Client, body: dict[str, Any], got: httpx.Response) -> list[str]:

@@ -28,7 +28,7 @@ BODY = {"model": "foredraft-demo", "prompt": "def add(a, b):\n", "max_tokens": 1
 
 def start(clone: Path, home: Path, began: float) -> tuple[float, float]:
     """Return the seconds from `began` until ready and until answered, and end the server."""
-    environment = {name: said for name, said in os.environ.items() if name not in OF_OTHERS}
+    environment = {name: value for name, value in os.environ.items() if name not in OF_OTHERS}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             COMMAND, cwd=clone, env={**environment, "HOME": str(home)}, text=True,

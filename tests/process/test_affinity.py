@@ -10,9 +10,9 @@ from tests.process.affinity import big, by_affinity, by_load, four, hot, mixed, 
 
 @pytest.mark.slow
 def test_four_replicas_have_the_hits_of_a_big_one_and_share_the_work() -> None:
-    asked = {"seconds": 40.0}
-    whole, ours = big(mixed(1, **asked)), four(mixed(1, **asked), by_affinity(Affinity()))
-    by_least_load = four(mixed(1, **asked), by_load)
+    options = {"seconds": 40.0}
+    whole, ours = big(mixed(1, **options)), four(mixed(1, **options), by_affinity(Affinity()))
+    by_least_load = four(mixed(1, **options), by_load)
     assert ours.asked == ours.ended == whole.ended > 800
     assert ours.hits >= 0.95 * whole.hits > 1.4 * by_least_load.hits
     assert skew(ours.computed) <= 1.2

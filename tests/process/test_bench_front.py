@@ -13,7 +13,7 @@ import pytest
 SECONDS = 180  # on a busy machine
 
 
-async def told(*words: str) -> tuple[int, str, str]:
+async def run_front(*words: str) -> tuple[int, str, str]:
     """Run it in a child, which pins itself to some cores; return exit code, stdout, stderr."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "server.lab.bench.front", *words,
@@ -29,7 +29,7 @@ def test_it_reports_both_kinds_of_replies(tmp_path: Path) -> None:
     """Law: every reply is whole (it refuses others); stdout has a card, the file all figures."""
     file = tmp_path / "found.json"
     words = "--streams 3 --tokens 12 --seconds 1 --rate 3000 --scenes load --json"
-    code, out, err = asyncio.run(told(*words.split(), str(file)))
+    code, out, err = asyncio.run(run_front(*words.split(), str(file)))
     assert code == 0, err
     findings = json.loads(file.read_text())
     kinds = [(found["scene"], found["kind"]) for found in findings]

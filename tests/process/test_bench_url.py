@@ -25,8 +25,8 @@ def test_a_server_is_switched_and_left_as_it_was(
         script = Script(vocab_size=128, tokens_per_step=4, step_seconds=0.002)
         async with serving((*SCRIPTED, ADMIN), script.environment()) as server:
             headers = {"Authorization": "Bearer sk-admin"}
-            said = {"mode": "fixed", "k": 2}
-            assert (await server.http.post("/speculation", json=said, headers=headers)).is_success
+            body = {"mode": "fixed", "k": 2}
+            assert (await server.http.post("/speculation", json=body, headers=headers)).is_success
             words = ["--url", str(server.http.base_url), "--admin-key", "sk-admin", "--json",
                      str(found), "--kinds", "code", "--temperatures", "0", "--concurrency", "2",
                      "--rounds", "2", "--tokens", "24"]  # fmt: skip

@@ -29,7 +29,7 @@ def test_clients_at_hand() -> None:
                 script = str(HERE / "python" / CLIENTS[name].script)
                 outcome = await asyncio.to_thread(ask, [sys.executable, script, url])
                 assert not outcome.errors, (name, outcome.errors)
-                assert tuple(outcome.said) == STEPS
+                assert tuple(outcome.results) == STEPS
 
     asyncio.run(scenario())
 
@@ -37,7 +37,7 @@ def test_clients_at_hand() -> None:
 def test_the_document_has_the_table_of_the_runner() -> None:
     """Law: the same columns, and every client with its package, in the runner's order."""
     text = (ROOT / "docs" / "clients.md").read_text("utf-8")
-    told = text.partition("<!-- clients -->\n")[2].partition("<!-- /clients -->")[0].splitlines()
-    names = [[cell.strip() for cell in line.split("|")[1:3]] for line in told[2:]]
-    assert told[:2] == table({}).splitlines()
+    lines = text.partition("<!-- clients -->\n")[2].partition("<!-- /clients -->")[0].splitlines()
+    names = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[2:]]
+    assert lines[:2] == table({}).splitlines()
     assert names == [[name, client.package] for name, client in CLIENTS.items()]

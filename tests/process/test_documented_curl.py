@@ -34,13 +34,13 @@ RIGHT = {
 async def check(server: Server, path: str, body: str) -> set[str]:
     """Check the reply if the question is one of `RIGHT`; return which were checked."""
     others = ("/v1/responses", "/v1/messages")  # of another shape
-    asked = {part for part in RIGHT if part in body and path not in others}
-    for part in asked:
+    checked = {part for part in RIGHT if part in body and path not in others}
+    for part in checked:
         fields = {**json.loads(body), "stream": False}
         [choice] = (await server.http.post(path, json=fields)).json()["choices"]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         assert text.startswith(RIGHT[part])
-    return asked
+    return checked
 
 
 def test_every_curl_of_the_documents_is_answered() -> None:

@@ -45,15 +45,15 @@ async def same_reply(server: Server) -> None:
     sdk: Any = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     async with sdk:
         for options in ({"temperature": 0.0}, {"temperature": 1.0, "extra_body": {"seed": 7}}):
-            asked = {"model": "foredraft-demo", **options}
+            fields = {"model": "foredraft-demo", **options}
             question = "What is the capital of France?"
-            whole = await sdk.responses.create(input=question, max_output_tokens=24, **asked)
+            whole = await sdk.responses.create(input=question, max_output_tokens=24, **fields)
             chat = await sdk.chat.completions.create(
-                messages=[{"role": "user", "content": question}], max_tokens=24, **asked
+                messages=[{"role": "user", "content": question}], max_tokens=24, **fields
             )
             assert whole.output_text == chat.choices[0].message.content
             stream = await sdk.responses.create(
-                input=question, max_output_tokens=24, stream=True, **asked
+                input=question, max_output_tokens=24, stream=True, **fields
             )
             streamed = read_response([event.to_dict() async for event in stream])
             assert streamed["output"][0]["content"][0]["text"] == whole.output_text

@@ -103,12 +103,12 @@ def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: floa
     """Law: for every proposer, cached prompt or not, ids, texts, choices and log-probabilities
     equal those of plain decoding."""
     route, fields = REQUESTS[name]
-    asked = {**fields, "temperature": temperature}
-    plain = ask(http, route, **asked, speculation={"enabled": False})
+    body = {**fields, "temperature": temperature}
+    plain = ask(http, route, **body, speculation={"enabled": False})
     assert plain["usage"]["speculation"]["proposed"] == 0
     for proposer in ("draft_model", "ngram"):
         wish = {"max_draft": 4, "proposers": [proposer]}
-        guessed = ask(http, route, **asked, speculation=wish)
+        guessed = ask(http, route, **body, speculation=wish)
         same(plain, guessed)
 
 
@@ -121,10 +121,10 @@ def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: flo
         for name, (route, fields) in REQUESTS.items()
     }
 
-    asked = list(product(REQUESTS, WISHES))
+    cases = list(product(REQUESTS, WISHES))
 
     def guessed(number: int) -> dict[str, Any]:
-        name, wish = asked[number]
+        name, wish = cases[number]
         route, fields = REQUESTS[name]
         choice = plain[name]["choices"][0]
         known = choice["text"] if route == COMPLETIONS else choice["message"]["content"]
@@ -133,8 +133,8 @@ def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: flo
         return ask(http, route, **fields, temperature=temperature, speculation=wish, **more)
 
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(guessed, range(len(asked))))
-    for (name, wish), reply in zip(asked, found, strict=True):
+        found = list(pool.map(guessed, range(len(cases))))
+    for (name, wish), reply in zip(cases, found, strict=True):
         same(plain[name], reply, f"{name} with {wish}: ")
 
 
@@ -156,8 +156,8 @@ def test_a_prompt_scores_the_same_in_both_shapes(http: httpx.Client) -> None:
 
 def test_the_best_are_the_best(http: httpx.Client) -> None:
     """Law: of the choices that n would have given, best_of picks the likeliest per token."""
-    asked: dict[str, Any] = {"prompt": CODE, "temperature": 1, "logprobs": 0, "ignore_eos": True}
-    every = ask(http, COMPLETIONS, **asked, n=6)["choices"]
-    best = ask(http, COMPLETIONS, **asked, n=2, best_of=6)["choices"]
+    fields: dict[str, Any] = {"prompt": CODE, "temperature": 1, "logprobs": 0, "ignore_eos": True}
+    every = ask(http, COMPLETIONS, **fields, n=6)["choices"]
+    best = ask(http, COMPLETIONS, **fields, n=2, best_of=6)["choices"]
     every.sort(key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
     assert [choice["token_ids"] for choice in best] == [c["token_ids"] for c in every[:2]]

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_replies_are_those_recorded() -> None:
     """Law: 23 of the 200 requests, of every endpoint and temperature, get the recorded replies."""
     recorded = json.loads(TEXTS.read_text("utf-8"))
-    asked = requests()
-    assert len(asked) == len(recorded) == 200
+    all_requests = requests()
+    assert len(all_requests) == len(recorded) == 200
     some = slice(0, None, 9)  # coprime to the number of temperatures
-    found = replay("adaptive", asked[some])
+    found = replay("adaptive", all_requests[some])
     assert list(differences(recorded[some], found)) == []

@@ -21,12 +21,12 @@ def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
     only = "attention,pair,machine,streams,transformers,forwards-sdpa,host"
     day = tmp_path / "day"
     assert main(["--output", str(day), *SMALL, "--only", only]) == 0
-    told = json.loads((day / "gpu_day.json").read_text())
-    assert [part["name"] for part in told["parts"]] == only.split(",")
-    assert {part["code"] for part in told["parts"]} == {0}
-    tests = told["found"]["attention"]
+    report = json.loads((day / "gpu_day.json").read_text())
+    assert [part["name"] for part in report["parts"]] == only.split(",")
+    assert {part["code"] for part in report["parts"]} == {0}
+    tests = report["found"]["attention"]
     assert tests["tests"] == tests["skipped"] > 0
-    assert all(value is not None for _, value, _, _ in told["judged"])
+    assert all(value is not None for _, value, _, _ in report["judged"])
     page = (day / "gpu_day.md").read_text()
     assert all(f"## {name}\n" in page for name in only.split(","))
     assert "a step of the draft's chain, 1 sequences" in page
@@ -34,7 +34,7 @@ def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "said"),
+    ("program", "code", "output"),
     [
         ("print('here', flush=True); raise SystemExit(3)", 3, "here\n"),
         ("import os; print('here', flush=True); os.abort()", -6, "here\n"),
@@ -43,11 +43,11 @@ def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
     ids=["fails", "crashes", "hangs"],
 )
 def test_the_output_of_a_part_is_kept_however_it_ends(
-    tmp_path: Path, program: str, code: int | None, said: str
+    tmp_path: Path, program: str, code: int | None, output: str
 ) -> None:
     began = time.monotonic()
     outcome = run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
-    assert (outcome.code, outcome.output) == (code, said)
+    assert (outcome.code, outcome.output) == (code, output)
     assert time.monotonic() - began < 30
 
 

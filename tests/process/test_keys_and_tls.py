@@ -59,9 +59,9 @@ def test_keys_come_and_go_under_a_running_stream(tmp_path: Path) -> None:
 
 def test_a_wrong_file_of_keys_is_one_sentence(tmp_path: Path) -> None:
     process = _spawn(Script(), "server.port=0", f"server.api_keys_file={tmp_path}/none.toml")
-    _, said = process.communicate(timeout=PATIENCE)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert said.splitlines()[-1].startswith("foredraft: cannot read the keys")
+    assert stderr.splitlines()[-1].startswith("foredraft: cannot read the keys")
 
 
 def certificate(folder: Path, name: str) -> None:
@@ -95,9 +95,9 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1"
         ) as bad:
             bad.sendall(b"nonsense\r\n\r\n")
-            said = b""
-            while b"invalid_http" not in said:
-                said += bad.recv(65536) or pytest.fail("closed without a reason")
+            refusal = b""
+            while b"invalid_http" not in refusal:
+                refusal += bad.recv(65536) or pytest.fail("closed without a reason")
         first = shown(port)
         certificate(tmp_path, "second")
         served.process.send_signal(signal.SIGHUP)
@@ -143,14 +143,14 @@ def test_keys_and_certificate_are_read_again_each_on_its_own(tmp_path: Path, bro
             assert (reply.status_code == 200, shown(url.port) != first) == (is_key, not is_key)
         finally:
             process.kill()
-    said = [line.partition("SIGHUP: ")[2] for line in log.read_text().splitlines()]
-    told = [line for line in said if line]
+    rests = [line.partition("SIGHUP: ")[2] for line in log.read_text().splitlines()]
+    messages = [line for line in rests if line]
     if is_key:
-        assert told[0] == "1 keys"
-        assert told[1].startswith("the old certificate is kept: cannot use the certificate")
+        assert messages[0] == "1 keys"
+        assert messages[1].startswith("the old certificate is kept: cannot use the certificate")
     else:
-        assert told[0].startswith("the old keys are kept: the keys ")
-        assert told[1] == "new connections get the certificate as it is now"
+        assert messages[0].startswith("the old keys are kept: the keys ")
+        assert messages[1] == "new connections get the certificate as it is now"
 
 
 def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_a_certificate_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> No
             Script(), "server.port=0", f"server.tls_certificate={tmp_path}/cert.pem",
             f"server.tls_key={key}",
         )  # fmt: skip
-        _, said = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
         assert process.returncode == 2
-        assert said.splitlines()[-1].startswith("foredraft: cannot use the certificate")
+        assert stderr.splitlines()[-1].startswith("foredraft: cannot use the certificate")
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -184,11 +184,11 @@ def test_a_client_that_does_not_read_does_not_delay_the_end(tmp_path: Path, ende
         try:
             assert process.stdout is not None
             url = httpx.URL(process.stdout.readline().split(" at ")[1].strip())
-            asked = json.dumps({**body(4000), "return_token_ids": True, "n": 128}).encode()
+            content = json.dumps({**body(4000), "return_token_ids": True, "n": 128}).encode()
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stuck.connect((url.host, url.port))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(asked)}\r\n"
-            stuck.sendall(head.encode() + b"\r\n" + asked)
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+            stuck.sendall(head.encode() + b"\r\n" + content)
             until(lambda: running(url) > 0)
             if ended:
                 until(lambda: running(url) == 0)
@@ -200,10 +200,10 @@ def test_a_client_that_does_not_read_does_not_delay_the_end(tmp_path: Path, ende
             assert time.monotonic() - before < 5.0  # including the exit of the process
         finally:
             process.kill()
-    said = log.read_text().splitlines()
-    assert [line for line in said if "Traceback" in line or " ERROR " in line] == []
+    lines = log.read_text().splitlines()
+    assert [line for line in lines if "Traceback" in line or " ERROR " in line] == []
 
 
 def running(url: httpx.URL) -> float:
-    told = httpx.get(url.join("/metrics")).text
-    return float(told.partition("\nforedraft_requests_running{")[2].split()[1])
+    metrics = httpx.get(url.join("/metrics")).text
+    return float(metrics.partition("\nforedraft_requests_running{")[2].split()[1])

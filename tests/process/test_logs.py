@@ -41,8 +41,8 @@ def test_json_lines_of_both_processes(tmp_path: Path) -> None:
     assert "canary" not in text
     requests = [r for r in records if r["logger"] == "server.observe.exchange"]
     assert len({record["request"] for record in requests}) == len(requests)
-    told = Counter(record["message"] for record in requests)
-    posts = {name: count for name, count in told.items() if "/v1/completions" in name}
+    counts = Counter(record["message"] for record in requests)
+    posts = {name: count for name, count in counts.items() if "/v1/completions" in name}
     assert posts == {"POST /v1/completions 200": 3, "POST /v1/completions 401": 1,
                      "POST /v1/completions 400": 1}  # fmt: skip
 

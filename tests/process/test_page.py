@@ -84,10 +84,10 @@ class Tab:
         ).new_page()
         self.page.set_default_timeout(PATIENCE)
         self.complaints: list[str] = []
-        self.asked: set[str] = set()
+        self.urls: set[str] = set()
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked.add(request.url))
+        self.page.on("request", lambda request: self.urls.add(request.url))
 
     def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -107,7 +107,7 @@ def visit(browser: Any, pair: Server) -> Iterator[Tab]:
     yield visit
     visit.page.context.close()
     assert visit.complaints == []
-    assert {url for url in visit.asked if not url.startswith(visit.url)} == set()
+    assert {url for url in visit.urls if not url.startswith(visit.url)} == set()
 
 
 def switch(page: Any, mode: str) -> None:
@@ -174,9 +174,9 @@ def test_a_reply_can_be_stopped_and_continued(visit: Tab) -> None:
     assert shown.startswith("Once upon a time")
     page.unroute("**/v1/completions")
     page.fill("#max-tokens", "8")
-    with page.expect_request("**/v1/completions") as asked:
+    with page.expect_request("**/v1/completions") as request_info:
         turn.get_by_role("button", name="Continue").click()
-    assert asked.value.post_data_json["prompt"].strip() == shown.strip()
+    assert request_info.value.post_data_json["prompt"].strip() == shown.strip()
     expect(turn.locator(".facts")).to_contain_text("seed")
 
 
@@ -190,8 +190,8 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
     """Law: it is shown while it comes, folded when the answer begins, and opened by keyboard; none
     of its tokens is in the answer, whatever the tokens per step, and all are counted."""
     gate = asyncio.Semaphore(0)
-    said = "<think>\nThe boot? Rome.\n</think>\n\nIt is Rome."
-    client = scripted(said, tokens_per_step=3, gate=gate)
+    text = "<think>\nThe boot? Rome.\n</think>\n\nIt is Rome."
+    client = scripted(text, tokens_per_step=3, gate=gate)
     tokenizer = ByteTokenizer(thinks="<think></think>")
     with serve(client, tokenizer=tokenizer, served_model_name="foredraft-demo") as served:
         visit = Tab(browser, served.url, color_scheme=scheme)
@@ -207,16 +207,16 @@ def test_thinking_stands_above_the_answer(browser: Any, pair: Server, scheme: st
         expect(thought).to_have_text(re.compile("The boot"))
         expect(thought).to_be_visible()
         expect(answer).to_be_empty()
-        for _ in range(len(said)):
+        for _ in range(len(text)):
             served.call(gate.release)
         expect(turn.locator(".facts")).to_contain_text("seed")
         assert answer.inner_text() == "It is Rome."
         expect(thought).to_be_hidden()
         turn.locator(".thought summary").press("Enter")
         expect(thought).to_be_visible()
-        assert thought.text_content() == said.removesuffix("It is Rome.")
+        assert thought.text_content() == text.removesuffix("It is Rome.")
         counts = [int(count) for count in turn.locator(".legend b").all_inner_texts()]
-        assert sum(counts) == turn.locator(".token").count() == len(said)
+        assert sum(counts) == turn.locator(".token").count() == len(text)
         if AXE.exists():
             assert violations(page) == []
         page.context.close()
@@ -230,10 +230,10 @@ def test_a_message_is_edited_and_the_chat_continues(visit: Tab) -> None:
     say(page, "What is the capital of Italy?", nth=1)
     page.locator(".turn.user").first.get_by_role("button", name="Edit").click()
     page.get_by_label("Edited text").fill("What is the capital of Spain?")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request_info:
         page.get_by_role("button", name="Continue from here").click()
-    told = asked.value.post_data_json["messages"]
-    assert told == [{"role": "user", "content": "What is the capital of Spain?"}]
+    messages = request_info.value.post_data_json["messages"]
+    assert messages == [{"role": "user", "content": "What is the capital of Spain?"}]
     expect(page.locator(".turn")).to_have_count(2)
     expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
 
@@ -263,12 +263,12 @@ def test_tools_are_shown_as_calls_and_answered(visit: Tab) -> None:
     turn = say(page, "What is the weather in Rome?")
     expect(turn.locator(".call b")).to_have_text("get_weather")
     turn.get_by_label("Result of get_weather").fill("sunny")
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request_info:
         turn.get_by_role("button", name="Send results").click()
-    told = asked.value.post_data_json["messages"]
-    assert [message["role"] for message in told] == ["user", "assistant", "tool"]
-    assert told[2]["tool_call_id"] == told[1]["tool_calls"][0]["id"]
-    assert told[2]["content"] == "sunny"
+    messages = request_info.value.post_data_json["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[2]["tool_call_id"] == messages[1]["tool_calls"][0]["id"]
+    assert messages[2]["content"] == "sunny"
     expect(page.locator(".turn.assistant .facts").nth(1)).to_contain_text("seed")
 
 
@@ -295,24 +295,24 @@ def test_a_race_ends_with_no_token_that_differs(visit: Tab, temperature: int) ->
 def test_a_race_counts_what_differs(visit: Tab) -> None:
     """Law: it compares by position, and counts the tokens that one reply has more."""
     page = visit.open("race")
-    told = page.evaluate(
+    verdict = page.evaluate(
         """async () => {
         const { verdict } = await import("./page/race.js");
         const usage = { speculation: { proposed: 4, accepted: 2 } };
         return verdict({ ids: [1, 2, 3, 4], end: 2, usage }, { ids: [1, 9, 3], end: 0.5, usage });
         }"""
     )
-    assert told[0].startswith("2 of 4 tokens differ · 3.00×")
-    assert "number 2" in told[1]
+    assert verdict[0].startswith("2 of 4 tokens differ · 3.00×")
+    assert "number 2" in verdict[1]
 
 
 def test_the_live_view_agrees_with_the_metrics(visit: Tab) -> None:
     """Law: K and tokens/s equal those of /metrics over the same time, within 5 %."""
-    told: list[tuple[float, str]] = []  # time and text of each /metrics that it read
+    scrapes: list[tuple[float, str]] = []  # time and text of each /metrics that it read
 
     def on_metrics(response: Any) -> None:
         if response.url.endswith("/metrics"):
-            told.append((time.monotonic(), response.text()))
+            scrapes.append((time.monotonic(), response.text()))
 
     visit.page.on("response", on_metrics)
     page = visit.open("live")
@@ -332,7 +332,7 @@ def test_the_live_view_agrees_with_the_metrics(visit: Tab) -> None:
                 tokens: document.getElementById("now-tokens").textContent,
                 k: document.getElementById("now-k").textContent })"""
             )
-            first, last = told[int(now["from"])], told[int(now["to"])]
+            first, last = scrapes[int(now["from"])], scrapes[int(now["to"])]
             grown = counted(last[1]).items()
             grown_by = {name: value - counted(first[1])[name] for name, value in grown}
             speed = grown_by.pop("tokens") / (last[0] - first[0])
@@ -431,8 +431,8 @@ def test_the_reference_lists_every_endpoint(visit: Tab) -> None:
 
 def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Any) -> None:
     """Law: a wrong key is reported; the right one is kept for the session and no longer."""
-    told = Script().environment()
-    with apart(lambda: started((*SCRIPTED, "server.api_key=sk-secret"), told)) as server:
+    environment = Script().environment()
+    with apart(lambda: started((*SCRIPTED, "server.api_key=sk-secret"), environment)) as server:
         visit = Tab(browser, str(server.http.base_url))
         page = visit.page
         page.goto(visit.url)
@@ -461,9 +461,9 @@ def test_a_lost_connection_is_announced_and_restored(browser: Any, pair: Server)
     expect(page.locator(".turn .error")).to_contain_text("The server is not responding")
     page.context.set_offline(False)
     expect(page.locator("#notice")).to_be_hidden()
-    with page.expect_request("**/v1/chat/completions") as asked:
+    with page.expect_request("**/v1/chat/completions") as request_info:
         page.get_by_role("button", name="Try again").click()
-    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "Hello"}]
+    assert request_info.value.post_data_json["messages"] == [{"role": "user", "content": "Hello"}]
     expect(page.locator(".turn.assistant .facts")).to_contain_text("seed")
     expect(page.locator(".turn .error")).to_have_count(0)
     page.context.close()

@@ -132,8 +132,8 @@ def test_every_panel_and_alert_has_data(tmp_path: Path) -> None:
                     await asyncio.sleep(1)
                 await prometheus.until("sum(foredraft_generation_tokens_total)", tokens)
                 rules = (await prometheus.get("rules"))["groups"][0]["rules"]
-                told = {rule["name"]: (rule["health"], rule["state"]) for rule in rules}
-                assert set(told.values()) == {("ok", "inactive")}, told
+                states = {rule["name"]: (rule["health"], rule["state"]) for rule in rules}
+                assert set(states.values()) == {("ok", "inactive")}, states
                 await lose_engine(pair)
                 await prometheus.until("sum(foredraft_resume_gap_seconds_count)", 1.0)
                 assert await without_data(prometheus) == []
@@ -145,11 +145,11 @@ def test_every_panel_and_alert_has_data(tmp_path: Path) -> None:
 async def lose_engine(server: Server) -> None:
     """Kill the engine while it writes a reply, which then continues."""
     body = {"model": "demo", "prompt": "def f(", "max_tokens": 1500, "ignore_eos": True}
-    asked = asyncio.create_task(server.http.post("/v1/completions", json=body))
+    posting = asyncio.create_task(server.http.post("/v1/completions", json=body))
     while "foredraft_requests_running 1.0" not in await server.metrics():
-        assert not asked.done()
+        assert not posting.done()
     os.kill(server.engine, signal.SIGKILL)
-    assert (await asked).status_code == 200
+    assert (await posting).status_code == 200
 
 
 async def without_data(prometheus: Prometheus) -> list[str]:

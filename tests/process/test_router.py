@@ -52,9 +52,9 @@ def test_it_sends_to_the_less_loaded_replica() -> None:
                     await asyncio.sleep(3)  # the router polls every second
                     for _ in range(8):
                         assert (await http.post("/v1/completions", json=short)).status_code == 200
-                    told = [await one.metrics() for one in (busy, idle)]
+                    metrics = [await one.metrics() for one in (busy, idle)]
         ended = 'foredraft_requests_total{reason="length"}'
-        assert f"{ended} 0.0" in told[0]
-        assert f"{ended} 8.0" in told[1]
+        assert f"{ended} 0.0" in metrics[0]
+        assert f"{ended} 8.0" in metrics[1]
 
     asyncio.run(scenario())

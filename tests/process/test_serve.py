@@ -92,15 +92,15 @@ def test_drain_finishes_streams_and_refuses_new_requests(number: signal.Signals)
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(100), timeout=PATIENCE
         ) as response:
-            told = events(response)
-            next(told)
+            stream = events(response)
+            next(stream)
             served.process.send_signal(number)
             while httpx.get(f"{served.url}/ready").status_code == 200:
                 pass
             refused = httpx.post(f"{served.url}/v1/completions", json=body(1))
             assert refused.status_code == 503
             assert "shutting down" in refused.json()["error"]["message"]
-            *_, last_chunk, done = told
+            *_, last_chunk, done = stream
         assert done == "[DONE]"
         assert json.loads(last_chunk)["choices"][0]["finish_reason"] == "length"
         assert served.wait() == 0
@@ -112,14 +112,14 @@ def test_second_signal_stops_at_once() -> None:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(3000), timeout=PATIENCE
         ) as response:
-            told = events(response)
-            next(told)
+            stream = events(response)
+            next(stream)
             served.process.send_signal(signal.SIGINT)
             while httpx.get(f"{served.url}/ready").status_code == 200:
                 pass
             served.process.send_signal(signal.SIGINT)
             try:
-                *_, last = told
+                *_, last = stream
                 assert last != "[DONE]"
             except httpx.RemoteProtocolError:
                 pass  # the connection was cut: at once means at once
@@ -132,10 +132,10 @@ def test_grace_ends() -> None:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=body(3000), timeout=PATIENCE
         ) as response:
-            told = events(response)
-            next(told)
+            stream = events(response)
+            next(stream)
             served.process.send_signal(signal.SIGTERM)
-            *_, last = told
+            *_, last = stream
         assert "shutting down" in json.loads(last)["error"]["message"]
         assert served.wait() == 0
 
@@ -169,10 +169,10 @@ def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
             with httpx.stream(
                 "POST", f"{found[0]}/v1/completions", json=body(100), timeout=PATIENCE
             ) as response:
-                told = events(response)
-                next(told)
+                stream = events(response)
+                next(stream)
                 stop(process.pid, running)
-                seen = {pid for _ in told for pid in compilers(process.pid)}
+                seen = {pid for _ in stream for pid in compilers(process.pid)}
             assert seen <= set(running)
             assert process.wait(PATIENCE) == 0
             assert all(map(is_gone, running))
@@ -184,8 +184,8 @@ def log_of_a_drain(path: Path, stop: Callable[[int, list[int]], None]) -> str:
 def test_a_signal_to_the_whole_group_starts_nothing_new(tmp_path: Path) -> None:
     """Bug: what stops a service (a shell, timeout, a supervisor) signals its process group. That
     also ended the grammar compiler, and the front end started another while ending."""
-    said = log_of_a_drain(tmp_path / "log", lambda front, _: os.killpg(front, signal.SIGTERM))
-    assert "grammar compiler" not in said
+    log = log_of_a_drain(tmp_path / "log", lambda front, _: os.killpg(front, signal.SIGTERM))
+    assert "grammar compiler" not in log
 
 
 def test_a_signal_to_each_process_starts_nothing_new(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_compiler_that_is_lost_while_the_server_ends_is_not_replaced(tmp_path:
         for pid in compilers:
             os.kill(pid, signal.SIGKILL)
 
-    said = log_of_a_drain(tmp_path / "log", stop)
-    assert "starting another" not in said
+    log = log_of_a_drain(tmp_path / "log", stop)
+    assert "starting another" not in log
 
 
 def test_signal_while_starting() -> None:

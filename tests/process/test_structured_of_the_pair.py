@@ -112,8 +112,8 @@ def test_structured_output_as_a_client_sees_it() -> None:
     async def scenario() -> None:
         async with serving(COMMAND, os.environ) as server:
             expected = {}
-            for kind, said in FIELDS.items():
-                fields = {"structured_outputs": said, "seed": 3, "temperature": 0.7}
+            for kind, constraint in FIELDS.items():
+                fields = {"structured_outputs": constraint, "seed": 3, "temperature": 0.7}
                 found = await reply(server, **fields, speculation={"enabled": False})
                 choice = found["choices"][0]
                 assert found["usage"]["speculation"]["proposed"] == 0
@@ -128,8 +128,8 @@ def test_structured_output_as_a_client_sees_it() -> None:
                 rounds += 1
                 texts = await asyncio.gather(
                     *(
-                        streamed(server, structured_outputs=said, seed=3, temperature=0.7)
-                        for said in FIELDS.values()
+                        streamed(server, structured_outputs=constraint, seed=3, temperature=0.7)
+                        for constraint in FIELDS.values()
                     )
                 )
                 assert dict(zip(FIELDS, texts, strict=True)) == expected

@@ -24,12 +24,12 @@ MODES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-async def switch(server: Server, said: dict[str, Any]) -> None:
-    reply = await server.http.post("/speculation", json=said, headers=HEADERS)
+async def switch(server: Server, mode: dict[str, Any]) -> None:
+    reply = await server.http.post("/speculation", json=mode, headers=HEADERS)
     assert reply.status_code == 200, reply.text
 
 
-async def told(server: Server) -> dict[str, Any]:
+async def state(server: Server) -> dict[str, Any]:
     reply = await server.http.get("/speculation")
     found: dict[str, Any] = reply.json()
     return found
@@ -58,7 +58,7 @@ def test_a_mode_outlives_the_engine() -> None:
             await server.until_status("/ready", 200)
             text, did = await one(server, max_tokens=12)
             assert (text, did["rounds"]) == (plain, 12)
-            assert (await told(server))["mode"] == "off"
+            assert (await state(server))["mode"] == "off"
             await switch(server, {"mode": "fixed", "k": 1})
             assert (await one(server, max_tokens=12))[1]["rounds"] == 6
             assert 'foredraft_spec_decode_mode{mode="fixed"} 1.0' in await server.metrics()
@@ -104,13 +104,13 @@ def test_another_draft_in_the_middle_of_a_seeded_text(
                 events += await stream.rest()
             assert text_of([event for event in events if event is not None]) == plain
             assert sorted(reply.status_code for reply in replies) == [200, 409]
-            said = (await told(server))["draft"], (await told(server))["swap"]["outcome"]
-            assert said == (copy, "trial")
+            found = (await state(server))["draft"], (await state(server))["swap"]["outcome"]
+            assert found == (copy, "trial")
             assert (await one(server, **fields))[0] == plain
             reply = await swap(server, str(tmp_path / "nothing"))
             assert reply.status_code == 400
             assert "was not found" in reply.json()["error"]["message"]
-            assert (await told(server))["draft"] == copy
+            assert (await state(server))["draft"] == copy
             lines = await server.metrics()
             for outcome in ("trial", "refused"):
                 name = f'foredraft_spec_decode_draft_swaps_total{{outcome="{outcome}"}} 1.0'
@@ -118,7 +118,7 @@ def test_another_draft_in_the_middle_of_a_seeded_text(
             os.kill(server.engine, signal.SIGKILL)
             await server.until_status("/ready", 503)
             await server.until_status("/ready", 200)
-            assert (await told(server))["draft"] == tiny_draft
+            assert (await state(server))["draft"] == tiny_draft
             assert (await one(server, **fields))[0] == plain
 
     asyncio.run(scenario())
@@ -145,7 +145,7 @@ def test_switching_in_the_middle_of_a_seeded_text(tiny_target: str, tiny_draft: 
                     assert (did["proposed"] > 0) or mode["mode"] != "fixed"
                 found.append(await asyncio.wait_for(switched(server, seed=3, **fields), PATIENCE))
                 assert len(set(found)) == 1
-            last = await told(server)
+            last = await state(server)
             assert len(last["tokens_per_second"]) == last["k_max"] + 1
             assert last["explanation"]
             assert 0 <= last["acceptance"] <= 1

@@ -76,11 +76,11 @@ def test_clients_of_a_lost_engine_see_a_pause(how: signal.Signals) -> None:
             assert [choice["text"] for choice in answer["choices"]] == texts
             assert answer["usage"]["completion_tokens"] == 300
             assert answer["usage"]["speculation"]["rounds"] == 300
-            told = await server.metrics()
-            assert 'foredraft_held_requests_total{outcome="resumed"} 4.0' in told
-            assert "foredraft_resume_gap_seconds_count 4.0" in told
-            assert 'foredraft_requests_total{reason="length"} 2.0' in told
-            assert "foredraft_requests_running 0.0" in told
+            metrics = await server.metrics()
+            assert 'foredraft_held_requests_total{outcome="resumed"} 4.0' in metrics
+            assert "foredraft_resume_gap_seconds_count 4.0" in metrics
+            assert 'foredraft_requests_total{reason="length"} 2.0' in metrics
+            assert "foredraft_requests_running 0.0" in metrics
 
     asyncio.run(scenario())
 

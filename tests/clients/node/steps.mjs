@@ -18,9 +18,9 @@ export const capital = {
   additionalProperties: false,
 };
 
-export function check(holds, said) {
-  if (!holds) throw new Error(typeof said === "string" ? said : JSON.stringify(said));
-  return said;
+export function check(holds, value) {
+  if (!holds) throw new Error(typeof value === "string" ? value : JSON.stringify(value));
+  return value;
 }
 
 export function called(name, given) {
@@ -41,7 +41,7 @@ export async function run(steps) {
   for (const [step, ask] of Object.entries(steps)) {
     const line = { step };
     try {
-      line.said = await ask();
+      line.result = await ask();
     } catch (error) {
       line.error = `${error.name}: ${error.message}`;
     }

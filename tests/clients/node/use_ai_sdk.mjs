@@ -10,48 +10,48 @@ const compatible = createOpenAICompatible({
 });
 const openai = createOpenAI({ baseURL: url, apiKey: "none" });
 const models = [compatible(model), openai.responses(model)];
-const asked = { prompt: question, temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
+const fields = { prompt: question, temperature: 0, maxOutputTokens: 64, maxRetries: 0 };
 
 async function each(ask) {
-  const said = [];
-  for (const one of models) said.push(await ask({ ...asked, model: one }));
-  return said;
+  const results = [];
+  for (const one of models) results.push(await ask({ ...fields, model: one }));
+  return results;
 }
 
 await run({
   async hello() {
-    const said = await each(async (options) => (await generateText(options)).text);
-    check(said[0] && said[0] === said[1], said);
-    return said[0];
+    const results = await each(async (options) => (await generateText(options)).text);
+    check(results[0] && results[0] === results[1], results);
+    return results[0];
   },
   async streaming() {
-    const said = await each(async (options) => {
+    const results = await each(async (options) => {
       const result = streamText({ ...options, onError: ({ error }) => { throw error; } });
       const pieces = [];
       for await (const piece of result.textStream) pieces.push(piece);
       check((await result.usage).outputTokens > 0, await result.usage);
       return streamed(pieces);
     });
-    return said[0];
+    return results[0];
   },
   async tools() {
     const weather = tool({ description: "The weather.", inputSchema: jsonSchema(city) });
-    const said = await each(async (options) => {
+    const results = await each(async (options) => {
       const result = await generateText({
         ...options, tools: { get_weather: weather }, toolChoice: "required",
       });
       const [call] = result.toolCalls;
       return called(call.toolName, call.input);
     });
-    return said[0];
+    return results[0];
   },
   async structured() {
-    const said = await each(async (options) => {
+    const results = await each(async (options) => {
       const output = Output.object({ schema: jsonSchema(capital) });
       const found = (await generateText({ ...options, output })).output;
       check(isCapital(found), found);
       return JSON.stringify(found);
     });
-    return said[0];
+    return results[0];
   },
 });

@@ -4,20 +4,20 @@ import OpenAI from "openai";
 import { ask, called, capital, check, city, isCapital, model, question, run, streamed, url } from "./steps.mjs";
 
 const client = new OpenAI({ baseURL: url, apiKey: "none" });
-const asked = { model, messages: ask, temperature: 0 };
+const fields = { model, messages: ask, temperature: 0 };
 const format = { type: "json_schema", name: "capital", schema: capital, strict: true };
 const tool = { type: "function", function: { name: "get_weather", parameters: city } };
 
 await run({
   async hello() {
-    const chat = await client.chat.completions.create(asked);
+    const chat = await client.chat.completions.create(fields);
     const response = await client.responses.create({ model, input: question, temperature: 0 });
     check(response.output_text === chat.choices[0].message.content, response.output_text);
     return check(response.output_text, response.output_text);
   },
   async streaming() {
     const pieces = [];
-    for await (const chunk of await client.chat.completions.create({ ...asked, stream: true }))
+    for await (const chunk of await client.chat.completions.create({ ...fields, stream: true }))
       pieces.push(chunk.choices[0]?.delta.content ?? "");
     const stream = client.responses.stream({ model, input: question, temperature: 0 });
     const last = await stream.finalResponse();
@@ -26,7 +26,7 @@ await run({
   },
   async tools() {
     const chat = await client.chat.completions.create({
-      ...asked, tools: [tool], tool_choice: "required",
+      ...fields, tools: [tool], tool_choice: "required",
     });
     const { name, arguments: given } = chat.choices[0].message.tool_calls[0].function;
     return called(name, given);
@@ -34,7 +34,7 @@ await run({
   async structured() {
     const { type, ...json_schema } = format;
     const chat = await client.chat.completions.parse({
-      ...asked, response_format: { type, json_schema },
+      ...fields, response_format: { type, json_schema },
     });
     const response = await client.responses.parse({
       model, input: question, temperature: 0, text: { format },

@@ -59,9 +59,9 @@ def called(name: str, arguments: Any) -> str:
     return f"{name}({given['city']})"
 
 
-def text(said: str | None) -> str:
-    assert said, "the reply is empty"
-    return said
+def text(reply: str | None) -> str:
+    assert reply, "the reply is empty"
+    return reply
 
 
 def streamed(pieces: list[str]) -> str:
@@ -74,7 +74,7 @@ def run(*steps: Callable[[], str]) -> None:
     for step in steps:
         line: dict[str, str] = {"step": step.__name__}
         try:
-            line["said"] = step()
+            line["result"] = step()
         except Exception as error:  # report any exception of a client
             line["error"] = f"{type(error).__name__}: {error}"
         print(json.dumps(line), flush=True)

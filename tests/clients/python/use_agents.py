@@ -34,9 +34,9 @@ def agents(**fields: Any) -> list[Agent]:
     ]
 
 
-def outputs(asked: str, **fields: Any) -> list[Any]:
+def outputs(question: str, **fields: Any) -> list[Any]:
     async def each() -> list[Any]:
-        return [(await Runner.run(agent, asked)).final_output for agent in agents(**fields)]
+        return [(await Runner.run(agent, question)).final_output for agent in agents(**fields)]
 
     return asyncio.run(each())
 

@@ -6,13 +6,13 @@ from anthropic import Anthropic
 from steps import ASK, MODEL, ROOT, SCHEMA, Capital, called, run, streamed, text
 
 client = Anthropic(base_url=ROOT, api_key="none")
-ASKED = {"model": MODEL, "max_tokens": 64, "messages": ASK, "extra_body": {"temperature": 0}}
+FIELDS = {"model": MODEL, "max_tokens": 64, "messages": ASK, "extra_body": {"temperature": 0}}
 TOOLS = [{"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}]
 
 
 def hello() -> str:
     cached = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-    message = client.messages.create(**ASKED, system=cached)
+    message = client.messages.create(**FIELDS, system=cached)
     count = client.messages.count_tokens(model=MODEL, messages=ASK, system=cached)
     usage = message.usage
     assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
@@ -20,8 +20,8 @@ def hello() -> str:
 
 
 def streaming() -> str:
-    whole = client.messages.create(**ASKED)
-    with client.messages.stream(**ASKED) as stream:
+    whole = client.messages.create(**FIELDS)
+    with client.messages.stream(**FIELDS) as stream:
         pieces = list(stream.text_stream)
         last = stream.get_final_message()
     assert last.content[0].text == whole.content[0].text
@@ -31,10 +31,10 @@ def streaming() -> str:
 
 
 def tools() -> str:
-    asked = {**ASKED, "tools": TOOLS, "tool_choice": {"type": "any"}}
-    message = client.messages.create(**asked)
+    fields = {**FIELDS, "tools": TOOLS, "tool_choice": {"type": "any"}}
+    message = client.messages.create(**fields)
     assert message.stop_reason == "tool_use"
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**fields) as stream:
         last = stream.get_final_message()
     uses = [block for block in message.content if block.type == "tool_use"]
     assert [block.input for block in last.content if block.type == "tool_use"] == [
@@ -48,13 +48,13 @@ def tools() -> str:
         {"role": "assistant", "content": message.content},
         {"role": "user", "content": results},
     ]
-    answer = client.messages.create(**{**ASKED, "messages": turns}, tools=TOOLS)
+    answer = client.messages.create(**{**FIELDS, "messages": turns}, tools=TOOLS)
     text(answer.content[0].type)
     return called(uses[0].name, uses[0].input)
 
 
 def structured() -> str:
-    message = client.messages.parse(**ASKED, output_format=Capital)
+    message = client.messages.parse(**FIELDS, output_format=Capital)
     assert isinstance(message.parsed_output, Capital)
     return str(message.parsed_output)
 

@@ -8,26 +8,26 @@ from pydantic import BaseModel
 from steps import ASK, MODEL, URL, Capital, run, text
 
 openai = OpenAI(base_url=URL, api_key="none")
-ASKED = {"model": MODEL, "messages": ASK, "temperature": 0}
+FIELDS = {"model": MODEL, "messages": ASK, "temperature": 0}
 
 
 def extracted(mode: instructor.Mode) -> BaseModel:
     client = instructor.from_openai(openai, mode=mode)
-    found = client.chat.completions.create(**ASKED, response_model=Capital, max_retries=0)
+    found = client.chat.completions.create(**FIELDS, response_model=Capital, max_retries=0)
     assert isinstance(found, Capital)
     return found
 
 
 def hello() -> str:
     client = instructor.from_openai(openai, mode=instructor.Mode.TOOLS)
-    reply = client.chat.completions.create(**ASKED, response_model=None)
+    reply = client.chat.completions.create(**FIELDS, response_model=None)
     return text(reply.choices[0].message.content)
 
 
 def streaming() -> str:
     """Stream partial objects as they grow."""
     client = instructor.from_openai(openai, mode=instructor.Mode.JSON_SCHEMA)
-    grown = list(client.chat.completions.create_partial(**ASKED, response_model=Capital))
+    grown = list(client.chat.completions.create_partial(**FIELDS, response_model=Capital))
     assert len(grown) > 1
     return str(grown[-1])
 

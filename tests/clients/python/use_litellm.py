@@ -14,28 +14,28 @@ ANTHROPIC = {
 
 
 def hello() -> str:
-    said = [
-        litellm.completion(**asked, messages=ASK).choices[0].message.content
-        for asked in (OPENAI, ANTHROPIC)
+    texts = [
+        litellm.completion(**settings, messages=ASK).choices[0].message.content
+        for settings in (OPENAI, ANTHROPIC)
     ]
-    assert said[0] == said[1]
-    return text(said[0])
+    assert texts[0] == texts[1]
+    return text(texts[0])
 
 
 def streaming() -> str:
-    for asked in (ANTHROPIC, OPENAI):
-        chunks = list(litellm.completion(**asked, messages=ASK, stream=True))
+    for settings in (ANTHROPIC, OPENAI):
+        chunks = list(litellm.completion(**settings, messages=ASK, stream=True))
         pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
         streamed(pieces)
     return "".join(pieces)
 
 
 def tools() -> str:
-    for asked in (OPENAI, ANTHROPIC):
-        reply = litellm.completion(**asked, messages=ASK, tools=[TOOL], tool_choice="required")
+    for settings in (OPENAI, ANTHROPIC):
+        reply = litellm.completion(**settings, messages=ASK, tools=[TOOL], tool_choice="required")
         [call, *_] = reply.choices[0].message.tool_calls
-        said = called(call.function.name, call.function.arguments)
-    return said
+        result = called(call.function.name, call.function.arguments)
+    return result
 
 
 def structured() -> str:

@@ -40,8 +40,8 @@ def tools() -> str:
 
 
 def structured() -> str:
-    said = model.prompt(QUESTION, schema=Capital, stream=False, temperature=0).text()
-    return str(Capital.model_validate_json(said))
+    reply = model.prompt(QUESTION, schema=Capital, stream=False, temperature=0).text()
+    return str(Capital.model_validate_json(reply))
 
 
 run(hello, streaming, tools, structured)

@@ -37,10 +37,10 @@ def tools() -> str:
         if item.type == "function_call":
             called(item.name, item.arguments)
     answer = {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."}
-    said = [*ASK, chat.choices[0].message, answer]
+    messages = [*ASK, chat.choices[0].message, answer]
     calls = chat.choices[0].message.tool_calls
-    said += [{**answer, "tool_call_id": other.id} for other in calls[1:]]
-    text(client.chat.completions.create(model=MODEL, messages=said).choices[0].message.content)
+    messages += [{**answer, "tool_call_id": other.id} for other in calls[1:]]
+    text(client.chat.completions.create(model=MODEL, messages=messages).choices[0].message.content)
     return called(call.function.name, call.function.arguments)
 
 
