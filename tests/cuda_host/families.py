@@ -105,7 +105,7 @@ def main() -> None:
             if nodes > MOST_NODES and family not in MIXTURES:
                 errors.append(f"a forward is {nodes} nodes")
             standin.lap()
-            found[family] = {"said": standin.violations[before:] + errors, "graphs": graphs}
+            found[family] = {"errors": standin.violations[before:] + errors, "graphs": graphs}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -104,8 +104,8 @@ def rows(found: dict[str, Any]) -> list[Row]:
             name = f"{number}: host ms, {kind}"
             table.append((name, milliseconds, None, WANTED_MILLISECONDS[column]))
         table.append((f"{number}: of these, the device without work", there["pause"], None, None))
-        for asked in FIELDS:
-            table += field_rows(found["fields"][asked][str(number)], asked, column)
+        for fields in FIELDS:
+            table += field_rows(found["fields"][fields][str(number)], fields, column)
         for step in STEPS:
             measured = found["flashinfer"][str(number)]["most"][step.name]
             ceiling = FLASHINFER_CEILINGS.get(step.name, step.ceilings)[column]
@@ -116,11 +116,11 @@ def rows(found: dict[str, Any]) -> list[Row]:
     return table
 
 
-def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
+def field_rows(there: dict[str, Any], fields: str, column: int) -> list[Row]:
     """Return the rows of steps in which all sequences request these fields."""
-    start, rows = f"{SEQUENCES[column]}: {asked}: ", list[Row]()
+    start, rows = f"{SEQUENCES[column]}: {fields}: ", list[Row]()
     for step in STEPS:
-        ceiling = field_ceiling(step, asked, column)
+        ceiling = field_ceiling(step, fields, column)
         if ceiling is not None:
             wanted = (
                 WANTED_FIELD_LAUNCHES if step is LAUNCHES else step.wanted and step.wanted[column]
@@ -130,10 +130,10 @@ def field_rows(there: dict[str, Any], asked: str, column: int) -> list[Row]:
     return [*rows, (start + "host ms, least", least, None, WANTED_OF_FIELDS[column])]
 
 
-def field_ceiling(step: Step, asked: str, column: int) -> float | None:
+def field_ceiling(step: Step, fields: str, column: int) -> float | None:
     """Return the ceiling, or None if there is none."""
     if step is LAUNCHES:
-        return FIELD_LAUNCHES[asked][column]
+        return FIELD_LAUNCHES[fields][column]
     return step.ceilings[column] if step in (WAITS, ALLOCATIONS) else None
 
 

@@ -196,8 +196,8 @@ def measured(
         engine.step()
         counts = standin.lap()
         for step in STEPS:
-            asked = sum(counts[name] for name in step.counters)
-            most[step.name] = max(most[step.name], asked)
+            count = sum(counts[name] for name in step.counters)
+            most[step.name] = max(most[step.name], count)
     with standin.watched() as found:
         for _ in range(CYCLE):
             engine.step()
@@ -256,7 +256,7 @@ def main() -> None:
         nodes_of_few_layers(folder, config, "target", EIGHT_B)
         nodes_of_few_layers(folder, config, "draft", ONE_B)
         steps = {number: measured(engine, standin, number, {}) for number in SEQUENCES}
-        asked = {
+        by_fields = {
             name: {number: measured(engine, standin, number, fields) for number in SEQUENCES}
             for name, fields in FIELDS.items()
         }
@@ -270,7 +270,7 @@ def main() -> None:
         "nodes": nodes_found(nodes),
         "kernels": nodes.layer(1, 2, EIGHT_B["num_hidden_layers"] - FEW),
         "steps": steps,
-        "fields": asked,
+        "fields": by_fields,
         "flashinfer": planned,
     }
     sys.stdout.write(json.dumps(found) + "\n")

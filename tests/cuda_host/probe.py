@@ -23,14 +23,14 @@ def counted(standin: StandIn, run: Callable[[], object]) -> Counter[str]:
 def forbidden(standin: StandIn, run: Callable[[], object]) -> list[str]:
     """Return the stand-in's violations, and torch's error, for a capture of `run`."""
     standin.lap()
-    before, said = len(standin.violations), list[str]()
+    before, errors = len(standin.violations), list[str]()
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             run()
     except RuntimeError as error:
-        said.append(str(error))
+        errors.append(str(error))
     standin.lap()
-    return standin.violations[before:] + said
+    return standin.violations[before:] + errors
 
 
 def elsewhere(tensor: torch.Tensor) -> None:

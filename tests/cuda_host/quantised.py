@@ -23,7 +23,7 @@ from tests.cuda_host.counts import StandIn
 from tests.cuda_host.families import SIZES
 from tests.cuda_host.valueless import without_values
 
-FIELD_LAUNCHES: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "int8": {"target": {"quantization": "int8"}},
     "int4": {"target": {"quantization": "int4"}},
@@ -48,11 +48,11 @@ def with_torchao() -> None:
     mock.patch.object(precision, "find_spec", return_value=object()).start()
 
 
-def found(folder: Path, asked: dict[str, Any], standin: StandIn) -> dict[str, Any]:
+def found(folder: Path, settings: dict[str, Any], standin: StandIn) -> dict[str, Any]:
     config = EngineConfig.model_validate({
         "device": "cuda", "attention": "triton", "schedule": {"max_step_tokens": 200},
-        "target": {"path": str(folder), **asked.get("target", {})},
-        "cache": {"num_blocks": 64, **asked.get("cache", {})},
+        "target": {"path": str(folder), **settings.get("target", {})},
+        "cache": {"num_blocks": 64, **settings.get("cache", {})},
     })  # fmt: skip
     kind = config.target.quantization
     model = load_model(
@@ -72,16 +72,16 @@ def main() -> None:
     torch.set_num_threads(1)
     without_values()
     with_torchao()
-    standin, said = StandIn(), dict[str, dict[str, Any]]()
+    standin, results = StandIn(), dict[str, dict[str, Any]]()
     with tempfile.TemporaryDirectory() as name:
         sizes = SIZES | {"model_type": "llama"}
         Path(name, "config.json").write_text(json.dumps(sizes), encoding="utf-8")
-        for what, asked in FIELD_LAUNCHES.items():
+        for variant, settings in VARIANTS.items():
             before = len(standin.violations)
-            said[what] = found(Path(name), asked, standin)
+            results[variant] = found(Path(name), settings, standin)
             standin.lap()
-            said[what]["said"] = standin.violations[before:]
-    sys.stdout.write(json.dumps(said) + "\n")
+            results[variant]["violations"] = standin.violations[before:]
+    sys.stdout.write(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ MOST_STEPS = 5000
 
 def folder_of(folder: Path, **sizes: Any) -> str:
     folder.mkdir(parents=True)
-    said = SIZES | {"model_type": "llama"} | sizes
-    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    config = SIZES | {"model_type": "llama"} | sizes
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(folder)
 
 
@@ -49,9 +49,9 @@ def swapped(engine: Engine, path: str) -> dict[str, Any]:
         if len(engine._ids) < 4:
             params = SamplingParams(seed=steps, max_tokens=60, ignore_eos=True)
             engine.add(Submit(str(steps), [5, 6, 7, steps % 500], params, 0.0))
-        told = engine.step().metrics.swap
-        if told is not None and told.outcome in ("trial", "refused"):
-            return {"outcome": told.outcome, "message": told.message, "pieces": pieces}
+        swap = engine.step().metrics.swap
+        if swap is not None and swap.outcome in ("trial", "refused"):
+            return {"outcome": swap.outcome, "message": swap.message, "pieces": pieces}
         time.sleep(0.001)
     return {"outcome": "", "message": "nothing was told"}
 
@@ -61,15 +61,15 @@ def mixed_up() -> int:
     number of copies that got the other's numbers."""
     wrong = list[bool]()
 
-    def send(mine: int) -> None:
+    def send(value: int) -> None:
         for size in range(1, 600):
-            there = sent_alone(np.full(size, mine, np.int64), torch.device("cuda"))
+            there = sent_alone(np.full(size, value, np.int64), torch.device("cuda"))
             here = (ctypes.c_int64 * size).from_address(there.data_ptr())  # it is host memory
-            wrong.append(any(number != mine for number in here))
+            wrong.append(any(number != value for number in here))
 
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=send, args=(mine,)) for mine in (1, 2)]
+    threads = [threading.Thread(target=send, args=(value,)) for value in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:

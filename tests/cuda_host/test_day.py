@@ -19,7 +19,7 @@ def test_every_part_that_measures_ends_well() -> None:
     """Law: every part has exit code 0, and captures contain nothing that CUDA forbids."""
     found = json.loads(run("-m", "tests.cuda_host.day"))
     assert found["violations"] == []
-    assert {name: said for name, said in found["ended"].items() if said} == {}
+    assert {name: error for name, error in found["ended"].items() if error} == {}
 
 
 def test_the_gpu_tier_fails_by_values_alone() -> None:
@@ -27,4 +27,4 @@ def test_the_gpu_tier_fails_by_values_alone() -> None:
     Law: with zeros everywhere, a test fails only in an assertion."""
     ended = json.loads(run("-m", "tests.cuda_host.rehearse"))
     assert len(ended) > 40
-    assert {name: said for name, said in ended.items() if said} == {}
+    assert {name: error for name, error in ended.items() if error} == {}

@@ -32,16 +32,16 @@ def found() -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.parametrize("variant", KEPT)
 def test_each_variant_is_stored_as_configured_and_captured(
-    found: dict[str, dict[str, Any]], what: str
+    found: dict[str, dict[str, Any]], variant: str
 ) -> None:
     """Law: torch supports every operation on such numbers on CUDA, prompts included, and those of a
     decoding step can be captured."""
-    mine = found[what]
-    assert mine["said"] == []
-    assert (mine["weights"], mine["keys"]) == KEPT[what]
-    assert mine["graphs"]
+    result = found[variant]
+    assert result["violations"] == []
+    assert (result["weights"], result["keys"]) == KEPT[variant]
+    assert result["graphs"]
 
 
 def test_a_cache_in_eight_bits_costs_few_kernels(found: dict[str, dict[str, Any]]) -> None:

@@ -49,7 +49,7 @@ def test_an_operation_is_counted_as_what_it_is(
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "message"),
     [
         ("wait", "wait for the device"),
         ("elsewhere", "launch on another stream"),
@@ -58,10 +58,10 @@ def test_an_operation_is_counted_as_what_it_is(
     ],
 )
 def test_what_a_capture_forbids_is_reported(
-    probed: dict[str, dict[str, Any]], operation: str, said: str
+    probed: dict[str, dict[str, Any]], operation: str, message: str
 ) -> None:
     """Law: a measurement without violations really had none."""
-    assert any(said in violation for violation in probed["violations"][operation])
+    assert any(message in violation for violation in probed["violations"][operation])
 
 
 @pytest.mark.parametrize("operation", ["launch", "pinned"])

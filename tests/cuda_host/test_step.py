@@ -34,13 +34,13 @@ def test_a_step_stays_under_its_ceiling(found: dict[str, Any], step: Step, colum
 
 
 @pytest.mark.parametrize("column", range(len(SEQUENCES)), ids=map(str, SEQUENCES))
-@pytest.mark.parametrize("asked", FIELDS)
-def test_no_field_makes_the_host_wait(found: dict[str, Any], asked: str, column: int) -> None:
+@pytest.mark.parametrize("fields", FIELDS)
+def test_no_field_makes_the_host_wait(found: dict[str, Any], fields: str, column: int) -> None:
     """Law: if all sequences request filters, penalties and log-probabilities, a step waits for the
     device once, allocates nothing, and launches no more than its ceiling."""
-    there = found["fields"][asked][str(SEQUENCES[column])]["most"]
+    there = found["fields"][fields][str(SEQUENCES[column])]["most"]
     for step in STEPS:
-        ceiling = field_ceiling(step, asked, column)
+        ceiling = field_ceiling(step, fields, column)
         assert ceiling is None or there[step.name] <= ceiling, step.name
 
 

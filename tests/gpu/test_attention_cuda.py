@@ -62,13 +62,13 @@ def plane() -> Plane:
     return made
 
 
-def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
+def attend(prepared: Any, spans: list[Span], **variation: Any) -> torch.Tensor:
     count, generator = sum(span.length for span in spans), torch.Generator().manual_seed(1)
     query, key, value = (
         torch.randn(1, heads, count, DIM, generator=generator).cuda().bfloat16()
         for heads in (4, 2, 2)
     )
-    named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **asked}
+    named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **variation}
     if named["sinks"] is not None:
         named["sinks"] = named["sinks"].cuda()
     with torch.inference_mode():
@@ -76,14 +76,14 @@ def attend(prepared: Any, spans: list[Span], **asked: Any) -> torch.Tensor:
     return found.float().cpu()
 
 
-@pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("variation", VARIATIONS.values(), ids=VARIATIONS)
 @pytest.mark.parametrize("spans", [SPANS, CHAINS, PROMPTS], ids=["trees", "chains", "prompts"])
 @pytest.mark.parametrize("name", NAMES)
-def test_equals_sdpa(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
+def test_equals_sdpa(name: str, spans: list[Span], variation: dict[str, Any]) -> None:
     """Law: outputs agree within bfloat16 for all lengths, trees, shared pages and variations."""
-    found = attend(backend_of(name).prepare(plane(), spans), spans, **asked)
+    found = attend(backend_of(name).prepare(plane(), spans), spans, **variation)
     reference = SdpaBackend(torch.device("cuda"))
-    expected = attend(reference.prepare(plane(), spans), spans, **asked)
+    expected = attend(reference.prepare(plane(), spans), spans, **variation)
     torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
 
 

@@ -59,8 +59,8 @@ def test_a_product_gives_a_row_its_bits(shape: tuple[int, int]) -> None:
     rows = torch.randn(300, shape[0], device="cuda", generator=generator).bfloat16()
     ours = Product(linear, 1 << 62)
     found, gated = ours(rows), ours.gated(rows, 0)
-    wanted = functional.linear(rows.float(), linear.weight.float(), linear.bias.float())
-    assert (found - wanted).norm() <= 4e-3 * wanted.norm()
+    expected = functional.linear(rows.float(), linear.weight.float(), linear.bias.float())
+    assert (found - expected).norm() <= 4e-3 * expected.norm()
     for count in COUNTS * 3:
         assert torch.equal(ours(rows[:count]), found[:count])
         assert torch.equal(ours.gated(rows[:count], 0), gated[:count])
@@ -73,10 +73,10 @@ def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:
     runner = ModelRunner(model, KVCache(80, 16, model.device), "target")
     tokens = [(7 * i) % 120 + 4 for i in range(70)]
     whole = runner.forward([Segment(tokens, 0, [1, 2, 3, 4, 5], 3)]).logits
-    mine = [9, 8, 7, 6, 10]
-    runner.forward([Segment(tokens[:67], 0, mine, 1)])
+    blocks = [9, 8, 7, 6, 10]
+    runner.forward([Segment(tokens[:67], 0, blocks, 1)])
     others = [Segment(tokens[: 9 + i], 0, [20 + 2 * i, 21 + 2 * i], 1) for i in range(20)]
-    among = runner.forward([*others, Segment(tokens[67:], 67, mine, 3)]).logits[-3:]
+    among = runner.forward([*others, Segment(tokens[67:], 67, blocks, 3)]).logits[-3:]
     assert torch.equal(among, whole)
-    alone = [runner.forward([Segment([tokens[i]], i, mine, 1)]).logits for i in (67, 68, 69)]
+    alone = [runner.forward([Segment([tokens[i]], i, blocks, 1)]).logits for i in (67, 68, 69)]
     assert torch.equal(torch.cat(alone), whole)

@@ -64,8 +64,8 @@ def test_tokens_are_the_same() -> None:
 def test_logprobs_are_the_same() -> None:
     torch.manual_seed(2)
     logits = torch.randn(6, VOCAB) * 4
-    asked = ([0, 3, 5], [7, 8, 9], [0, 5, 20])
-    here, there = token_logprobs(logits, *asked), token_logprobs(logits.cuda(), *asked)
+    arguments = ([0, 3, 5], [7, 8, 9], [0, 5, 20])
+    here, there = token_logprobs(logits, *arguments), token_logprobs(logits.cuda(), *arguments)
     for one, other in zip(here, there, strict=True):
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)

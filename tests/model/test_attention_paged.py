@@ -75,21 +75,21 @@ def rows(spans: list[Span]) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)  # type: ignore[return-value]
 
 
-def attend(prepared: Any, spans: list[Span], **asked: Any) -> Tensor:
-    named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **asked}
+def attend(prepared: Any, spans: list[Span], **variation: Any) -> Tensor:
+    named = {"scaling": None, "window": None, "softcap": None, "sinks": None, **variation}
     found: Tensor = prepared.run(0, *rows(spans), Variation(**named))
     return found
 
 
-@pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("variation", VARIATIONS.values(), ids=VARIATIONS)
 @pytest.mark.parametrize("spans", [SPANS, CHAINS, SPANS[:1]], ids=["all", "chains", "prompt"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_equals_the_reference(name: str, spans: list[Span], asked: dict[str, Any]) -> None:
+def test_equals_the_reference(name: str, spans: list[Span], variation: dict[str, Any]) -> None:
     """Law: variable query lengths, trees, shared and scattered pages, and every variation that a
     family needs give the output of SDPA, and the same keys land in the same slots."""
     ours, theirs = plane(), plane()
-    found = attend(BACKENDS[name]().prepare(ours, spans), spans, **asked)
-    expected = attend(SdpaBackend(CPU).prepare(theirs, spans), spans, **asked)
+    found = attend(BACKENDS[name]().prepare(ours, spans), spans, **variation)
+    expected = attend(SdpaBackend(CPU).prepare(theirs, spans), spans, **variation)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     written = [
         span.blocks[i // SIZE] * SIZE + i % SIZE
@@ -100,9 +100,9 @@ def test_equals_the_reference(name: str, spans: list[Span], asked: dict[str, Any
         torch.testing.assert_close(one[:, :, written], other[:, :, written])
 
 
-@pytest.mark.parametrize("asked", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("variation", VARIATIONS.values(), ids=VARIATIONS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> None:
+def test_staged_attention_is_filled_anew(name: str, variation: dict[str, Any]) -> None:
     """Law: an attention staged once serves any later spans with the same number of rows, from the
     same tensors; padding rows of a graph write to the scrap block only."""
     backend: Any = BACKENDS[name]()
@@ -110,15 +110,15 @@ def test_staged_attention_is_filled_anew(name: str, asked: dict[str, Any]) -> No
     count = 12
     staged = backend.stage(ours, count, PackedCopy(CPU))
     graph = staged.step(0)
-    attend(graph, [Span(0, count, 0, [])], **asked)  # the forward before a capture
+    attend(graph, [Span(0, count, 0, [])], **variation)  # the forward before a capture
     for spans in (CHAINS, [Span(0, 1, 3, [6])], [Span(i, 1, i, [10 + i, 22]) for i in range(7)]):
         used = sum(span.length for span in spans)
         padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, SIZE)]
         before = [tensor.clone() for tensor in ours.stacks[0]]
         assert staged.suits(padded)
         staged.fill(padded)
-        found = attend(graph, padded, **asked)
-        expected = attend(SdpaBackend(CPU).prepare(theirs, padded), padded, **asked)
+        found = attend(graph, padded, **variation)
+        expected = attend(SdpaBackend(CPU).prepare(theirs, padded), padded, **variation)
         torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=1e-4, atol=1e-5)
         assert found.isfinite().all()
         touched = {s for span in padded for block in span.blocks for s in _slots(block)}
@@ -207,15 +207,15 @@ def test_an_engine_on_flashinfer_writes_the_reference_text(
     params = [
         SamplingParams(seed=i, max_tokens=7, temperature=i / 2, ignore_eos=True) for i in range(3)
     ]
-    for i, asked in enumerate(params):
-        engine.add(Submit(str(i), PROMPT[: 5 + i], asked, 0.0))
+    for i, sampling_params in enumerate(params):
+        engine.add(Submit(str(i), PROMPT[: 5 + i], sampling_params, 0.0))
     found: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step().items:
             found.setdefault(output.id, []).extend(output.tokens)
     reference = Reference(tiny_target, tiny_eos)
-    for i, asked in enumerate(params):
-        assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+    for i, sampling_params in enumerate(params):
+        assert found[str(i)] == reference.generate(PROMPT[: 5 + i], sampling_params)[0]
 
 
 def test_flashinfer_needs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

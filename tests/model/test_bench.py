@@ -219,9 +219,9 @@ def test_the_command_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
              "--kinds", "random", "--temperatures", "1", "--concurrency", "2", "--rounds", "1",
              "--tokens", "4", "--json", str(found)]  # fmt: skip
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "random T=1 x2" in said
-    compared = re.search(r"texts equal across modes: (\d+) of (\d+)", said)
+    stdout = capsys.readouterr().out
+    assert "random T=1 x2" in stdout
+    compared = re.search(r"texts equal across modes: (\d+) of (\d+)", stdout)
     assert compared is not None
     assert compared[1] == compared[2]
     assert int(compared[1]) >= 8  # a reply that some mode did not begin is not compared
@@ -238,7 +238,7 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[s
         ["suite", "--cpu-seconds"],
     ):
         assert main(words) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("foredraft bench")
-        assert said.err.count("\n") == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("foredraft bench")
+        assert captured.err.count("\n") == 1

@@ -32,9 +32,9 @@ def test_the_card_and_its_figures(
     """Law: every promised figure is there, positive, and consistent with its neighbours."""
     given = ["--target", str(folder / "target"), "--draft", str(folder / "draft")]
     assert main([*SMALL, *given, "--json", str(tmp_path / "found.json")]) == 0
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
-    assert "verification, t(K+1 rows) / t(1 row):" in said
+    assert "verification, t(K+1 rows) / t(1 row):" in stdout
     assert found["texts_equal"] == found["texts_compared"] > 0
     costs = found["costs"]
     assert len(costs["ratios"]) == 17

@@ -58,10 +58,10 @@ def test_help_lists_every_subcommand_and_option(capsys: pytest.CaptureFixture[st
     server, of `record` and of `front` were missing from it."""
     with pytest.raises(SystemExit):
         main(["--help"])
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     parsers = [record.build_parser(), front._parser(), server_bench._parser()]
     options = {name for parser in parsers for name in parser._option_string_actions}
     for name in options:
-        assert re.search(rf"(^|[\s\[]){name}\b", said), name
+        assert re.search(rf"(^|[\s\[]){name}\b", stdout), name
     for name in [*filter(None, PRESETS), "record", "front", "--url"]:
-        assert f"  bench {name} " in said
+        assert f"  bench {name} " in stdout

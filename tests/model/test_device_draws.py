@@ -113,20 +113,20 @@ def test_behind_guesses_as_behind_committed_tokens(
         logits = torch.randn(12, VOCAB, generator=generator) * 3
         paths = [[7, 9, 7], [1, 2, 3], [9, step, 9]]
         known = {0: seen[0], 1: True, 2: seen[1]}
-        asked = [
+        batch = [
             Rows(seq, 4 * i, 4, seq.num_tokens, paths[i] if known[i] else ())
             for i, seq in enumerate(seqs)
         ]
         hidden = [token for i in known if not known[i] for token in paths[i]]
-        found = draws.enqueue(logits, asked, torch.tensor(hidden) if hidden else None)
-        told = found.results(read_together(found.sent), [4, 4, 4])
+        found = draws.enqueue(logits, batch, torch.tensor(hidden) if hidden else None)
+        results = found.results(read_together(found.sent), [4, 4, 4])
         contexts = [
             RowContext(seq, paths[i][:depth]) for i, seq in enumerate(seqs) for depth in range(4)
         ]
         expected = draws.draw_adjusted(logits, contexts)
         for i, seq in enumerate(seqs):
-            assert told[i].tokens in (None, expected[4 * i : 4 * i + 4])
-            assert told[i].tokens is not None or "top_p" in fields or "top_k" in fields
+            assert results[i].tokens in (None, expected[4 * i : 4 * i + 4])
+            assert results[i].tokens is not None or "top_p" in fields or "top_k" in fields
             seq.tokens += paths[i][: step + 1]
 
 
@@ -140,9 +140,9 @@ def test_slots_are_reassigned(processor: LogitsProcessor) -> None:
     for some in (seqs[:5], seqs[:14], seqs[10:], seqs[:3], seqs[5:19], seqs[:14]):
         logits = torch.randn(len(some), VOCAB, generator=generator)
         logits[:, :5] = 4.0  # tokens of the prompt
-        asked = [Rows(seq, i, 1, seq.num_tokens) for i, seq in enumerate(some)]
+        batch = [Rows(seq, i, 1, seq.num_tokens) for i, seq in enumerate(some)]
         expected = draws.draw_adjusted(logits, [RowContext(seq, []) for seq in some])
-        assert [found.tokens for found in draws.draw(logits, asked)] == [[t] for t in expected]
+        assert [found.tokens for found in draws.draw(logits, batch)] == [[t] for t in expected]
         for seq, token in zip(some, expected, strict=True):
             seq.tokens.append(token)
     assert sum(table.nbytes for table in draws.counts.tables) == bytes_of(14, VOCAB)
@@ -157,18 +157,18 @@ def test_log_probabilities_come_in_the_same_copy(
     fields: list[dict[str, Any]] = [
         {"logprobs": count}, {}, {"logprobs": 1, "presence_penalty": 2.0, "top_k": 9},
     ]  # fmt: skip
-    asked = [Rows(sequence(i, **more), 2 * i, 2, 5, [3]) for i, more in enumerate(fields)]
+    batch = [Rows(sequence(i, **more), 2 * i, 2, 5, [3]) for i, more in enumerate(fields)]
     with Waits() as waits:
-        found = draws.draw(logits, asked)
+        found = draws.draw(logits, batch)
         assert waits.seen == ["cpu", "numpy"]  # the second is a host array
     assert found[1].logprobs is None
     for i in (0, 2):
-        tokens, said = found[i]
+        tokens, logprobs = found[i]
         assert tokens is not None
         asks = fields[i]["logprobs"]
-        assert said == token_logprobs(logits, [2 * i, 2 * i + 1], tokens, [asks] * 2)
-        assert said is not None
-        assert all(len(each.top) == min(asks, VOCAB) for each in said)
+        assert logprobs == token_logprobs(logits, [2 * i, 2 * i + 1], tokens, [asks] * 2)
+        assert logprobs is not None
+        assert all(len(each.top) == min(asks, VOCAB) for each in logprobs)
 
 
 @pytest.mark.parametrize("fields", [{}, *FILTERS], ids=str)
@@ -178,7 +178,7 @@ def test_ties_and_non_finite_numbers(
     """Law: ties at every edge of a filter, NaN of both signs, infinities, and rows of only -inf are
     drawn right or declined."""
     generator = np.random.default_rng(8)
-    told = 0
+    num_drawn = 0
     for step in (0.5, 2.0):
         logits = np.round(generator.standard_normal((8, VOCAB)) * 4 / step).astype(np.float32)
         logits *= step
@@ -190,9 +190,9 @@ def test_ties_and_non_finite_numbers(
             seq = sequence(i, **fields)
             [(found, _)] = draws.draw(rows, [Rows(seq, i, 1, 5)])
             if found is not None:
-                told += 1
+                num_drawn += 1
                 assert found == slow_draws(processor, rows[i : i + 1], seq)[0]
-    assert told >= 12
+    assert num_drawn >= 12
 
 
 def test_uninspected_survivors_are_declined(processor: LogitsProcessor, draws: DeviceDraws) -> None:
@@ -214,15 +214,15 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
         {"top_p": 0.9}, {}, {"top_k": 9}, {"temperature": 0.0}, {"logit_bias": {3: 9.0}},
     ]  # fmt: skip
     seqs = [sequence(i, **more) for i, more in enumerate(fields)]
-    asked = [Rows(seq, 2 * i, 2, 5, [0]) for i, seq in enumerate(seqs)]
+    batch = [Rows(seq, 2 * i, 2, 5, [0]) for i, seq in enumerate(seqs)]
     expected: list[Any] = [
         slow_draws(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
     ]
     with Waits() as waits:
-        found = draws.draw(logits, [asked[0], None, *asked[1:]])
+        found = draws.draw(logits, [batch[0], None, *batch[1:]])
     assert [each.tokens for each in found] == [expected[0], None, *expected[1:]]
     assert waits.seen == ["cpu", "numpy"]
-    mixed = draws.guess(logits, asked)
+    mixed = draws.guess(logits, batch)
     assert mixed is not None
     assert mixed[0] == [token for tokens in expected for token in tokens]
 

@@ -82,15 +82,15 @@ def test_some_text_is_written_however_little_time_there_is(
     monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
     """Law: a slow machine distils less, but never stops because it has no batch."""
-    asked = []
+    shapes = []
 
     def zeros(_: Any, prompts: torch.Tensor, length: int, __: float) -> torch.Tensor:
-        asked.append(prompts.shape)
+        shapes.append(prompts.shape)
         return torch.zeros(len(prompts), length, dtype=torch.long)
 
     monkeypatch.setattr("engine.demo.distill.continued", zeros)
     assert written(None, rows, 0, time.monotonic()).shape == (PROMPTS, LENGTH + 1)
-    assert len(asked) == 1
+    assert len(shapes) == 1
 
 
 def test_a_draft_that_follows_comes_nearer_and_the_target_stays(

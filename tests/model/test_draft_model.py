@@ -178,10 +178,10 @@ def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
 def test_drafting_ends_where_the_controller_says() -> None:
     """Law: the controller is asked before each further forward, with the confidences of the
     sequences that want one; guesses so far are the same as without stopping."""
-    asked: list[list[list[float]]] = []
+    seen: list[list[list[float]]] = []
 
     def keeps_drafting(confidences: Seq[Seq[float]]) -> bool:
-        asked.append([list(sure) for sure in confidences])
+        seen.append([list(sure) for sure in confidences])
         return len(confidences[0]) < 3
 
     answers, sizes = [], []
@@ -196,8 +196,8 @@ def test_drafting_ends_where_the_controller_says() -> None:
     whole, ended = answers
     assert [len(proposal) for proposal in whole] == [6, 2, 5]
     assert ended == [proposal.trim(3) for proposal in whole]
-    assert [len(sure) for sure in asked] == [3, 2, 2]
-    assert asked[-1] == [ended[0].confidences, ended[2].confidences]
+    assert [len(sure) for sure in seen] == [3, 2, 2]
+    assert seen[-1] == [ended[0].confidences, ended[2].confidences]
     assert sizes == [[9, 3, 2, 2, 2, 1], [9, 3, 2]]
     assert all(0 <= sure <= 99 for proposal in whole for sure in proposal.confidences)
 

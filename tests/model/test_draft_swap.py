@@ -73,9 +73,9 @@ def copied(
         weights(held)
         save_file(held, folder / WEIGHTS, {"format": "pt"})
     if config is not None:
-        said = json.loads((folder / "config.json").read_text())
-        config(said)
-        (folder / "config.json").write_text(json.dumps(said))
+        settings = json.loads((folder / "config.json").read_text())
+        config(settings)
+        (folder / "config.json").write_text(json.dumps(settings))
     return str(folder)
 
 
@@ -87,14 +87,14 @@ def submit(engine: Engine, count: int, temperature: float = 0.0, max_tokens: int
         engine.add(Submit(str(i), [40 + i, 7, 9 + i], params, 0.0))
 
 
-def told(engine: Engine, outcomes: tuple[str, ...] = ("trial", "refused")) -> Swap:
+def next_swap(engine: Engine, outcomes: tuple[str, ...] = ("trial", "refused")) -> Swap:
     """Step, always with work to do, until the outcome of a swap is reported; return it."""
     texts = dict[str, list[int]]()
     return play(engine, texts, until=outcomes)
 
 
 def play(engine: Engine, texts: dict[str, list[int]], *, until: tuple[str, ...]) -> Swap:
-    """Like `told`, and collect the generated tokens in `texts`."""
+    """Like `next_swap`, and collect the generated tokens in `texts`."""
     for _ in range(100_000):
         done = engine.step()
         add(texts, done.items)
@@ -154,7 +154,7 @@ def test_steps_continue_while_it_loads(pair: Pair, same: str) -> None:
             engine.step()
         assert not engine._swap.is_due, "nor does an idle engine turn"
         allowed.set()
-    assert told(engine).outcome == "trial"
+    assert next_swap(engine).outcome == "trial"
 
 
 def test_a_useless_draft_is_rolled_back(pair: Pair, random: str) -> None:
@@ -162,8 +162,8 @@ def test_a_useless_draft_is_rolled_back(pair: Pair, random: str) -> None:
     engine = Engine(configured(speculation={"companions": []}), pair=pair)
     submit(engine, 4)
     engine.swap_draft(random)
-    assert told(engine).running == random
-    end = told(engine, ("kept", "taken_back"))
+    assert next_swap(engine).running == random
+    end = next_swap(engine, ("kept", "taken_back"))
     assert (end.outcome, end.draft, end.running) == ("taken_back", random, "demo")
     assert "tokens it would have proposed" in end.message
     texts = dict[str, list[int]]()
@@ -185,14 +185,14 @@ def test_a_verdict_during_the_next_load_names_its_own_draft(
     engine, allowed = Engine(FIXED, pair=pair), threading.Event()
     submit(engine, 4)
     engine.swap_draft(random)
-    assert told(engine).outcome == "trial"
+    assert next_swap(engine).outcome == "trial"
     read = engine._swap._read
     with patch.object(engine._swap, "_read", lambda path: allowed.wait(PATIENCE) and read(path)):
         engine.swap_draft(same)
-        end = told(engine, ("kept", "taken_back"))
+        end = next_swap(engine, ("kept", "taken_back"))
         assert (end.draft, end.outcome, end.running) == (random, "taken_back", "demo")
         allowed.set()
-    end = told(engine)
+    end = next_swap(engine)
     assert (end.draft, end.outcome, end.running) == (same, "trial", same)
 
 
@@ -203,8 +203,8 @@ def test_an_equal_draft_is_kept(pair: Pair, same: str, config: EngineConfig) -> 
     engine = Engine(config, pair=pair)
     submit(engine, 4)
     engine.swap_draft(same)
-    told(engine)
-    end = told(engine, ("kept", "taken_back"))
+    next_swap(engine)
+    end = next_swap(engine, ("kept", "taken_back"))
     assert (end.outcome, end.running) == ("kept", same)
     assert engine._swap._before is None
 
@@ -240,7 +240,7 @@ class Trap:
 
 
 def pickled(folder: Path) -> str:
-    path = Path(copied(folder, config=lambda said: said.update(model_type="qwen2")))
+    path = Path(copied(folder, config=lambda settings: settings.update(model_type="qwen2")))
     (path / WEIGHTS).unlink()
     (path / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
     return str(path)
@@ -274,10 +274,14 @@ NORM = "model.layers.0.input_layernorm.weight"
 BAD: dict[str, tuple[Callable[[Path], str], str]] = {
     "nothing": (lambda folder: str(folder), "was not found: give a folder with config.json"),
     "empty": (lambda folder: str(folder.parent), "has no config.json"),
-    "no JSON": (lambda folder: copied(folder, config=lambda said: said.clear()), "configuration"),
+    "no JSON": (
+        lambda folder: copied(folder, config=lambda settings: settings.clear()),
+        "configuration",
+    ),
     "encoder": (
         lambda folder: copied(
-            folder, config=lambda said: said.update(model_type="t5", architectures=["T5Model"])
+            folder,
+            config=lambda settings: settings.update(model_type="t5", architectures=["T5Model"]),
         ),
         "encoder-decoder",
     ),
@@ -287,7 +291,9 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
     "pipe": (piped, "is not a regular file"),
     "vocabulary": (of_another_vocabulary, "have 128 and 4096 tokens"),
     "positions": (
-        lambda folder: copied(folder, config=lambda said: said.update(max_position_embeddings=64)),
+        lambda folder: copied(
+            folder, config=lambda settings: settings.update(max_position_embeddings=64)
+        ),
         "it has 64 positions",
     ),
 }
@@ -302,7 +308,7 @@ def test_an_unfit_draft_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, n
     runner = engine._swap._running.runner if engine._swap._running else None
     submit(engine, 2)
     engine.swap_draft(path)
-    end = told(engine)
+    end = next_swap(engine)
     assert (end.outcome, end.running) == ("refused", "demo")
     assert words in end.message
     assert path in end.message
@@ -345,7 +351,7 @@ def test_a_tokenizer_of_its_own_is_configured_not_swapped(tmp_path: Path) -> Non
         )
         engine = Engine(config)
         engine.swap_draft(new)
-        end = told(engine)
+        end = next_swap(engine)
         assert (end.outcome, end.running) == ("refused", running)
         assert f"{foreign!r} has a tokenizer of its own" in end.message
 
@@ -361,12 +367,12 @@ def test_another_shape_needs_room(tiny_target: str, tiny_draft: str, tmp_path: P
     plane = engine._cache.planes["draft"]
     engine.swap_draft(two)
     with patch.object(draft_swap, "device_limit", lambda *_: (1000, "cpu")):
-        end = told(engine)
+        end = next_swap(engine)
     assert end.outcome == "refused"
     assert "may be used on cpu" in end.message
     assert engine._cache.planes["draft"] is plane
     engine.swap_draft(two)
-    assert told(engine).outcome == "trial"
+    assert next_swap(engine).outcome == "trial"
     assert engine._cache.planes["draft"] is not plane
 
 

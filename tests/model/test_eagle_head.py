@@ -120,15 +120,15 @@ SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_file_of_another_shape_is_refused_by_its_tensor(what: str, tmp_path: Path) -> None:
-    spoil, said = SPOILED[what]
+    spoil, message = SPOILED[what]
     save(random_head(WORDS), tmp_path)
     spoiled = {key: each.contiguous() for key, each in spoil(random_head(WORDS)).items()}
     save_file(spoiled, tmp_path / "model.safetensors")
-    assert said in refusal(tmp_path)
+    assert message in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"architectures": ["Qwen3ForCausalLM"]}, "architectures in config.json"),
@@ -148,9 +148,9 @@ def test_a_file_of_another_shape_is_refused_by_its_tensor(what: str, tmp_path: P
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused_by_its_field(
-    config: dict[str, Any], said: str, tmp_path: Path
+    config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    assert said in refusal(save(random_head(WORDS), tmp_path, **config))
+    assert message in refusal(save(random_head(WORDS), tmp_path, **config))
 
 
 def test_a_wider_target_needs_embeddings_in_the_file(tmp_path: Path) -> None:

@@ -90,12 +90,12 @@ def test_the_number_of_layers_is_measured(tmp_path: Path, caplog: pytest.LogCapt
     assert "first 3 of 16 layers: acceptance 100 %" in caplog.text
 
 
-@pytest.mark.parametrize(("layers", "said"), [(3, "it has 3, and"), (40, "layers is 40")])
-def test_more_layers_than_the_target_has(layers: int, said: str, tiny_target: str) -> None:
+@pytest.mark.parametrize(("layers", "message"), [(3, "it has 3, and"), (40, "layers is 40")])
+def test_more_layers_than_the_target_has(layers: int, message: str, tiny_target: str) -> None:
     """Bad input: refused at start, naming the key."""
     proposer = {"kind": "self", "layers": layers}
     config = {"target": {"path": tiny_target}, "speculation": {"proposer": proposer}}
-    with pytest.raises(ModelError, match=said) as refused:
+    with pytest.raises(ModelError, match=message) as refused:
         load_pair(EngineConfig.model_validate({**config, "device": "cpu"}))
     assert "speculation.proposer.layers" in str(refused.value)
 

@@ -89,15 +89,15 @@ def test_given_step_costs_are_not_measured_again(config: EngineConfig, pair: Pai
     same; costs it does not understand, such as another version's, are measured again."""
     speculation = config.speculation.model_copy(update={"controller": AdaptiveConfig(k_max=3)})
     adaptive = config.model_copy(update={"speculation": speculation})
-    told, replies = b"", []
+    measured, replies = b"", []
     for given in (b"", b"first", b"\x80", b"\xff"):
-        engine = Engine(adaptive, pair=pair, measured=told if given == b"first" else given)
-        assert (engine.ready.measured == told) == (given == b"first")
-        told = told or engine.ready.measured
+        engine = Engine(adaptive, pair=pair, measured=measured if given == b"first" else given)
+        assert (engine.ready.measured == measured) == (given == b"first")
+        measured = measured or engine.ready.measured
         engine.add(Submit("a", [1, 2, 3], params(max_tokens=20), 0.0))
         replies.append([token for output in drain(engine)[0] for token in output.tokens])
     assert replies == replies[:1] * 4
-    assert len(told) > 100
+    assert len(measured) > 100
 
 
 def test_a_duplicate_id_is_refused_and_the_first_goes_on(config: EngineConfig, pair: Pair) -> None:
@@ -195,9 +195,9 @@ def test_an_output_tells_how_long_its_sequence_was_queued(config: EngineConfig, 
     for name, arrival in (("runs", now - 5), ("waits", now - 5), ("late", now + 900)):
         engine.add(Submit(name, [1, 2, 3], params(), arrival))
     items, _ = drain(engine)
-    told = [(o.id, o.queued) for o in items if o.queued is not None]
-    assert [name for name, _ in told] == ["runs", "waits", "late"]
-    (_, runs), (_, waits), (_, late) = told
+    queued = [(o.id, o.queued) for o in items if o.queued is not None]
+    assert [name for name, _ in queued] == ["runs", "waits", "late"]
+    (_, runs), (_, waits), (_, late) = queued
     assert 5 <= runs < waits < 900
     assert late == 0
 

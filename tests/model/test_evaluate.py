@@ -33,15 +33,15 @@ def test_the_whole_command(
         "--set", "cache.num_blocks=128", "--set", "device=cpu",
         "--json", "r.json",
     ])  # fmt: skip
-    said = capfd.readouterr()
-    assert code == 0, said.err
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
     [found] = json.loads(Path("r.json").read_text())["found"]
     assert found["texts_compared"] == found["texts_equal"] > 0
     assert {cell["concurrency"] for cell in found["cells"]} == {1, 2}
     modes = found["cells"][0]["modes"]
     assert "ngram + draft auto" in modes
     assert len(modes["draft K=4"]["rounds"][0]["acceptance"]) == 4
-    assert "foredraft tune" in said.out
+    assert "foredraft tune" in captured.out
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(
@@ -53,7 +53,7 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(
     (tmp_path / "p.txt").write_text("one\n")
     out = tmp_path / "r.json"
     assert main(["--prompts", str(tmp_path / "p.txt"), "--target", folder, "--json", str(out)]) == 2
-    said = capfd.readouterr().err
-    assert "foredraft evaluate: " in said.splitlines()[-1]
-    assert "Traceback" not in said
+    stderr = capfd.readouterr().err
+    assert "foredraft evaluate: " in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
     assert not out.exists()

@@ -71,8 +71,8 @@ def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> Runners:
 
 
 def _profile(target: ModelRunner, draft: ModelRunner | None, cache: KVCache) -> Profile:
-    said = {"target": {"path": "x"}, "schedule": {"max_sequences": CROWD}}
-    return profile_at_start(EngineConfig.model_validate(said), target, draft, cache, 200)
+    settings = {"target": {"path": "x"}, "schedule": {"max_sequences": CROWD}}
+    return profile_at_start(EngineConfig.model_validate(settings), target, draft, cache, 200)
 
 
 def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:

@@ -50,10 +50,10 @@ def test_a_draft_larger_than_its_target_is_taken_for_swapped(
 ) -> None:
     """Bad input: --target and --draft the other way round."""
     small, large = broken(tiny_draft, tmp_path / "t"), broken(tiny_target, tmp_path / "d")
-    said = refusal(small, large)
-    assert f"the draft model '{large}' has 0." in said
-    assert f"more than the target model '{small}' with 0." in said
-    assert said.endswith("are they swapped?")
+    message = refusal(small, large)
+    assert f"the draft model '{large}' has 0." in message
+    assert f"more than the target model '{small}' with 0." in message
+    assert message.endswith("are they swapped?")
     assert "swapped" not in refusal(large, small)  # refused for its unloadable weights
 
 
@@ -95,12 +95,12 @@ def test_unreadable_vocabularies_are_left_to_the_loader(
 
 def test_a_slow_dtype_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Law: a CPU without instructions for a dtype is reported; `auto` never takes that dtype."""
-    said = {"target": ModelConfig(dtype="float16"), "draft": DraftModelConfig()}
+    models = {"target": ModelConfig(dtype="float16"), "draft": DraftModelConfig()}
     with caplog.at_level(logging.WARNING):
-        warn_of_slow(said, "cuda", lambda name: False)  # type: ignore[arg-type]
-        warn_of_slow(said, "cpu", lambda name: True)  # type: ignore[arg-type]
+        warn_of_slow(models, "cuda", lambda name: False)  # type: ignore[arg-type]
+        warn_of_slow(models, "cpu", lambda name: True)  # type: ignore[arg-type]
         assert not caplog.messages
-        warn_of_slow(said, "cpu", lambda name: False)  # type: ignore[arg-type]
+        warn_of_slow(models, "cpu", lambda name: False)  # type: ignore[arg-type]
     assert len(caplog.messages) == 1
     assert "the target's dtype is 'float16', which is slow on this CPU" in caplog.messages[0]
     assert multiplies("float32")

@@ -40,13 +40,13 @@ def config(paths: tuple[str, str], k: int | str, **more: Any) -> EngineConfig:
         "controller": controller,
         "companions": [],
     }
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "target": {"path": paths[0]},
         "speculation": speculation,
         "device": "cpu",
     }
     cache = {"num_blocks": 512, **more.pop("cache", {})}
-    return EngineConfig.model_validate({**said, "cache": cache, **more})
+    return EngineConfig.model_validate({**settings, "cache": cache, **more})
 
 
 @pytest.fixture(scope="module")

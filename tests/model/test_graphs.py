@@ -190,9 +190,9 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     output, seqs = ours.forward(prompt), [sequence(0)]
     theirs.forward(prompt)
     for steps in (3, 2, 3, 1):
-        told = chained(ours, output, draws_of(draft), seqs, steps)
+        chains = chained(ours, output, draws_of(draft), seqs, steps)
         expected = stepwise(theirs, output.logits, seqs, steps)
-        assert read_chains(told.numpy(), len(seqs))[0] == expected
+        assert read_chains(chains.numpy(), len(seqs))[0] == expected
     assert recorder.recorded == 6 + 4 * 3
 
 
@@ -223,9 +223,9 @@ def test_uncaptured_attention_is_warmed_up(
     for name in ("reached", "recorded"):
         monkeypatch.setattr(Event, name, 0.0)
     ours._timer = DeviceTimer(Event)
-    for asked, rows in ((30, 30), (512, 36), (1, 1)):
+    for requested, rows in ((30, 30), (512, 36), (1, 1)):
         seen.clear()
-        ours.warm(asked, range(10, 20), BLOCK)
+        ours.warm(requested, range(10, 20), BLOCK)
         two = [(rows - 1, rows - 1), (1, 1)] if rows > 1 else [(1, 1)]
         assert seen == [[(1, 1)], [(rows, rows)], two]
     assert ours.seconds == 0.0
@@ -326,25 +326,25 @@ def test_an_engine_of_graphs_writes_the_reference_text(
         SamplingParams(seed=i, max_tokens=9, ignore_eos=True, **more)
         for i, more in enumerate(fields)
     ]
-    for i, asked in enumerate(params):
-        engine.add(Submit(str(i), PROMPT[: 5 + i], asked, 0.0))
+    for i, sampling_params in enumerate(params):
+        engine.add(Submit(str(i), PROMPT[: 5 + i], sampling_params, 0.0))
     found: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step().items:
             found.setdefault(output.id, []).extend(output.tokens)
     assert recorder.replayed > 0
     reference = Reference(target.path, tiny_eos)
-    for i, asked in enumerate(params):
-        assert found[str(i)] == reference.generate(PROMPT[: 5 + i], asked)[0]
+    for i, sampling_params in enumerate(params):
+        assert found[str(i)] == reference.generate(PROMPT[: 5 + i], sampling_params)[0]
 
 
 def test_a_device_by_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: with `device = "cuda:1"`, timing and capture used streams of the first device."""
-    asked: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     for name in ("cpu", "cuda", "cuda:1"):
         use_device(torch.device(name))
-    assert asked == [torch.device("cuda:1")]
+    assert devices == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -368,17 +368,17 @@ def test_a_synchronizing_function_is_named(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: torch's sync debug mode, set for one forward, finds it; other errors propagate."""
-    said, modes = "called a synchronizing CUDA operation", list[str]()
+    message, modes = "called a synchronizing CUDA operation", list[str]()
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
     def dynamic_frequency_update(*_given: object, **_named: object) -> torch.Tensor:
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
     assert waits_for_device(target) is None
     model = replace(target, logits=dynamic_frequency_update)
     assert waits_for_device(model) == "dynamic_frequency_update"
-    said = "out of memory"
-    with pytest.raises(RuntimeError, match=said):
+    message = "out of memory"
+    with pytest.raises(RuntimeError, match=message):
         waits_for_device(model)
     assert modes == ["error", "default"] * 3
 

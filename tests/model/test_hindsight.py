@@ -163,15 +163,15 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
 
 def test_judging_can_be_switched_off() -> None:
     """Law: guesses are the same without the rows that only serve to judge earlier positions."""
-    said = list[list[int]]()
+    guesses = list[list[int]]()
     for judges in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
         proposer = proposer_on(runner, judges=partial(bool, judges))
         seq = sequence("s", [4, 5, 6])
         go_on(seq, 5, fake, rng)
-        said += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
+        guesses += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
         assert bool(proposer.agreements) is judges
-    assert said[0] == said[1]
+    assert guesses[0] == guesses[1]
 
 
 def test_judging_changes_no_guess() -> None:

@@ -75,8 +75,10 @@ def test_its_start_imports_no_transformers() -> None:
         "load_pair(EngineConfig())\n"
         "print([m for m in ('transformers', 'torch._dynamo', 'sympy') if m in sys.modules])"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,9 @@ def test_absent_weights_are_not_invented(tiny_target: str, tmp_path: Path) -> No
 def test_weights_of_another_shape(tiny_target: str, tmp_path: Path) -> None:
     """Bug: the loader's own error points at "the above report", which no user sees."""
     folder = copy_of(tiny_target, tmp_path / "m", intermediate_size=64)
-    said = refusal(folder)
-    assert "9 weights whose shape contradicts" in said
-    assert "mlp.down_proj.weight: [48, 96] in the file, [48, 64] by the configuration" in said
+    message = refusal(folder)
+    assert "9 weights whose shape contradicts" in message
+    assert "mlp.down_proj.weight: [48, 96] in the file, [48, 64] by the configuration" in message
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers' own

@@ -112,7 +112,10 @@ def own_pair(tiny_target: str) -> Pair:
     return load_pair(config_for(tiny_target, "", "self", 3, {}))
 
 
-ALONE: dict[str, dict[str, object]] = {"cache": {"block_size": 4}, "who": {"companions": []}}
+ALONE: dict[str, dict[str, object]] = {
+    "cache": {"block_size": 4},
+    "speculation": {"companions": []},
+}
 
 
 def config_for(
@@ -142,7 +145,7 @@ def config_for(
                 "proposer": proposer,
                 "controller": controller,
                 "remembered_tokens": 4096 if drafter == "suffix" else 0,
-                **variant.get("who", {}),
+                **variant.get("speculation", {}),
             },
             "cache": cache | variant.get("cache", {}),
             "schedule": variant.get("schedule", {}),
@@ -265,11 +268,11 @@ def test_earlier_replies_change_no_text(
 ) -> None:
     """Law: the second run, when `suffix` has seen every reply, gives the same texts, and more of
     its guesses are accepted. On the clock here, further rows are free, so guesses pay."""
-    who: dict[str, dict[str, object]] = {
-        "who": {"companions": ["suffix"], "remembered_tokens": 10_000}
+    variant: dict[str, dict[str, object]] = {
+        "speculation": {"companions": ["suffix"], "remembered_tokens": 10_000}
     }
     ticks = map(float, count())
-    config = config_for(tiny_target, tiny_draft, drafter, k, who)
+    config = config_for(tiny_target, tiny_draft, drafter, k, variant)
     engine = Engine(config, pair=pair, clock=lambda: 1e-3 * next(ticks))
     kept = []
     for _ in range(2):

@@ -101,14 +101,14 @@ def compare(engine: Engine, alone: Replies) -> None:
 
 
 def noted(
-    told: dict[tuple[str, int], list[int]],
+    recorded: dict[tuple[str, int], list[int]],
     keep: Callable[[list[Chunk], list[Proposal]], list[Proposal]],
     chunks: list[Chunk],
     made: list[Proposal],
 ) -> list[Proposal]:
     """Record guesses by request and text length; return the proposals that `keep` keeps."""
     for (seq, *_), proposal in zip(chunks, made, strict=True):
-        told[seq.id, len(seq.tokens)] = proposal.tokens
+        recorded[seq.id, len(seq.tokens)] = proposal.tokens
     return keep(chunks, made)
 
 
@@ -118,15 +118,15 @@ def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) ->
     cached prefix."""
     guesses: list[dict[tuple[str, int], list[int]]] = []
     for drafter in ("draft_model", "branches"):
-        engine = Engine(config(drafter, 4, {"who": {"companions": []}}), pair=pair)
-        told: dict[tuple[str, int], list[int]] = {}
-        engine._allowance.keep = partial(noted, told, engine._allowance.keep)  # type: ignore[method-assign]
+        engine = Engine(config(drafter, 4, {"speculation": {"companions": []}}), pair=pair)
+        recorded: dict[tuple[str, int], list[int]] = {}
+        engine._allowance.keep = partial(noted, recorded, engine._allowance.keep)  # type: ignore[method-assign]
         for name in "ab":
             for seed in range(4):
                 params = SamplingParams(seed=seed, max_tokens=48, ignore_eos=True)
                 engine.add(Submit(f"{name}{seed}", PROMPTS[1], params, 0.0))
             list(run(engine))
-        guesses.append(told)
+        guesses.append(recorded)
     both = guesses[0].keys() & guesses[1].keys()
     assert len(guesses[1]) < len(guesses[0]) - 10
     assert len(both) > 50

@@ -264,20 +264,20 @@ def test_the_draft_is_not_asked_for_what_is_forced(
     params = SamplingParams(seed=1, max_tokens=60, grammar=grammar, provenance=provenance)
     engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
     submit_all(engine, PROMPT, {"mixed": params})
-    counts, sums, told = dict[str, int](), dict[str, tuple[int, int]](), Usage()
+    counts, sums, usage = dict[str, int](), dict[str, tuple[int, int]](), Usage()
     while engine.has_work:
         outputs = engine.step()
         for name, (proposed, accepted) in outputs.metrics.by_proposer.items():
             before = sums.get(name, (0, 0))
             sums[name] = before[0] + proposed, before[1] + accepted
         for output in outputs.items:
-            told.take([output], len(output.tokens), stopped=False)
+            usage.take([output], len(output.tokens), stopped=False)
             for name, count in output.sources or ():
                 counts[name] = counts.get(name, 0) + count
-    assert told.by_proposer == {name: own for name, own in sums.items() if own[0]}
+    assert usage.by_proposer == {name: own for name, own in sums.items() if own[0]}
     proposed, accepted = sums["grammar"]
     assert proposed >= accepted >= 4
-    assert (told.proposed, told.accepted) == tuple(map(sum, zip(*sums.values(), strict=True)))
+    assert (usage.proposed, usage.accepted) == tuple(map(sum, zip(*sums.values(), strict=True)))
     if provenance:
         assert counts["grammar"] == accepted
         assert counts.get("draft_model", 0) + counts["target"] >= 4
@@ -418,10 +418,10 @@ def test_a_prediction_under_a_grammar(
         "half": lambda tokens: [*tokens[: len(tokens) // 2], *PROMPT],
         "unlawful": lambda tokens: [(token + 7) % VOCAB for token in tokens],
     }
-    said = qualities[quality]
+    predict = qualities[quality]
     engine = Engine(config_for(*paths, "draft_model", k, {}), pair=pair)
     fields = {
-        name: msgspec.structs.replace(params, prediction=tuple(said(expected[name][0])))
+        name: msgspec.structs.replace(params, prediction=tuple(predict(expected[name][0])))
         for name, params in FIELDS.items()
     }
     submit_all(engine, PROMPT, fields)

@@ -164,8 +164,8 @@ def test_a_right_prediction_counts_in_closed_form(
     params = SamplingParams(seed=7, max_tokens=19, temperature=temperature, ignore_eos=True)
     text = reference.generate(PROMPT, params)[0]
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", k, {}), pair=pair)
-    asked = msgspec.structs.replace(params, prediction=tuple(text))
-    submit_all(engine, PROMPT, {"a": asked})
+    with_prediction = msgspec.structs.replace(params, prediction=tuple(text))
+    submit_all(engine, PROMPT, {"a": with_prediction})
     account = Account(engine)
     assert account.tokens["a"] == text
     rounds = math.ceil(19 / (k + 1))

@@ -76,13 +76,13 @@ def test_mixed_wishes_change_no_text(
     assert replies.tokens == expected
     assert engine.gauges().blocks_used == 0
     for name, params in fields.items():
-        last, said = replies.last[name], params.speculation
-        if said is not None and said.max_draft is not None:
-            assert last.proposed <= said.max_draft * last.rounds, name
+        last, speculation = replies.last[name], params.speculation
+        if speculation is not None and speculation.max_draft is not None:
+            assert last.proposed <= speculation.max_draft * last.rounds, name
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("speculation", "reason"),
     [
         (Speculation(max_draft=4), "speculation.max_draft is 4; allowed is 0 to 3"),
         (Speculation(max_draft=-1), "speculation.max_draft is -1"),
@@ -95,10 +95,10 @@ def test_mixed_wishes_change_no_text(
     ],
 )
 def test_the_engine_refuses_unavailable_speculation(
-    said: Speculation, reason: str, pair: Pair, tiny_target: str, tiny_draft: str
+    speculation: Speculation, reason: str, pair: Pair, tiny_target: str, tiny_draft: str
 ) -> None:
     engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", 3, {}), pair=pair)
-    submit_all(engine, PROMPT, {"a": SamplingParams(seed=1, max_tokens=4, speculation=said)})
+    submit_all(engine, PROMPT, {"a": SamplingParams(seed=1, max_tokens=4, speculation=speculation)})
     last = Replies(run(engine)).last["a"]
     assert last.finish == "error"
     assert reason in (last.error or "")

@@ -72,11 +72,11 @@ def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, head
     engine = Engine(config_for(tiny_target, heads, len(choices), choices=choices))
     kept = 0
     for prompt in PROMPTS:
-        wanted = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
-        found = steps_of(engine, prompt, 1 + sum(map(len, wanted)))
+        expected = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
+        found = steps_of(engine, prompt, 1 + sum(map(len, expected)))
         assert found[0] == found[0][:1]  # the prompt's step has no state to guess from yet
-        assert found[1:] == wanted
-        kept += sum(len(step) > 1 for step in wanted)
+        assert found[1:] == expected
+        kept += sum(len(step) > 1 for step in expected)
     assert kept > 3
 
 
@@ -184,11 +184,11 @@ class Recording:
     """Draws as `inner` does, and records what was requested."""
 
     def __init__(self, inner: Draws) -> None:
-        self.inner, self.asked = inner, list[Rows]()
+        self.inner, self.requested = inner, list[Rows]()
 
-    def draw(self, logits: Any, asked: list[Rows]) -> Any:
-        self.asked += asked
-        return self.inner.draw(logits, asked)
+    def draw(self, logits: Any, batch: list[Rows]) -> Any:
+        self.requested += batch
+        return self.inner.draw(logits, batch)
 
 
 def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> None:
@@ -198,6 +198,6 @@ def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> 
     recording = Recording(engine._acceptor._draws)
     engine._acceptor._draws = recording  # type: ignore[assignment]
     steps_of(engine, PROMPTS[0], LENGTH)
-    trees = [rows for rows in recording.asked if rows.size > 1]
+    trees = [rows for rows in recording.requested if rows.size > 1]
     assert trees
     assert all(len(rows.guesses) == rows.size - 1 for rows in trees)

@@ -46,8 +46,8 @@ def test_heads_are_computed_as_defined(blocks: int, tmp_path: Path) -> None:
     assert found.shape == (5, 3, VOCAB)
     for head in range(5):
         for row in range(3):
-            wanted = logits_of(weights, head, rows[row])
-            assert found[head, row] == pytest.approx(wanted, abs=1e-5)
+            expected = logits_of(weights, head, rows[row])
+            assert found[head, row] == pytest.approx(expected, abs=1e-5)
     few = load(tmp_path, most=2)
     assert few(rows) == pytest.approx(found[:2], abs=1e-5)
 
@@ -56,10 +56,10 @@ def test_pickled_weights_are_those_of_safetensors(tmp_path: Path) -> None:
     """Law: medusa_lm_head.pt is read if there is no safetensors file."""
     weights = random_heads(WORDS)
     save(weights, tmp_path)
-    rows, wanted = torch.randn(2, WIDTH), load(tmp_path)
+    rows, heads = torch.randn(2, WIDTH), load(tmp_path)
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     torch.save(weights, tmp_path / "medusa_lm_head.pt")
-    assert load(tmp_path)(rows) == pytest.approx(wanted(rows))
+    assert load(tmp_path)(rows) == pytest.approx(heads(rows))
 
 
 def test_new_heads_say_what_the_target_says(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_new_heads_say_what_the_target_says(tmp_path: Path) -> None:
     assert heads(rows)[1] == pytest.approx(rows @ WORDS.T, abs=1e-5)
     torch.nn.init.normal_(heads.mix)
     save_heads(heads, tmp_path, "base")
-    said = json.loads((tmp_path / "config.json").read_text())
-    assert said["medusa_num_heads"] == 2
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["medusa_num_heads"] == 2
     assert load(tmp_path).mix == pytest.approx(heads.mix.bfloat16().float())
 
 
@@ -101,10 +101,10 @@ SPOILED: dict[str, tuple[Callable[[Weights], Any], str]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_a_file_of_another_shape_is_refused_by_its_tensor(what: str, tmp_path: Path) -> None:
-    spoil, said = SPOILED[what]
+    spoil, message = SPOILED[what]
     save(random_heads(WORDS), tmp_path)
     save_file(spoil(random_heads(WORDS)), tmp_path / "medusa_lm_head.safetensors")
-    assert said in refusal(tmp_path)
+    assert message in refusal(tmp_path)
 
 
 def test_code_in_a_checkpoint_is_named_and_never_run(
@@ -121,7 +121,7 @@ def test_code_in_a_checkpoint_is_named_and_never_run(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "medusa_lm_head.pt cannot be read"),
         (pickle.dumps({"0.1.weight": 1}), "medusa_lm_head.pt cannot be read"),
@@ -133,7 +133,9 @@ def test_code_in_a_checkpoint_is_named_and_never_run(
         ({"0.1.weight": WORDS.to("meta")}, "tensor '0.1.weight' of medusa_lm_head.pt is not dense"),
     ],
 )
-def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_path: Path) -> None:
+def test_a_pickle_of_something_else_is_a_sentence(
+    content: Any, message: str, tmp_path: Path
+) -> None:
     """Bug: torch's own message was passed on, which advises to load the file with its code."""
     save(random_heads(WORDS), tmp_path)
     (tmp_path / "medusa_lm_head.safetensors").unlink()
@@ -142,12 +144,12 @@ def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_p
         file.write_bytes(content)
     else:
         torch.save(content, file)
-    assert said in (sentence := refusal(tmp_path))
+    assert message in (sentence := refusal(tmp_path))
     assert "weights_only" not in sentence
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("{", "not valid JSON"),
         pytest.param("[" * 200_000, "not valid JSON", id="deep"),
@@ -157,11 +159,11 @@ def test_a_pickle_of_something_else_is_a_sentence(content: Any, said: str, tmp_p
     ],
 )
 def test_a_configuration_of_something_else_is_refused(
-    config: str, said: str, tmp_path: Path
+    config: str, message: str, tmp_path: Path
 ) -> None:
     save(random_heads(WORDS), tmp_path)
     (tmp_path / "config.json").write_text(config)
-    assert said in refusal(tmp_path)
+    assert message in refusal(tmp_path)
 
 
 def test_missing_heads_are_refused(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_missing_heads_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "message"),
     [
         ([], "there must be a path"),
         ([[]], "not a list of ranks"),
@@ -187,8 +189,8 @@ def test_missing_heads_are_refused(tmp_path: Path) -> None:
         ([0], "choices"),
     ],
 )
-def test_choices_that_are_no_tree_are_refused(choices: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_choices_that_are_no_tree_are_refused(choices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MedusaConfig.model_validate({"kind": "medusa", "choices": choices})
 
 

@@ -107,9 +107,9 @@ def params(i: int, **fields: Any) -> SamplingParams:
     return SamplingParams(**settings)
 
 
-def told(engine: Engine, asked: list[SamplingParams]) -> list[tuple[list[Output], Any]]:
+def steps_of(engine: Engine, requests: list[SamplingParams]) -> list[tuple[list[Output], Any]]:
     """Return every step's outputs and counts, without durations."""
-    for i, fields in enumerate(asked):
+    for i, fields in enumerate(requests):
         engine.add(Submit(str(i), PROMPT[: 5 + i], fields, 0.0))
     steps = []
     while engine.has_work:
@@ -165,16 +165,16 @@ class Counted:
 def test_every_step_is_the_same(make: MakeEngine, k: int, twin: bool) -> None:
     """Law: texts, endings and counts do not show which path a step took. Covers prompts of several
     lengths, temperatures, and drafts that are right, wrong or end early."""
-    asked = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]
+    requests = [params(i, ignore_eos=i != 2, stop_token_ids=STOPS) for i in range(4)]
     ours, theirs = (make(k, usual=usual, twin=twin) for usual in (True, False))
     counted = Counted(ours)
-    mine, other = told(ours, asked), told(theirs, asked)
-    found, expected = (list(map(logprobs_in, each)) for each in (mine, other))
+    steps, other = steps_of(ours, requests), steps_of(theirs, requests)
+    found, expected = (list(map(logprobs_in, each)) for each in (steps, other))
     assert found == [pytest.approx(each, abs=1e-5) for each in expected]
-    assert [without_logprobs(step) for step in mine] == [without_logprobs(step) for step in other]
+    assert [without_logprobs(step) for step in steps] == [without_logprobs(step) for step in other]
     assert counted.once > counted.other
-    assert any(metrics.num_accepted for _, metrics in mine)
-    assert k == 1 or any(any(metrics.k_counts[1:k]) for _, metrics in mine)  # ended early
+    assert any(metrics.num_accepted for _, metrics in steps)
+    assert k == 1 or any(any(metrics.k_counts[1:k]) for _, metrics in steps)  # ended early
 
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -201,15 +201,15 @@ def test_no_field_makes_the_host_wait_in_between(
     """Law: steps take the single-wait path whether all sequences set a field, or some, or none, and
     equal the ordinary path, guess by guess and log-probability by log-probability."""
     fields = [FIELDS[name] if everybody or i % 2 else {} for i in range(4)]
-    asked = [params(i, **{"max_tokens": 14, **more}) for i, more in enumerate(fields)]
+    requests = [params(i, **{"max_tokens": 14, **more}) for i, more in enumerate(fields)]
     ours, theirs = (make(3, usual=usual, twin=twin) for usual in (True, False))
     counted = Counted(ours)
-    mine, other = told(ours, asked), told(theirs, asked)
-    found, expected = (list(map(logprobs_in, each)) for each in (mine, other))
+    steps, other = steps_of(ours, requests), steps_of(theirs, requests)
+    found, expected = (list(map(logprobs_in, each)) for each in (steps, other))
     assert found == [pytest.approx(each, abs=1e-5) for each in expected]
-    assert [without_logprobs(step) for step in mine] == [without_logprobs(step) for step in other]
+    assert [without_logprobs(step) for step in steps] == [without_logprobs(step) for step in other]
     assert counted.once > counted.other  # near the end of a text, K differs by sequence
-    assert any(metrics.num_accepted for _, metrics in mine)
+    assert any(metrics.num_accepted for _, metrics in steps)
 
 
 def test_it_is_lossless(make: MakeEngine, tiny_target: str, tiny_eos: list[int]) -> None:
@@ -217,11 +217,11 @@ def test_it_is_lossless(make: MakeEngine, tiny_target: str, tiny_eos: list[int])
     reference = Reference(tiny_target, tiny_eos)
     for k, twin in ((4, True), (2, False), (0, False)):
         engine = make(k, twin=twin)
-        for name, asked in ALL_FIELDS.items():
-            engine.add(Submit(name, PROMPT, asked, 0.0))
+        for name, sampling_params in ALL_FIELDS.items():
+            engine.add(Submit(name, PROMPT, sampling_params, 0.0))
         replies = Replies(run(engine))
-        for name, asked in ALL_FIELDS.items():
-            tokens, logprobs = reference.generate(PROMPT, asked)
+        for name, sampling_params in ALL_FIELDS.items():
+            tokens, logprobs = reference.generate(PROMPT, sampling_params)
             assert replies.tokens[name] == tokens, name
             if name in replies.logprobs:
                 assert replies.logprobs[name] == pytest.approx(logprobs, abs=1e-4), name
@@ -236,10 +236,10 @@ MIXED: list[dict[str, Any]] = [
 
 def test_requests_that_need_the_host_take_the_ordinary_path(make: MakeEngine) -> None:
     """Law: the whole step takes the ordinary path then, with the same texts and counts."""
-    asked = [params(i, **{"max_tokens": 4 + 3 * i, **fields}) for i, fields in enumerate(MIXED)]
+    requests = [params(i, **{"max_tokens": 4 + 3 * i, **fields}) for i, fields in enumerate(MIXED)]
     ours, theirs = make(3), make(3, usual=False)
     counted = Counted(ours)
-    assert told(ours, asked) == told(theirs, asked)
+    assert steps_of(ours, requests) == steps_of(theirs, requests)
     assert counted.other > 0
 
 
@@ -250,24 +250,24 @@ def test_beside_prompts_in_a_small_pool(make: MakeEngine) -> None:
         "schedule": {"max_step_tokens": 12, "max_sequences": 4},
         "cache": {"block_size": BLOCK, "num_blocks": 14},
     }
-    asked = [params(i, max_tokens=14, ignore_eos=True) for i in range(5)]
+    requests = [params(i, max_tokens=14, ignore_eos=True) for i in range(5)]
     ours, theirs = make(2, **more), make(2, usual=False, **more)
     counted = Counted(ours)
-    mine = told(ours, asked)
-    assert mine == told(theirs, asked)
+    steps = steps_of(ours, requests)
+    assert steps == steps_of(theirs, requests)
     assert counted.once > 0
-    assert sum(step[1].preemptions for step in mine) > 0
+    assert sum(step[1].preemptions for step in steps) > 0
 
 
 def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
     """Law: whatever K it chooses, the text is that of plain decoding, and it keeps learning."""
-    asked = [params(i, max_tokens=24, ignore_eos=True) for i in range(2)]
+    requests = [params(i, max_tokens=24, ignore_eos=True) for i in range(2)]
     controller = {"kind": "adaptive", "k_max": 4}
     proposer = {"path": make().ready.target}
     engine = make(twin=True, speculation={"proposer": proposer, "controller": controller})
     counted = Counted(engine)
     texts = []
-    for steps in (told(engine, asked), told(make(0), asked)):
+    for steps in (steps_of(engine, requests), steps_of(make(0), requests)):
         found: dict[str, list[int]] = {}
         for items, _ in steps:
             for item in items:
@@ -301,19 +301,21 @@ def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) ->
     """Law: guesses by look-up are verified in the same forward as those of the draft, and no output
     shows which path the step took."""
     prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
-    asked = [params(i, temperature=0.0, max_tokens=60, ignore_eos=True, **fields) for i in range(3)]
+    requests = [
+        params(i, temperature=0.0, max_tokens=60, ignore_eos=True, **fields) for i in range(3)
+    ]
 
     def steps(engine: Engine) -> tuple[list[list[Output]], Counted | None]:
         counted = Counted(engine) if engine._rounds._one_wait else None
-        for i, (prompt, fields) in enumerate(zip(prompts, asked, strict=True)):
+        for i, (prompt, fields) in enumerate(zip(prompts, requests, strict=True)):
             engine.add(Submit(str(i), prompt, fields, 0.0))
         found = []
         while engine.has_work:
             found.append(untimed(engine.step().items))
         return found, counted
 
-    mine, counted = steps(make(4, companions=["ngram"]))
-    assert mine == steps(make(4, usual=False, companions=["ngram"]))[0]
+    outputs, counted = steps(make(4, companions=["ngram"]))
+    assert outputs == steps(make(4, usual=False, companions=["ngram"]))[0]
     assert counted is not None
     assert counted.looked_up > 0
 
@@ -325,15 +327,15 @@ def test_outcomes_are_reported_once_a_step(make: MakeEngine, usual: bool) -> Non
     engine, listener = make(3, usual=usual, twin=True), Listener()
     engine._proposer._learners.append(listener)
     engine._proposer.learns = True
-    asked = [params(i, ignore_eos=True) for i in range(3)]
-    steps = told(engine, asked)
+    requests = [params(i, ignore_eos=True) for i in range(3)]
+    steps = steps_of(engine, requests)
     assert len(listener.outcomes) == len(steps)
     texts: dict[str, list[int]] = {}
     for own in (own for heard in listener.outcomes for own in heard):
         texts.setdefault(own.seq.id, []).extend(own.tokens)
         assert len(own.drawn) == 1 + len(own.proposal)
-        said = [own.drawn[1 + node] for node in (-1, *own.path)]
-        assert said[: len(own.tokens)] == own.tokens
+        tokens = [own.drawn[1 + node] for node in (-1, *own.path)]
+        assert tokens[: len(own.tokens)] == own.tokens
     outputs = [item for items, _ in steps for item in items]
     assert texts == {
         str(i): [t for o in outputs if o.id == str(i) for t in o.tokens] for i in range(3)

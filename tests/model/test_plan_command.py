@@ -23,9 +23,9 @@ ON_FOUR = [*PAIR, "--device", "h100-sxm", "--devices", "4"]
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -34,12 +34,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         code: object = main(arguments)
     except SystemExit as ended:  # raised by argparse
         code = ended.code
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 2
-    assert said.out == ""
-    assert said.err.startswith("foredraft plan: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    assert captured.out == ""
+    assert captured.err.startswith("foredraft plan: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
 
 
 def test_card(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,8 +148,8 @@ def test_a_models_own_files_are_not_written_over(
     config = tmp_path / "config.json"
     config.write_text("{}")
     for target in (config, tmp_path):
-        asked = ["--target", str(target), "--device", "l4", "--json", str(config)]
-        assert main(asked) == 2
+        arguments = ["--target", str(target), "--device", "l4", "--json", str(config)]
+        assert main(arguments) == 2
         assert "which is read" in capsys.readouterr().err
     assert config.read_text() == "{}"
 
@@ -172,13 +172,13 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     """Law: every preset and every device has its line."""
-    said = printed(capsys, "--list")
+    stdout = printed(capsys, "--list")
     for name in [*PRESETS, "demo", *DEVICES]:
-        assert f"{name}:" in said
+        assert f"{name}:" in stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "say which model with --target"),
         ([*PAIR, "--device", "abacus"], "invalid choice: 'abacus' (choose from"),
@@ -211,11 +211,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Law: exit code 2, one line on stderr with the given value and the allowed ones, nothing on
     stdout."""
-    assert said in refused(capsys, *arguments)
+    assert message in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -225,8 +225,8 @@ def test_a_pipe_is_refused_and_not_waited_for(
     """Bug: `plan --target PIPE` waited for a writer of the pipe."""
     os.mkfifo(tmp_path / "config.json")
     name = str(tmp_path if inside else tmp_path / "config.json")
-    said = refused(capsys, "--target", name, "--device", "h100-sxm")
-    assert "config.json" in said
+    message = refused(capsys, "--target", name, "--device", "h100-sxm")
+    assert "config.json" in message
 
 
 def test_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +235,6 @@ def test_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(consoles) == 1
     for command, output in consoles:
         words = shlex.split(command)
-        said = printed(capsys, *words[2 : words.index("|") if "|" in words else None])
+        stdout = printed(capsys, *words[2 : words.index("|") if "|" in words else None])
         lines = int(words[-1].lstrip("-")) if words[-2] == "head" else None
-        assert output.splitlines() == said.splitlines()[:lines]
+        assert output.splitlines() == stdout.splitlines()[:lines]

@@ -126,7 +126,7 @@ def test_a_multimodal_config_gives_its_text_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model_type": "gpt2"}, "of the family gpt2; plan knows deepseek_v2, "),
         ({"vocab_size": None}, "Validation error for field 'vocab_size'"),
@@ -140,11 +140,13 @@ def test_a_multimodal_config_gives_its_text_model(tmp_path: Path) -> None:
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "`layer_types`"),
     ],
 )
-def test_unreadable_configs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unreadable_configs_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     """Law: the refusal is one sentence with the key."""
     with pytest.raises(ModelError) as refused:
         read(tmp_path, SMALL | change)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

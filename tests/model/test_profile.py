@@ -196,8 +196,8 @@ def _profile(
     block_size: int = 16,
     **schedule: Any,
 ) -> Profile:
-    said = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
-    config = EngineConfig.model_validate(said)
+    settings = {"target": {"path": "x"}, "schedule": schedule, "speculation": speculation or {}}
+    config = EngineConfig.model_validate(settings)
     runner = cast(ModelRunner, timed or _Timed())
     drafter = cast(ModelRunner, draft) if draft else runner
     return profile_at_start(config, runner, drafter, cast(KVCache, _Cache(block_size)), longest)
@@ -271,11 +271,11 @@ def test_every_row_is_another_token() -> None:
             super().forward(segments)
             tokens = [token for segment in segments for token in segment.tokens]
             assert len(set(tokens)) == min(len(tokens), 100)
-            told.append(tokens[0])
+            first_tokens.append(tokens[0])
 
-    told: list[int] = []
+    first_tokens: list[int] = []
     _profile(timed=Reading(), max_sequences=16)
-    assert len(set(told)) > 50
+    assert len(set(first_tokens)) > 50
 
 
 def test_batches_are_measured_up_to_the_longest_proposals() -> None:

@@ -130,9 +130,9 @@ def test_settings_for_torchao(
     device = on_cuda(monkeypatch, (9, 0))
     found = quantization_arguments(kind, device, torch.bfloat16, "a model", None)
     assert found["device_map"] == {"": "cuda:1"}
-    asked = found["quantization_config"].quant_type
-    assert not asked.set_inductor_config
-    assert {name: getattr(asked, name) for name in fields} == fields
+    quant_type = found["quantization_config"].quant_type
+    assert not quant_type.set_inductor_config
+    assert {name: getattr(quant_type, name) for name in fields} == fields
     assert found["quantization_config"].to_dict()["quant_method"] == "torchao"
 
 

@@ -44,7 +44,7 @@ def config(target: str, draft: str, trace: Path, controller: dict[str, Any]) -> 
 
 def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
     """Serve four requests, two of which arrive later; return their outputs by id."""
-    said: dict[str, list[Output]] = {}
+    replies: dict[str, list[Output]] = {}
     waiting = list(enumerate(LENGTHS))
     for step in range(200):
         while waiting and (len(waiting) > 2 or step >= 6):
@@ -54,8 +54,8 @@ def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
         if not engine.has_work:
             break
         for output in engine.step().items:
-            said.setdefault(output.id, []).append(output)
-    return said
+            replies.setdefault(output.id, []).append(output)
+    return replies
 
 
 def record(
@@ -63,8 +63,8 @@ def record(
 ) -> tuple[Trace, dict[str, list[Output]]]:
     # Every step takes equally long, so guesses pay; on a busy machine none might be made.
     engine = Engine(config(target, draft, path, controller), clock=count(0.0, 1e-4).__next__)
-    said = serve(engine, temperature)
-    return read_trace(path), said
+    replies = serve(engine, temperature)
+    return read_trace(path), replies
 
 
 def test_a_trace_gives_the_controller_no_extra_records(
@@ -93,16 +93,16 @@ def test_recorded_choices_give_the_recorded_lengths(
     controller: dict[str, Any], temperature: float, tiny_target: str, tiny_draft: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    trace, said = record(tiny_target, tiny_draft, tmp_path / "t", controller, temperature)
-    told = recorded(trace)
-    generated = sum(len(output.tokens) for outputs in said.values() for output in outputs)
-    assert told.tokens == generated
-    assert check(told)[2] == 0
-    player = Repeat(told)
-    steps = list(player.play(told.workload()))
+    trace, replies = record(tiny_target, tiny_draft, tmp_path / "t", controller, temperature)
+    recording = recorded(trace)
+    generated = sum(len(output.tokens) for outputs in replies.values() for output in outputs)
+    assert recording.tokens == generated
+    assert check(recording)[2] == 0
+    player = Repeat(recording)
+    steps = list(player.play(recording.workload()))
     assert player.other == 0
     assert sum(step.tokens for step in steps) == generated
-    ends = [outputs[-1] for outputs in said.values()]
+    ends = [outputs[-1] for outputs in replies.values()]
     accepted = sum(part.accepted for step in steps for part in step.parts)
     assert accepted == sum(end.accepted for end in ends)
 
@@ -113,10 +113,10 @@ def test_a_recording_under_load_is_repeated(
 ) -> None:
     """Law: with prompts chunked between guesses, arrivals as others leave, and K not chosen by the
     controller. Bug: a replay gave guesses no share of the step, so prompts ended earlier."""
-    said = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
+    base = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
     schedule = ScheduleConfig(max_sequences=4, max_step_tokens=24)
     clock = TurnClock()
-    engine = Engine(said.model_copy(update={"schedule": schedule}), clock=clock)
+    engine = Engine(base.model_copy(update={"schedule": schedule}), clock=clock)
     requests = [
         Submit(
             f"{i}",
@@ -133,10 +133,10 @@ def test_a_recording_under_load_is_repeated(
     else:
         session.play(math.inf)
     trace = read_trace(tmp_path / "t")
-    told = recorded(trace)
-    assert check(told)[2] == 0
-    player = Repeat(told)
-    steps = list(player.play(told.workload()))
+    recording = recorded(trace)
+    assert check(recording)[2] == 0
+    player = Repeat(recording)
+    steps = list(player.play(recording.workload()))
     assert player.other == 0
     assert len(steps) == len(trace.steps)
     if explore:
@@ -147,11 +147,11 @@ def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_p
     """Law: recorded at K = 5, where all but the last positions have an outcome, and replayed at K =
     2, it accepts what the engine at K = 2 does, except where nothing was guessed."""
     trace, _ = record(tiny_target, tiny_draft, tmp_path / "a", {"kind": "fixed", "k": 5})
-    _, said = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
-    accepted = sum(outputs[-1].accepted for outputs in said.values())
-    told = recorded(trace)
-    missing = (1 - told.known) * told.tokens
-    played = play(told, [], k_max=5, charge=0.0)
+    _, replies = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
+    accepted = sum(outputs[-1].accepted for outputs in replies.values())
+    recording = recorded(trace)
+    missing = (1 - recording.known) * recording.tokens
+    played = play(recording, [], k_max=5, charge=0.0)
     assert played.fixed[2].accepted == pytest.approx(accepted, abs=missing + 1)
 
 
@@ -164,19 +164,19 @@ def test_no_text_is_recorded(tiny_target: str, tiny_draft: str, tmp_path: Path) 
     assert tiny_draft not in text
 
 
-def texts(said: dict[str, list[Output]]) -> dict[str, list[int]]:
+def texts(replies: dict[str, list[Output]]) -> dict[str, list[int]]:
     return {
-        name: [t for output in outputs for t in output.tokens] for name, outputs in said.items()
+        name: [t for output in outputs for t in output.tokens] for name, outputs in replies.items()
     }
 
 
 def test_a_recording_changes_no_token(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
     controller = {"kind": "fixed", "k": 3}
-    _, said = record(tiny_target, tiny_draft, tmp_path / "t", controller, 1.0)
+    _, replies = record(tiny_target, tiny_draft, tmp_path / "t", controller, 1.0)
     plain = config(tiny_target, tiny_draft, tmp_path / "t", controller).model_dump()
     plain["speculation"]["trace"] = None
     again = serve(Engine(EngineConfig.model_validate(plain)), 1.0)
-    assert texts(said) == texts(again)
+    assert texts(replies) == texts(again)
 
 
 def test_a_trace_that_cannot_be_written_is_a_sentence_at_start(

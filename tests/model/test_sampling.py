@@ -216,8 +216,8 @@ def test_many_rows_are_scored_piece_by_piece(monkeypatch: pytest.MonkeyPatch) ->
     """Law: scoring a long echoed prompt in pieces ranks few rows at once, with equal results."""
     torch.manual_seed(11)
     logits = torch.randn(40, 30)
-    asked = (list(range(40)), [3] * 40, [i % 5 for i in range(40)])
-    whole = token_logprobs(logits, *asked)
+    arguments = (list(range(40)), [3] * 40, [i % 5 for i in range(40)])
+    whole = token_logprobs(logits, *arguments)
     monkeypatch.setattr("engine.sampling.logprobs.ELEMENTS_AT_ONCE", 7 * 30)
-    assert token_logprobs(logits, *asked) == whole
+    assert token_logprobs(logits, *arguments) == whole
     assert token_logprobs(logits, [], [], []) == []

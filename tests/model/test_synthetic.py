@@ -150,8 +150,8 @@ def test_what_cannot_be_honoured_is_one_sentence_and_exit_code_2(
     except SystemExit as ended:  # raised by argparse
         code = ended.code
     assert code == 2
-    said = capsys.readouterr()
-    assert sentence in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
     assert list(tmp_path.iterdir()) == []

@@ -278,8 +278,8 @@ def test_a_family_is_known_by_its_template(family: str, tmp_path: Path) -> None:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, shown=shown)
     hidden = [marker.text for marker in format.markers if marker.special]
     parser = format.form.reader(dict(functions), hidden=hidden)
-    told = read(parser, [*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
-    assert told == ("", "", [("a", ROME), ("b", "{}")][: 1 + many])
+    parsed = read(parser, [*(detokenizer.push([i]) for i in ids), detokenizer.flush()])
+    assert parsed == ("", "", [("a", ROME), ("b", "{}")][: 1 + many])
 
 
 def accepted(grammar: Grammar, vocabulary: LLTokenizer, tokenizer: Tokenizer, text: str) -> bool:
@@ -301,9 +301,9 @@ def test_a_conversation_with_calls_fits_the_template(family: str, tmp_path: Path
     ]
     with pytest.raises(ChatTemplateError):
         tokenizer.render(turns)
-    told = found(tokenizer).for_template(turns)
-    assert ROME in tokenizer.render(told)
-    assert told[0]["tool_calls"][0]["id"] == told[1]["tool_call_id"]
+    messages = found(tokenizer).for_template(turns)
+    assert ROME in tokenizer.render(messages)
+    assert messages[0]["tool_calls"][0]["id"] == messages[1]["tool_call_id"]
 
 
 # Template, variables, replies that the grammar `yes|no` allows, and replies it forbids.

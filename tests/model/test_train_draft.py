@@ -55,9 +55,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def figures(said: str) -> list[float]:
+def figures(stdout: str) -> list[float]:
     """Return agreement before and after, at temperatures 0 and 1, from the table's last row."""
-    row = said.splitlines()[-2].split()
+    row = stdout.splitlines()[-2].split()
     return [float(figure) for figure in row[-4:]]
 
 
@@ -72,15 +72,15 @@ def config(target: str, draft: str, **speculation: Any) -> EngineConfig:
 
 def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], int]:
     """Return the replies and the number of accepted guesses."""
-    said, right = [list[int]() for _ in prompts], 0
+    replies, right = [list[int]() for _ in prompts], 0
     for i, prompt in enumerate(prompts):
         params = SamplingParams(seed=i, max_tokens=40, temperature=1.0, ignore_eos=True)
         engine.add(Submit(str(i), prompt, params, 0.0))
     while engine.has_work:
         for output in engine.step().items:
-            said[int(output.id)] += output.tokens
+            replies[int(output.id)] += output.tokens
             right += output.accepted or 0 if output.finish else 0
-    return said, right
+    return replies, right
 
 
 def test_a_draft_agrees_more_often_and_serves_as_one(
@@ -90,11 +90,11 @@ def test_a_draft_agrees_more_often_and_serves_as_one(
     engine, and no text depends on it."""
     output = tmp_path / "mine"
     assert program.main(words(pair, text, output, "--steps", "40")) == 0
-    said = capsys.readouterr().out
-    old_greedy, greedy, old_sampled, sampled = figures(said)
+    stdout = capsys.readouterr().out
+    old_greedy, greedy, old_sampled, sampled = figures(stdout)
     assert greedy > old_greedy + 0.05
     assert sampled > old_sampled + 0.03
-    assert f"foredraft serve --target {pair[0]} --draft {output}" in said
+    assert f"foredraft serve --target {pair[0]} --draft {output}" in stdout
     assert not output.with_name("mine.training").exists()
     prompts = [list(range(20 + i, 60 + i)) for i in range(6)]
     replies, right = play(Engine(config(pair[0], str(output))), prompts)
@@ -139,8 +139,8 @@ def test_a_new_small_llama_fits_the_target(
     output = tmp_path / "new"
     new = ["--layers", "2", "--width", "64", "--steps", "2"]
     assert program.main(words(pair, text, output, *new)) == 0
-    said = json.loads((output / "config.json").read_text())
-    assert (said["num_hidden_layers"], said["hidden_size"]) == (2, 64)
+    settings = json.loads((output / "config.json").read_text())
+    assert (settings["num_hidden_layers"], settings["hidden_size"]) == (2, 64)
     play(Engine(config(pair[0], str(output))), [[20, 21, 22]])
 
 
@@ -285,12 +285,12 @@ def test_a_mistake_is_one_sentence(
         tiny.save(tiny.draft_of(tiny.llama()), other)
     places = {"SHORT": short, "EMPTY": empty, "TEXT": text, "THERE": there, "OTHER": other}
     given = {"--target": pair[0], "--draft": pair[1], "--output": str(tmp_path / "mine")}
-    said = [str(places.get(word, word)) for word in more]
-    if "org/other" in said:
+    arguments = [str(places.get(word, word)) for word in more]
+    if "org/other" in arguments:
         del given["--draft"]
-    usual = [word for pair_ in given.items() if pair_[0] not in said for word in pair_]
+    usual = [word for pair_ in given.items() if pair_[0] not in arguments for word in pair_]
     try:
-        code: object = program.main([*usual, *said, *POLITE])
+        code: object = program.main([*usual, *arguments, *POLITE])
     except SystemExit as ended:
         code = ended.code
     assert code == 2
@@ -430,5 +430,5 @@ def test_with_steps_no_clock_decides_what_is_learnt(
 
 def test_agreement_that_looks_the_same_did_not_change() -> None:
     parsed = program.build_parser().parse_args(["--output", "mine"])
-    for new, said in ((0.1242, "did not change"), (0.2, "rose"), (0.1, "fell")):
-        assert f"text {said}, 0.124 to" in program.sentence(parsed, (0, 0.1241), (0, new), Run(1))
+    for new, change in ((0.1242, "did not change"), (0.2, "rose"), (0.1, "fell")):
+        assert f"text {change}, 0.124 to" in program.sentence(parsed, (0, 0.1241), (0, new), Run(1))

@@ -65,14 +65,14 @@ def test_a_head_guesses_more_and_is_served(
     monkeypatch.setattr(program, "RATE", 1.0)  # a random target is far from any starting point
     assert program.main(words(target, text, output, "--steps", "60", "--vocabulary", "250")) == 0
     assert sum(losses[-5:]) < sum(losses[:5]) - 5 * 0.02
-    said = capsys.readouterr().out
-    rows = [line.split()[2:] for line in said.splitlines() if line.startswith("guess ")]
+    stdout = capsys.readouterr().out
+    rows = [line.split()[2:] for line in stdout.splitlines() if line.startswith("guess ")]
     assert len(rows) == 3
     for figures in rows:
         old, new, old_sampled, sampled = map(float, figures)
         assert new > old + 0.02
         assert sampled > old_sampled + 0.05
-    assert f"--set speculation.proposer.path={output}" in said
+    assert f"--set speculation.proposer.path={output}" in stdout
     tensors = load_file(output / "model.safetensors")
     assert tensors.keys() == eagle.random_head(torch.zeros(96, 48)).keys()
     config = json.loads((output / "config.json").read_text())
@@ -107,8 +107,8 @@ def test_training_logits_equal_serving_logits(
     assert len(found) == 4
     for depth, offered in enumerate(found):
         for row, at in ((0, 0), (0, 5), (1, 7)):
-            said = ids[row].tolist()
-            expected = slow.logits(said[: at + 2], said[at + 2 : at + 2 + depth])
+            tokens = ids[row].tolist()
+            expected = slow.logits(tokens[: at + 2], tokens[at + 2 : at + 2 + depth])
             torch.testing.assert_close(offered[row, at], expected, atol=2e-3, rtol=1e-3)
 
 
@@ -194,7 +194,7 @@ def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--depth", "0"], "--depth"),
         (["--vocabulary", "9999"], "--vocabulary is 9999; the target has"),
@@ -204,7 +204,7 @@ def test_targets_that_can_have_no_head_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_a_sentence(
-    more: list[str], said: str, target: str, text: Path, tmp_path: Path,
+    more: list[str], message: str, target: str, text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Law: exit code 2, and no file remains."""
@@ -215,5 +215,5 @@ def test_mistakes_are_a_sentence(
     except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("head*"))

@@ -48,15 +48,15 @@ def test_heads_see_further_and_are_served(
     format, which an engine loads and guesses with, and has the file permissions of config.json."""
     output = tmp_path / "heads"
     assert program.main(words(target, text, output, "--steps", "60")) == 0
-    said = capsys.readouterr().out
-    rows = [line.split() for line in said.splitlines() if line.startswith("head ")]
+    stdout = capsys.readouterr().out
+    rows = [line.split() for line in stdout.splitlines() if line.startswith("head ")]
     assert len(rows) == 2
     for _, _, *figures in rows:
         old, new, old_five, new_five = map(float, figures)
         assert new > old + 0.01
         assert new_five > old_five
         assert new_five >= new
-    assert f"--set speculation.proposer.path={output}" in said
+    assert f"--set speculation.proposer.path={output}" in stdout
     tensors = load_file(output / "medusa_lm_head.safetensors")
     assert len({file.stat().st_mode for file in output.iterdir()}) == 1
     assert set(tensors) == {
@@ -90,13 +90,13 @@ def test_a_head_learns_the_token_that_it_will_guess() -> None:
     samples the next one itself; rows do not affect each other."""
     model = tiny_text.target()
     ids = torch.arange(14).view(2, 7)
-    hidden, places, said = examples(model, ids, 2)
+    hidden, places, logits = examples(model, ids, 2)
     assert hidden.shape == (8, model.config.hidden_size)
     assert ids.flatten()[places + 1].tolist() == [
         [2, 3, 4, 5, 9, 10, 11, 12],
         [3, 4, 5, 6, 10, 11, 12, 13],
     ]
-    assert torch.equal(said, model(ids, use_cache=False).logits.flatten(0, 1))
+    assert torch.equal(logits, model(ids, use_cache=False).logits.flatten(0, 1))
 
 
 def test_nothing_is_learnt_where_nothing_counts() -> None:
@@ -107,11 +107,11 @@ def test_nothing_is_learnt_where_nothing_counts() -> None:
     counted = torch.zeros_like(ids, dtype=torch.bool)
     assert follow(model, heads, ids, counted) == 0
     counted[0, 3] = True  # head 0 at 2, head 1 at 1
-    wanted = follow(model, heads, ids, counted)
+    loss = follow(model, heads, ids, counted)
     ids[1] = 5
-    assert follow(model, heads, ids, counted) == pytest.approx(wanted)
+    assert follow(model, heads, ids, counted) == pytest.approx(loss)
     ids[0, 4] = 9
-    assert follow(model, heads, ids, counted) != pytest.approx(wanted)
+    assert follow(model, heads, ids, counted) != pytest.approx(loss)
 
 
 def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
@@ -129,7 +129,7 @@ def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--heads", "0"], "--heads"),
         (["--target", "nowhere/at/all"], "nowhere/at/all"),
@@ -137,7 +137,7 @@ def test_the_beginning_takes_no_row_twice_and_a_share_of_the_run() -> None:
     ],
 )
 def test_mistakes_are_a_sentence(
-    more: list[str], said: str, target: str, text: Path, tmp_path: Path,
+    more: list[str], message: str, target: str, text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     try:
@@ -145,4 +145,4 @@ def test_mistakes_are_a_sentence(
     except SystemExit as error:  # raised by argparse
         code = error.code  # type: ignore[assignment]
     assert code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -66,23 +66,23 @@ def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Dr
 def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -> None:
     """Law: under every field, beside a chain and another tree in one call."""
     draws = DeviceDraws(LogitsProcessor([0]), VOCAB, torch.device("cpu"))
-    logits, asked = peaked(2 * (NODES + 1) + 3, 4), list[Rows]()
+    logits, batch = peaked(2 * (NODES + 1) + 3, 4), list[Rows]()
     for i in range(2):
         guesses = np.random.default_rng(i).integers(20, 32, NODES).tolist()
         first, seq = i * (NODES + 4), sequence(i, **fields)
-        asked.append(Rows(seq, first, NODES + 1, PROMPT, guesses, tree(i)))
-    asked.insert(1, Rows(sequence(7, **fields), NODES + 1, 3, PROMPT, [21, 22]))
-    found = draws.draw(logits, asked)
+        batch.append(Rows(seq, first, NODES + 1, PROMPT, guesses, tree(i)))
+    batch.insert(1, Rows(sequence(7, **fields), NODES + 1, 3, PROMPT, [21, 22]))
+    found = draws.draw(logits, batch)
     differing = 0
-    for rows, (tokens, said) in zip(asked, found, strict=True):
+    for rows, (tokens, logprobs) in zip(batch, found, strict=True):
         assert tokens is not None
         for row, path in enumerate(paths(list(rows.parents or range(-1, rows.size - 2)))):
-            wanted = along(draws, logits, rows, path)
-            assert wanted.tokens is not None
-            assert tokens[row] == wanted.tokens[-1]
-            assert (said is None) == (wanted.logprobs is None)
-            if said is not None and wanted.logprobs is not None:
-                assert said[row] == wanted.logprobs[-1]
+            expected = along(draws, logits, rows, path)
+            assert expected.tokens is not None
+            assert tokens[row] == expected.tokens[-1]
+            assert (logprobs is None) == (expected.logprobs is None)
+            if logprobs is not None and expected.logprobs is not None:
+                assert logprobs[row] == expected.logprobs[-1]
         differing += len(set(tokens))
     assert differing > 8  # rows differ
 
@@ -95,17 +95,17 @@ def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> Non
     processor, parents = LogitsProcessor([0]), tree(seed)
     quick, device = QuickDraws(processor, VOCAB), DeviceDraws(processor, VOCAB, torch.device("cpu"))
     logits, seq = peaked(NODES + 1, seed), sequence(seed, **fields)
-    [[wanted, _]] = device.draw(logits, [Rows(seq, 0, NODES + 1, PROMPT, [0] * NODES, parents)])
-    assert wanted is not None
+    [[expected, _]] = device.draw(logits, [Rows(seq, 0, NODES + 1, PROMPT, [0] * NODES, parents)])
+    assert expected is not None
     [every] = quick.draw(logits.numpy(), [Rows(seq, 0, NODES + 1, PROMPT, (), parents)])
-    assert every == wanted
+    assert every == expected
     # At each depth one right node and some wrong ones.
-    guesses = [wanted[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
+    guesses = [expected[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
     logits[[row for row in range(1, NODES + 1) if guesses[row - 1] == 499]] = torch.nan
     rows = Rows(seq, 0, NODES + 1, PROMPT, guesses, parents)
     [found] = quick.draw(logits.numpy(), [rows])
     assert found is not None
     assert min(found) >= 0
     proposal = Proposal(guesses, parents, "test")
-    one, other = walk(proposal, found), walk(proposal, wanted)
+    one, other = walk(proposal, found), walk(proposal, expected)
     assert (one.path, one.tokens) == (other.path, other.tokens)

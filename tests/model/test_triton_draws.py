@@ -137,10 +137,10 @@ def test_non_finite_numbers(interpreted: Interpreted, number: float) -> None:
 def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
     """Law: columns may be views of one float64 array, as `device_draws` sends them."""
     logits, (low, high) = normal(300), halves(KEYS)
-    facts = np.zeros((ROWS, 7))
+    table = np.zeros((ROWS, 7))
     for column, numbers in enumerate((SCALES, LOUD, low[:, 0], high[:, 0])):
-        facts[:, column] = numbers
-    found = interpreted(drawn, logits, facts[:, :1], facts[:, 2:3], facts[:, 3:4], facts[:, 1:2])
+        table[:, column] = numbers
+    found = interpreted(drawn, logits, table[:, :1], table[:, 2:3], table[:, 3:4], table[:, 1:2])
     scales = SCALES.astype(np.float32)
     assert np.array_equal(found, interpreted(drawn, logits, scales, low, high, LOUD))
 
@@ -209,17 +209,17 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     ]  # fmt: skip
     params = [SamplingParams(seed=i, max_tokens=9, **each) for i, each in enumerate(filters * 3)]
     seqs = [Sequence(str(i), each, [1], 1) for i, each in enumerate(params)]
-    asked = [Rows(seq, i, 1, 1) for i, seq in enumerate(seqs)]
+    batch = [Rows(seq, i, 1, 1) for i, seq in enumerate(seqs)]
     draws = DeviceDraws(LogitsProcessor([0]), 100, torch.device("cpu"))
     logits = (np.random.default_rng(9).standard_normal((24, 100)) * 3).astype(np.float32)
     logits[8:16] = np.round(logits[8:16])
     logits[16:, 4:] = -np.inf
     logits[16, 1], logits[17, 2], logits[18, 0], logits[19] = np.nan, -np.nan, np.inf, -np.inf
-    table = draws.plan(asked).table
+    table = draws.plan(batch).table
     for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
-        facts, look = params_in(torch.from_numpy(table)), min(width, RANKED)
-        tokens, leads = draw_survivors(torch.from_numpy(logits), words, facts, look).numpy()
+        row_params, look = params_in(torch.from_numpy(table)), min(width, RANKED)
+        tokens, leads = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
         table[5, FILTERED] = 0
         tokens[5] = leads[5] = 7
         found = interpreted(survivors, logits, table, False)
@@ -282,12 +282,14 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     own = {"scales": "*fp64", "filtered": "*fp64"}
     none = {"rows": None, "tokens": None}
     compiled(kernels.top_of_parts, {**left, "logits": "*bf16", **own}, {**pieces, **none})
-    asked = {"logits": "*fp32", "rows": "*i64", "tokens": "*fp64"}
+    requested = {"logits": "*fp32", "rows": "*i64", "tokens": "*fp64"}
     few = {"KEPT": 16}
     without = {"scales": None, "filtered": None, "of_scales": 0, "of_filtered": 0}
-    compiled(kernels.top_of_parts, {**left, **asked}, {**pieces, **few, **without})
+    compiled(kernels.top_of_parts, {**left, **requested}, {**pieces, **few, **without})
     numbers = {"count": "i32", "of_row": "i32"}
-    compiled(kernels.scores_of_rows, {"scores": "*fp64", **left, **asked, **numbers}, parts | few)
+    compiled(
+        kernels.scores_of_rows, {"scores": "*fp64", **left, **requested, **numbers}, parts | few
+    )
     given = {"drawn": "*fp64", **left, **dict.fromkeys(columns[1:], "*fp64")}
     compiled(kernels.best_of_likeliest, given, {**parts, "GUESSED": 1})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}

@@ -41,9 +41,9 @@ def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
         reply=24, settings=settings,
     )  # fmt: skip
     ticks = itertools.count()
-    asked = requests(["name", "true"], (0.0, 1.0), 24, 5)
+    stream = requests(["name", "true"], (0.0, 1.0), 24, 5)
     found = Measuring(
-        player, list(settings), asked, many=3, end=400, clock=lambda: float(next(ticks))
+        player, list(settings), stream, many=3, end=400, clock=lambda: float(next(ticks))
     ).run()
     assert found.arms == [OFF, AGAIN, NGRAM, *(Arm("auto", label=f"draft {d}") for d in drafts)]
     assert found.equal == found.texts > 0
@@ -63,20 +63,20 @@ def test_a_command_without_time_writes_no_configuration(
     one sentence; no such file is written, and none is replaced."""
     (tmp_path / "p.txt").write_text("name\ntrue\n")
     output = tmp_path / "c.toml"
-    asked = [
+    arguments = [
         "--target", folders[0], "--draft", folders[1], "--prompts", str(tmp_path / "p.txt"),
         "--minutes", "0.001", "--concurrency", "2", "--tokens", "16", "--device", "cpu",
         "--output", str(output), "--json", str(tmp_path / "f.json"),
     ]  # fmt: skip
-    assert main(asked) == 1
-    said = capfd.readouterr()
-    assert said.out.startswith("no answer yet: ")
-    assert said.out.count("\n") == 1
-    assert "is not written: there is no answer yet" in said.err
+    assert main(arguments) == 1
+    captured = capfd.readouterr()
+    assert captured.out.startswith("no answer yet: ")
+    assert captured.out.count("\n") == 1
+    assert "is not written: there is no answer yet" in captured.err
     assert not output.exists()
     assert "no answer yet" in (tmp_path / "f.json").read_text()
     output.write_text("mine")
-    assert main(asked) == 2
+    assert main(arguments) == 2
     assert "exists already; --overwrite replaces it" in capfd.readouterr().err
     assert output.read_text() == "mine"
 
@@ -90,14 +90,14 @@ def test_an_unfit_draft_is_reported_before_loading(
     odd.resize_token_embeddings(tiny_text.vocab_size() + 8)
     odd.save_pretrained(tmp_path)
     assert main(["--target", folders[0], "--draft", folders[1], "--draft", str(tmp_path)]) == 2
-    told = capfd.readouterr()
-    assert "their vocabularies have" in told.err.splitlines()[-1]
-    assert "loading" not in told.err
-    assert not told.out
+    captured = capfd.readouterr()
+    assert "their vocabularies have" in captured.err.splitlines()[-1]
+    assert "loading" not in captured.err
+    assert not captured.out
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--draft", "/nowhere"], "the draft model '/nowhere' was not found"),
         (["--prompts", "/nowhere"], "cannot read the prompts in /nowhere"),
@@ -106,10 +106,10 @@ def test_an_unfit_draft_is_reported_before_loading(
     ],
 )
 def test_mistakes_are_one_sentence(
-    folders: list[str], more: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    folders: list[str], more: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Law: exit code 2, and nothing is measured."""
     assert main(["--target", folders[0], *more]) == 2
-    told = capfd.readouterr()
-    assert said in told.err.splitlines()[-1]
-    assert not told.out
+    captured = capfd.readouterr()
+    assert message in captured.err.splitlines()[-1]
+    assert not captured.out

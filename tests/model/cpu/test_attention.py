@@ -23,7 +23,7 @@ PLAIN: dict[str, Any] = {"scaling": None, "window": None, "softcap": None, "sink
 TREE = ancestors_of([-1, 0, 0, 1, -1, 4, 2, 6])
 DTYPES = [torch.float32, torch.bfloat16]
 # (start, rows, tree): decodes, verifications, trees and chunks, around the edges of tiles of 32.
-ASKED = [
+SEGMENTS = [
     (0, 1, False), (30, 1, False), (31, 1, False), (32, 1, False), (63, 2, False), (95, 1, False),
     (200, 5, False), (28, 9, False), (20, 9, True), (60, 11, True), (0, 9, True), (7, 64, False),
     (0, 33, False),
@@ -32,14 +32,21 @@ CHUNKS = [
     (40, 3, False), (10, 70, False), (0, 1, False), (0, 130, False), (33, 2, False),
     (5, 72, True), (0, 66, True),
 ]  # fmt: skip
-Asked = list[tuple[int, int, bool]]
+Segments = list[tuple[int, int, bool]]
 
 
 class Case:
     """A plane of random keys and values, and spans over it whose blocks are scattered."""
 
     def __init__(
-        self, dtype: torch.dtype, *, heads: int, kv_heads: int, dim: int, size: int, asked: Asked
+        self,
+        dtype: torch.dtype,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        size: int,
+        segments: Segments,
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
         shapes, count = [LayerShape(0, kv_heads, dim, dim)], SLOTS // size
@@ -49,7 +56,7 @@ class Case:
         free = torch.randperm(count, generator=self.generator).tolist()
         self.spans: list[Span] = []
         row = 0
-        for start, rows, tree in asked:
+        for start, rows, tree in segments:
             blocks = [free.pop() for _ in range(-(-(start + rows) // size))]
             self.spans.append(Span(row, rows, start, blocks, TREE if tree else None))
             row += rows
@@ -58,7 +65,7 @@ class Case:
     def random(self, *size: int) -> Tensor:
         return torch.randn(*size, generator=self.generator)
 
-    def attend(self, backend: Any, spans: list[Span] | None = None, **asked: Any) -> Tensor:
+    def attend(self, backend: Any, spans: list[Span] | None = None, **variation: Any) -> Tensor:
         """Return the attention output of `spans` (default: all); rows keep their index."""
         spans = self.spans if spans is None else spans
         chosen = torch.cat([torch.arange(s.row, s.row + s.length) for s in spans])
@@ -68,12 +75,14 @@ class Case:
             row += span.length
         parts = [part[:, :, chosen] for part in self.rows]
         prepared = backend.prepare(self.plane, moved)
-        found: Tensor = prepared.run(0, *parts, Variation(**{**PLAIN, **asked}))
+        found: Tensor = prepared.run(0, *parts, Variation(**{**PLAIN, **variation}))
         return found
 
 
-def case(dtype: torch.dtype, *, asked: Asked = ASKED, **shape: int) -> Case:
-    return Case(dtype, **{"heads": 4, "kv_heads": 2, "dim": 32, "size": 4, **shape}, asked=asked)
+def case(dtype: torch.dtype, *, segments: Segments = SEGMENTS, **shape: int) -> Case:
+    return Case(
+        dtype, **{"heads": 4, "kv_heads": 2, "dim": 32, "size": 4, **shape}, segments=segments
+    )
 
 
 def exact(given: Case) -> Tensor:
@@ -102,7 +111,7 @@ def exact(given: Case) -> Tensor:
         {"heads": 3, "kv_heads": 3, "dim": 96, "size": 5},
         {"heads": 16, "dim": 64, "size": 16},
         {"heads": 5, "kv_heads": 1, "dim": 160, "size": 64},
-        {"asked": CHUNKS},
+        {"segments": CHUNKS},
     ],
     ids=["grouped", "a head each", "eight share", "one for all", "with long chunks"],
 )
@@ -123,12 +132,12 @@ def test_it_attends_as_sdpa(dtype: torch.dtype, shape: dict[str, Any]) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=allowed, atol=allowed)
 
 
-@pytest.mark.parametrize("asked", [ASKED, CHUNKS], ids=["few rows", "with long chunks"])
+@pytest.mark.parametrize("segments", [SEGMENTS, CHUNKS], ids=["few rows", "with long chunks"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_is_batch_invariant(dtype: torch.dtype, asked: Asked) -> None:
+def test_a_row_is_batch_invariant(dtype: torch.dtype, segments: Segments) -> None:
     """Law: a row does not change with the other sequences, with the other rows of its own sequence,
     or with how a prompt is cut into chunks."""
-    given, backend = case(dtype, asked=asked), CompiledBackend()
+    given, backend = case(dtype, segments=segments), CompiledBackend()
     together = given.attend(backend)
     for span in given.spans:
         alone = given.attend(backend, [span])
@@ -152,17 +161,17 @@ def test_a_key_that_is_not_a_number_spoils_its_own_sequence(
         tensor[:, :, bad.blocks[3] * 4] = float("nan")
     found = given.attend(backend)
     for span in given.spans:
-        mine = slice(span.row, span.row + span.length)
+        rows = slice(span.row, span.row + span.length)
         if span is bad:
-            assert found[0, mine].isnan().all()
+            assert found[0, rows].isnan().all()
         else:
-            assert torch.equal(found[0, mine], clean[0, mine])
+            assert torch.equal(found[0, rows], clean[0, rows])
 
 
 @pytest.mark.parametrize("scaling", [0.01, 3.0, 60.0])
 def test_the_exponential_is_right_far_out(scaling: float) -> None:
     """Law: scores that are nearly equal or hundreds apart match double precision."""
-    given = case(torch.float32, asked=[(100, 1, False)])
+    given = case(torch.float32, segments=[(100, 1, False)])
     found = given.attend(CompiledBackend(), scaling=scaling)[0, 0]
     span, (keys, values) = given.spans[0], given.plane.stacks[0]
     slots = [span.blocks[i // 4] * 4 + i % 4 for i in range(101)]
@@ -173,18 +182,18 @@ def test_the_exponential_is_right_far_out(scaling: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "variation",
     [{"window": 5}, {"softcap": 2.0}, {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])}],
     ids=["window", "softcap", "sinks"],
 )
-def test_unsupported_batches_take_sdpa(asked: dict[str, Any]) -> None:
+def test_unsupported_batches_take_sdpa(variation: dict[str, Any]) -> None:
     given = case(torch.float32)
-    expected = given.attend(SdpaBackend(CPU), **asked)
-    assert torch.equal(given.attend(CompiledBackend(), **asked), expected)
+    expected = given.attend(SdpaBackend(CPU), **variation)
+    assert torch.equal(given.attend(CompiledBackend(), **variation), expected)
 
 
 def test_a_tree_too_large_for_a_mask_goes_through_sdpa() -> None:
-    given = case(torch.float32, asked=[(9, 80, False)])
+    given = case(torch.float32, segments=[(9, 80, False)])
     (span,) = given.spans
     wide = [Span(0, 80, 9, span.blocks, ancestors_of([-1] * 79))]
     assert torch.equal(given.attend(CompiledBackend(), wide), given.attend(SdpaBackend(CPU), wide))
@@ -229,6 +238,6 @@ def test_unsupported_settings_are_refused_by_name(dtype: torch.dtype, heads: int
     was reported as compiled."""
     layers = [LayerShape(0, 2, heads, heads)]
     known = rf"multiples of {LANES} \(float32\) or {2 * LANES} \(bfloat16\)"
-    said = f"{known}; .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
-    with pytest.raises(ConfigError, match=said):
+    message = f"{known}; .* heads of {heads} in {str(dtype).removeprefix('torch.')}; use 'auto'"
+    with pytest.raises(ConfigError, match=message):
         choose_attention("compiled", CPU, dtype=dtype, layers=layers)

@@ -92,12 +92,12 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
     loaded = load(tmp_path, **shape)
     with_it, without, _ = runners(loaded)
     tokens = torch.randint(0, 128, (30,), generator=torch.Generator().manual_seed(3)).tolist()
-    mine, others = [7, 2, 9, 4, 11, 30, 1, 60], [20, 21, 22, 23, 24]
+    blocks, others = [7, 2, 9, 4, 11, 30, 1, 60], [20, 21, 22, 23, 24]
     forwards = [
-        [Segment(tokens[:11], 0, mine, 0)],
-        [Segment(tokens[11:14], 11, mine, 3), Segment(tokens[5:14], 0, others, 1)],
-        [Segment(tokens[14:15], 14, mine, 1), Segment(tokens[14:15], 9, others, 1)],
-        [Segment(tokens[15:20], 15, mine, 2)],
+        [Segment(tokens[:11], 0, blocks, 0)],
+        [Segment(tokens[11:14], 11, blocks, 3), Segment(tokens[5:14], 0, others, 1)],
+        [Segment(tokens[14:15], 14, blocks, 1), Segment(tokens[14:15], 9, others, 1)],
+        [Segment(tokens[15:20], 15, blocks, 2)],
     ]
     for segments in forwards:
         found, expected = with_it.forward(segments).logits, without.forward(segments).logits
@@ -209,8 +209,8 @@ def test_a_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
     decoder, cache = compiled_of(loaded), KVCache(64, BLOCK_SIZE, "cpu")
     plane = cache.add_plane("alone", loaded.layers, loaded.dtype)
     tokens = list(range(40, 52))
-    mine, others = list(range(10)), list(range(10, 20))
-    whole = decoder([Segment(tokens, 0, mine, 12)], plane)
+    blocks, others = list(range(10)), list(range(10, 20))
+    whole = decoder([Segment(tokens, 0, blocks, 12)], plane)
     for i, token in enumerate(tokens):
         segments = [Segment([token], i, others, 1)]
         if i % 2:

@@ -127,9 +127,9 @@ def test_sequences_in_one_call_do_not_depend_on_each_other(draws: QuickDraws) ->
     generator = np.random.default_rng(9)
     logits = torch.from_numpy(generator.standard_normal((9, VOCAB)).astype(np.float32))
     seqs = [sequence(1), sequence(2, temperature=0.0), sequence(3, top_k=9), sequence(4)]
-    asked = [Rows(seq, 2 * i, 2, 5 + i) for i, seq in enumerate(seqs)]
-    alone = [draws.draw(logits.numpy(), [rows])[0] for rows in asked]
-    assert draws.draw(logits.numpy(), [asked[0], None, *asked[1:]]) == [alone[0], None, *alone[1:]]
+    batch = [Rows(seq, 2 * i, 2, 5 + i) for i, seq in enumerate(seqs)]
+    alone = [draws.draw(logits.numpy(), [rows])[0] for rows in batch]
+    assert draws.draw(logits.numpy(), [batch[0], None, *batch[1:]]) == [alone[0], None, *alone[1:]]
 
 
 SPECIAL: list[dict[str, Any]] = [
@@ -159,11 +159,11 @@ def test_adjusted_rows_are_drawn_as_on_the_exact_path(
         found = draws.draw_adjusted(rows, contexts)
         tokens, _ = draws.guess_adjusted(rows, contexts)
         assert torch.equal(rows, before)
-        wanted = sample(finalize(processor, rows, contexts), contexts).tolist()
-        for mine, guessed, token in zip(found, tokens, wanted, strict=True):
-            unsure += mine == UNDECIDED
-            assert mine in (token, UNDECIDED)
-            assert guessed == token or mine == UNDECIDED
+        expected = sample(finalize(processor, rows, contexts), contexts).tolist()
+        for drawn, guessed, token in zip(found, tokens, expected, strict=True):
+            unsure += drawn == UNDECIDED
+            assert drawn in (token, UNDECIDED)
+            assert guessed == token or drawn == UNDECIDED
     assert unsure <= 3
 
 
@@ -225,13 +225,13 @@ def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
     generator = np.random.default_rng(4)
     logits = torch.from_numpy(generator.standard_normal((6, VOCAB)).astype(np.float32) * 3)
     seqs = [sequence(8, temperature=0.5), sequence(8, temperature=0.0)]
-    told = draws.guess(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
-    assert told is not None
-    tokens, leads = told
+    guessed = draws.guess(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
+    assert guessed is not None
+    tokens, leads = guessed
     scores = torch.cat([logits[:2] * 2, logits[3:5]])
-    wanted = best_and_lead(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
-    assert tokens == wanted[0].tolist()
-    assert leads == pytest.approx(wanted[1].tolist(), abs=1e-4)
+    expected = best_and_lead(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
+    assert tokens == expected[0].tolist()
+    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
     assert draws.guess(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
 

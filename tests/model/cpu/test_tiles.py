@@ -152,9 +152,9 @@ def test_allocations_start_at_cache_lines() -> None:
     """Law: each allocation starts at a cache line, is its own, and holds all that was asked for."""
     shapes = [(1, 1), (3, 7), (17, 32), (64, 192), (256, 1152)]
     rooms = [kernels_tiles.room(*shape) for shape in shapes]
-    for i, mine in enumerate(rooms):
-        mine[:] = i
-    for i, (mine, shape) in enumerate(zip(rooms, shapes, strict=True)):
-        assert mine.ctypes.data % 64 == 0
-        assert mine.shape == shape
-        assert (mine == i).all()
+    for i, room in enumerate(rooms):
+        room[:] = i
+    for i, (room, shape) in enumerate(zip(rooms, shapes, strict=True)):
+        assert room.ctypes.data % 64 == 0
+        assert room.shape == shape
+        assert (room == i).all()
