@@ -59,8 +59,8 @@ async function send(path, body, signal, used) {
 }
 
 async function sentence(reply) {
-  const said = await reply.json().catch(() => null);
-  const message = said?.error?.message;
+  const body = await reply.json().catch(() => null);
+  const message = body?.error?.message;
   return message ? capital(message) : `The server returned status ${reply.status}.`;
 }
 

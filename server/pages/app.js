@@ -56,9 +56,9 @@ async function look() {
 function tell(before) {
   const notice = at("notice");
   const started = before === "ready" || before === "lost";
-  const said = state === "silent" ? SILENT : STATES[state === "starting" && started ? "lost" : state];
-  notice.textContent = said ?? "";
-  notice.hidden = said === undefined;
+  const text = state === "silent" ? SILENT : STATES[state === "starting" && started ? "lost" : state];
+  notice.textContent = text ?? "";
+  notice.hidden = text === undefined;
   if (state !== "silent") meet();
 }
 

@@ -38,7 +38,7 @@ export class Chart {
     this.canvas.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.canvas.replaceChildren(...this.grid(width, top, step), ...this.times(width), ...this.lines(), this.pointer);
     this.canvas.setAttribute("aria-label",
-      `${this.title} over the last ${this.span} seconds; now ${this.told(this.points.at(-1))}`);
+      `${this.title} over the last ${this.span} seconds; now ${this.describe(this.points.at(-1))}`);
     this.hover(this.pointed);
   }
 
@@ -82,7 +82,7 @@ export class Chart {
     });
   }
 
-  told(point) {
+  describe(point) {
     const values = this.series.map(({ of }) => of(point));
     const known = values.some(value => value !== null);
     const unit = values.length > 1 ? "" : ` ${this.unit}`;
@@ -95,7 +95,7 @@ export class Chart {
     if (!this.points.length || !this.x) return;
     const far = point => Math.abs(this.x(point.at) - x);
     const point = this.points.reduce((best, each) => (far(each) < far(best) ? each : best));
-    this.now.textContent = x === null ? this.about : this.told(point);
+    this.now.textContent = x === null ? this.about : this.describe(point);
     for (const side of ["x1", "x2"]) this.pointer.setAttribute(side, this.x(point.at));
     this.pointer.setAttribute("visibility", x === null ? "hidden" : "visible");
   }

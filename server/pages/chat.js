@@ -36,7 +36,7 @@ export class ChatView {
     for (const [field, id] of [["tools", "tools"], ["response_format", "schema"]]) {
       const refused = fields[field].status === "refused";
       at(id).disabled = refused;
-      at(`${id}-said`).textContent = refused ? `Not available: ${fields[field].reason}.` : "";
+      at(`${id}-problem`).textContent = refused ? `Not available: ${fields[field].reason}.` : "";
     }
   }
 
@@ -105,8 +105,8 @@ export class ChatView {
   messages() {
     const system = at("system").value.trim();
     const first = system ? [{ role: "system", content: system }] : [];
-    const said = this.turns.map(turn => turn.message);
-    return [...first, ...said.filter(one => one.content || one.tool_calls)]; // without failed turns
+    const messages = this.turns.map(turn => turn.message);
+    return [...first, ...messages.filter(one => one.content || one.tool_calls)]; // without failed turns
   }
 
   // Requests a reply to the conversation, or the continuation of `begun`.
@@ -169,16 +169,16 @@ export class ChatView {
 // The value of a JSON box: undefined if it is empty; null, with a message shown, if it is invalid.
 function parsed(id, fits) {
   const text = at(id).value.trim();
-  let [value, said] = [undefined, ""];
+  let [value, problem] = [undefined, ""];
   try {
     if (text) value = JSON.parse(text);
-    if (value !== undefined && (value === null || !fits(value))) said = at(id).dataset.wanted;
+    if (value !== undefined && (value === null || !fits(value))) problem = at(id).dataset.wanted;
   } catch (error) {
-    said = `This is not valid JSON: ${error.message}.`;
+    problem = `This is not valid JSON: ${error.message}.`;
   }
-  at(`${id}-said`).textContent = said;
-  at(id).setAttribute("aria-invalid", String(said !== ""));
-  return said ? null : value;
+  at(`${id}-problem`).textContent = problem;
+  at(id).setAttribute("aria-invalid", String(problem !== ""));
+  return problem ? null : value;
 }
 
 // One message: its element, and the message as sent.

@@ -18,8 +18,8 @@ try {
   addEventListener("hashchange", open);
   open();
 } catch (error) {
-  at("said").textContent = error.message;
-  at("said").hidden = false;
+  at("problem").textContent = error.message;
+  at("problem").hidden = false;
 }
 
 // Opens the type that the URL fragment names.
@@ -52,10 +52,10 @@ function* bodies(content = {}) {
 
 // A schema as elements: its description, and the table of its fields or its type.
 function described({ description, properties, required = [], ...schema }) {
-  const said = description ? [el("p", {}, ...coded(description))] : [];
-  if (!properties) return [...said, el("p", {}, ...typed(schema))];
+  const intro = description ? [el("p", {}, ...coded(description))] : [];
+  if (!properties) return [...intro, el("p", {}, ...typed(schema))];
   const rows = Object.entries(properties).sort(([a], [b]) => required.includes(b) - required.includes(a));
-  return [...said, table(["Field", "Type and limits", "Meaning"], rows.map(([name, field]) =>
+  return [...intro, table(["Field", "Type and limits", "Meaning"], rows.map(([name, field]) =>
     [required.includes(name) ? `${name} *` : name, [...typed(field)], coded(field.description ?? "")]))];
 }
 

@@ -9,13 +9,13 @@ function open(why, resolve) {
   const input = el("input", { id: "key", type: "password", autocomplete: "off", required: true });
   const form = el("form", {},
     el("h2", { id: "key-title" }, "API key"),
-    el("p", { id: "key-said" }, `${why} The key is kept in this tab only, until you close it.`),
+    el("p", { id: "key-about" }, `${why} The key is kept in this tab only, until you close it.`),
     el("label", { for: "key" }, "Key"), input,
     el("div", { class: "buttons" },
       el("button", { class: "primary" }, "Use this key"),
       el("button", { type: "button", onclick: () => dialog.close() }, "Cancel")));
   const dialog = el("dialog",
-    { "aria-labelledby": "key-title", "aria-describedby": "key-said" }, form);
+    { "aria-labelledby": "key-title", "aria-describedby": "key-about" }, form);
   let given = null;
   form.addEventListener("submit", event => {
     event.preventDefault();

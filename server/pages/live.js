@@ -121,12 +121,12 @@ export class LiveView {
 
   async switch(mode) {
     const body = mode === "fixed" ? { mode, k: at("fix").valueAsNumber } : { mode };
-    at("switch-said").textContent = "";
+    at("switch-problem").textContent = "";
     try {
       const otherKey = at("admin-key").value.trim() || undefined;
       this.believe(await get("speculation", { body, otherKey, quietly: true }));
     } catch (error) {
-      at("switch-said").textContent = error.message;
+      at("switch-problem").textContent = error.message;
     }
   }
 }

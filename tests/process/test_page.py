@@ -243,7 +243,7 @@ def test_a_schema_is_honoured_and_a_bad_one_is_reported(visit: Tab) -> None:
     page.fill("#schema", "{")
     page.fill("#say", "Bob is 7.")
     page.press("#say", "Enter")
-    expect(page.locator("#schema-said")).to_contain_text("This is not valid JSON")
+    expect(page.locator("#schema-problem")).to_contain_text("This is not valid JSON")
     expect(page.locator(".turn")).to_have_count(0)
     properties = {"age": {"type": "integer", "minimum": 0, "maximum": 99}}
     schema = {"type": "object", "properties": properties, "required": ["age"]}

@@ -53,7 +53,7 @@ from engine.model.fit import compare_files
 from engine.model.pair import load_pair
 
 MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # prompts; tokens per prompt
-_TO_END = 3.0  # seconds reserved at the end, for the last turn and for printing
+_TO_END = 8.0  # seconds reserved for the imports before, for the last turn and for printing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
