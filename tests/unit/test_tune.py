@@ -301,6 +301,14 @@ def test_mistakes_in_a_file_are_one_sentence(line: str, problem: str, tmp_path: 
     assert "\n" not in str(caught.value)
 
 
+def test_every_run_uses_all_built_in_prompts() -> None:
+    """Bug: each seed chose half of them and repeated these, so runs differed by three times what
+    their intervals allowed for."""
+    first, second = (built_in(render, seed) for seed in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
 def test_every_prompt_meets_every_temperature() -> None:
     """Law: built-in prompts alternate between four kinds; in two passes each prompt is used at both
     temperatures; no seed repeats."""

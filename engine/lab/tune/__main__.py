@@ -45,14 +45,15 @@ from engine.lab.bench.options import (
 from engine.lab.comparison.prompt_files import renderer
 from engine.lab.comparison.workload import SEED, Arm, Request
 from engine.lab.files import writable, write_json, write_text
-from engine.lab.tune.measuring import Measuring
+from engine.lab.tune.measuring import PER_LANE, Measuring
 from engine.lab.tune.prompts import built_in, from_file, requests
 from engine.lab.tune.report import as_dict, lines, sentence
 from engine.lab.tune.settings import config_text, settings_of
 from engine.model.fit import compare_files
 from engine.model.pair import load_pair
 
-MOST_PROMPTS, LONGEST_PROMPT = 64, 1024  # prompts; tokens per prompt
+MOST_PROMPTS, LONGEST_PROMPT = 256, 1024  # prompts; tokens per prompt
+CACHED = 65_536  # tokens of prompts in the prefix cache, if one round's fit
 _TO_END = 8.0  # seconds reserved for the imports before, for the last turn and for printing
 
 
@@ -148,12 +149,13 @@ def load(
     longest = max(len(encode(prompt)) for prompt in prompts)
     if longest > most:
         sys.stderr.write(f"prompts longer than {most} tokens are cut to their last {most}\n")
+    longest = min(longest, most)
+    cached = min(len(prompts), max(PER_LANE * parsed.concurrency, CACHED // longest))
     names = ", ".join(arm.name for arm in settings)
     sys.stderr.write(f"starting an engine for each of {names}\n")
     player = Offline(
-        plain, pair, encode, list(settings), concurrency=parsed.concurrency, prompts=len(prompts),
-        reply=parsed.tokens, longest_prompt=min(longest, most), settings=settings,
-        clock=clock_of(parsed),
+        plain, pair, encode, list(settings), concurrency=parsed.concurrency, prompts=cached,
+        reply=parsed.tokens, longest_prompt=longest, settings=settings, clock=clock_of(parsed),
     )  # fmt: skip
     freeze_memory().join()  # as a server does
     return player, requests(prompts, parsed.temperatures, parsed.tokens, SEED + parsed.seed)

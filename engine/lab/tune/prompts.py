@@ -11,18 +11,16 @@ from engine.demo.corpus import heldout_dialogues
 from engine.lab.comparison.prompt_files import Render, read_texts
 from engine.lab.comparison.workload import POOL, Request, pool
 
-EACH = 16  # built-in prompts per kind
-
 
 def built_in(render: Render, seed: int) -> list[str]:
-    """Return chat, extraction, code and prose prompts in turn, unseen by the built-in models."""
+    """Return chat, extraction, code and prose prompts in turn, unseen by the built-in models. All
+    of each pool: prompts repeat within a run, so the interval would not show a choice of some."""
     dialogues = (heldout_dialogues("chat", 4 * POOL), heldout_dialogues("json", 4 * POOL))
     rendered = (dict.fromkeys(render(each[:-1]) for each in kind) for kind in dialogues)
     kinds = [*(list(texts)[:POOL] for texts in rendered), pool("code"), pool("prose")]
-    rng = Random(seed)
-    return list(
-        chain.from_iterable(zip(*(rng.sample(texts, EACH) for texts in kinds), strict=True))
-    )
+    rng, each = Random(seed), min(map(len, kinds))
+    drawn = (rng.sample(texts, each) for texts in kinds)
+    return list(chain.from_iterable(zip(*drawn, strict=True)))
 
 
 def from_file(path: str, render: Render, seed: int, most: int) -> list[str]:
