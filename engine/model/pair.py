@@ -85,7 +85,7 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     refuse_weights(config, models)
     use_device(device)
     if isinstance(proposer, DraftModelConfig):
-        return _load_both(config, proposer, target)
+        return _load_two(config, proposer, target)
     target = target or _load(config, model_config, "target", model_config.max_model_len)
     match proposer:
         case SelfConfig(layers="auto"):
@@ -99,19 +99,19 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
     return Pair(target)
 
 
-def _load_both(config: EngineConfig, draft: DraftModelConfig, target: LoadedModel | None) -> Pair:
+def _load_two(config: EngineConfig, proposer: DraftModelConfig, target: LoadedModel | None) -> Pair:
     """Load both; compares vocabularies again if they differ from the files'. Raises ModelError."""
-    ours, theirs, translation = compare_files(config.target, draft)
+    ours, theirs, translation = compare_files(config.target, proposer)
     target = target or _load(config, config.target, "target", config.target.max_model_len)
-    loaded = load_draft(config, draft)
-    check_lengths(target, loaded)
-    found = Vocabulary.of(target, ours), Vocabulary.of(loaded, theirs)
-    return Pair(target, loaded, translation if found == (ours, theirs) else compare(*found))
+    draft = load_draft(config, proposer)
+    check_lengths(target, draft)
+    found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
+    return Pair(target, draft, translation if found == (ours, theirs) else compare(*found))
 
 
-def load_draft(config: EngineConfig, draft_config: DraftModelConfig) -> LoadedModel:
+def load_draft(config: EngineConfig, proposer: DraftModelConfig) -> LoadedModel:
     """Load a draft, without checks against the target. Raises ModelError."""
-    draft = _load(config, draft_config, "draft")
+    draft = _load(config, proposer, "draft")
     if config.cache.dtype != "auto":  # compiled code cannot read an FP8 cache
         draft = replace(draft, compiled=None)
     return draft
