@@ -139,12 +139,12 @@ class Acceptor:
 
     def _quick(self, sampled: list[Sampled], output: ModelOutput, every: bool) -> list[Drawn]:
         """Return, by item, the tokens drawn at its rows; none if it needs the slow path."""
-        requested = [_rows(item) for item in sampled]
+        batch = [_rows(item) for item in sampled]
         if isinstance(self._draws, DeviceDraws):
-            return self._draws.draw(output.logits, requested)
+            return self._draws.draw(output.logits, batch)
         if every:
-            requested = [rows._replace(guesses=()) for rows in requested]
-        return [Drawn(tokens) for tokens in self._draws.draw(output.table, requested)]
+            batch = [rows._replace(guesses=()) for rows in batch]
+        return [Drawn(tokens) for tokens in self._draws.draw(output.table, batch)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
         """Draw with penalties, grammars and other host work, then verify each proposal."""
