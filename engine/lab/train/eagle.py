@@ -74,7 +74,7 @@ def fits(parsed: argparse.Namespace, pair: Pair) -> None:
 
 
 class Learner(nn.Module):
-    """An EAGLE-3 `head` with trainable weights, and `config`, its config.json."""
+    """An EAGLE-3 `head` with trainable weights, and `fields`, its config.json."""
 
     def __init__(self, parsed: argparse.Namespace, target: Any, ids: Tensor) -> None:
         """`ids`: the target's token ids that form the head's vocabulary. Its output matrix starts
@@ -82,8 +82,8 @@ class Learner(nn.Module):
         super().__init__()
         self.depth, device = parsed.depth, target.device
         words, layers = target.get_output_embeddings().weight, layers_of_head(target)
-        self.config = shape_of(target.config, words.shape, parsed, len(ids), layers)
-        config, width = HeadConfig.model_validate(self.config), words.shape[1]
+        self.fields = shape_of(target.config, words.shape, parsed, len(ids), layers)
+        config, width = HeadConfig.model_validate(self.fields), words.shape[1]
         weights = {EMBEDDING: target.get_input_embeddings().weight.float()}
         for name, shape in config.shapes(len(layers) * width, embeds=False).items():
             weight = torch.ones(shape) if len(shape) == 1 else torch.zeros(shape)
@@ -93,7 +93,7 @@ class Learner(nn.Module):
                 nn.init.normal_(weight, std=shape[1] ** -0.5)
             weights[name] = nn.Parameter(weight.to(device))
             self.register_parameter(name.replace(".", "/"), weights[name])  # dots are not allowed
-        rotary = rotary_of(self.config).to(device)
+        rotary = rotary_of(self.fields).to(device)
         self.head = EagleHead(
             config, weights, rotary, layers=layers, target_ids=ids, shared=frozenset({EMBEDDING})
         )
@@ -190,7 +190,7 @@ def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float
     depth the cross-entropy with the target's distribution over the head's vocabulary, where that
     vocabulary has the target's likeliest token; weights fall by DECAY per depth."""
     own, total = learner.head.target_ids, 0.0
-    size = max(1, NUMBERS // (ids.shape[1] * learner.config["vocab_size"]))
+    size = max(1, NUMBERS // (ids.shape[1] * learner.fields["vocab_size"]))
     whole = counted.sum() * sum(DECAY**depth for depth in range(learner.depth))
     for begin in range(0, len(ids), size):
         some = Rows(ids, counted).pick(slice(begin, begin + size))
@@ -234,7 +234,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         lambda batch: follow(target, learner, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:
-        save_eagle(learner.head, learner.config, folder)
+        save_eagle(learner.head, learner.fields, folder)
     found = each_by_itself("guess", ("T=0", "T=1"), before, accuracy(target, learner, held))
     return f"{found}\n{sentence(parsed, run, 'eagle')}"
 
