@@ -149,8 +149,8 @@ class DraftModelProposer(Proposer):
         return InFlight(drafts, starts, judged, sent, output.take(last))
 
     def guess(self, flight: InFlight, table: Numbers) -> Tensor:
-        """Enqueue the chains. `table`: numbers of the rows that their tokens are drawn from, as in
-        row_params.Plan. Returns chain_graphs.Guessed.ids."""
+        """Enqueue the chains. `table`: parameters of the rows that their tokens are drawn from, as
+        in row_params.Plan. Returns chain_graphs.Guessed.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
         return chains.ids
