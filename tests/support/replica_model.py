@@ -137,8 +137,8 @@ class World:
     def _ask(self, conversation: Conversation, now: float) -> None:
         prompt, reply = conversation.ask()
         text = "".join(f"{token:04x}" for token in prompt)
-        request = {"messages": [{"role": "user", "content": text}], "max_tokens": len(reply)}
-        body = json.dumps(request).encode()
+        fields = {"messages": [{"role": "user", "content": text}], "max_tokens": len(reply)}
+        body = json.dumps(fields).encode()
         began = time.perf_counter()
         name, load = self._choose(body, {name: self._loads[name] for name in self.replicas})
         self.played.choices.append(time.perf_counter() - began)

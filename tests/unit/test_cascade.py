@@ -174,15 +174,15 @@ def test_every_proposer_forgets_a_sequence() -> None:
 class Spy(FixedK):
     """A fixed K that records what it was asked to price."""
 
-    def __init__(self, k: int, *, worth: int | None = None, probing: int | None = None) -> None:
+    def __init__(self, k: int, *, count: int | None = None, probing: int | None = None) -> None:
         super().__init__(k)
         self.max_speculating = probing
         self.priced: list[tuple[list[float], bool]] = []
-        self._worth = worth
+        self._count = count
 
     def free_count(self, survival: Seq[float], *, instead: bool) -> int:
         self.priced.append((list(survival), instead))
-        return super().free_count(survival, instead=instead) if self._worth is None else self._worth
+        return super().free_count(survival, instead=instead) if self._count is None else self._count
 
 
 def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Sampled:
@@ -323,7 +323,7 @@ def test_free_proposals_are_priced_by_their_forecasts() -> None:
 
 
 def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
-    allowance = allowance_of(Spy(4, worth=0))
+    allowance = allowance_of(Spy(4, count=0))
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
     assert (allowance.want(seq), allowance.want(alone)) == (4, 0)
