@@ -242,6 +242,7 @@ def documented(tokenizer: Any) -> Iterator[Task]:
         ("Write a Python function that adds two numbers.",
          "```python\ndef add(a, b):\n    return a + b\n```", None),
         ("Is Paris in France?", "yes", YES_OR_NO),
+        ("Is Paris in France?", "Yes. Paris is in France.", None),
         ("Does speculative decoding change the output?", "No", Grammar("choice", '["Yes", "No"]')),
     ):  # fmt: skip
         yield Task(DOCUMENTED, asked(tokenizer, question), partial(same_text, answer), grammar)

@@ -21,6 +21,7 @@ DEMO = Path(card.__file__).parent
 ROBUST = (
     "Hello!", "What is the capital of France?", "What is speculative decoding?", "What is 47 + 38?",
     "Extract the facts as JSON: Alice Smith is 34 years old and lives in Paris.",
+    "Is Paris in France?",
 )  # fmt: skip
 
 

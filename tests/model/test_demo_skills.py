@@ -80,6 +80,17 @@ def test_replies_are_held_to_their_grammars_row_by_row(tokenizer: Any) -> None:
     assert skills.replies(load(DEMO / "target"), tokenizer, short, vocabulary)[0][-1] == skills.CUT
 
 
+def test_the_requests_of_readme_and_docs_are_answered_right(tokenizer: Any) -> None:
+    """Law: a reader who copies an example sees the model succeed: completions, extraction, yes or
+    no, tool calls, fill-in-the-middle; new weights have to keep that."""
+    vocabulary = load_vocabulary(str(DEMO / "target"), eos_ids=skills.ENDS)
+    documented = list(skills.documented(tokenizer))
+    texts = skills.replies(load(DEMO / "target"), tokenizer, documented, vocabulary)
+    pairs = list(zip(documented, texts, strict=True))
+    assert len(pairs) >= 13
+    assert [(task.prompt, text) for task, text in pairs if not task.right(text)] == []
+
+
 def test_the_assistants_tokens_weigh_most(tokenizer: Any) -> None:
     """Law: a question's tokens weigh little; those of a reply and its end weigh as much as code."""
     turns = [

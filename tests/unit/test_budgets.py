@@ -15,7 +15,7 @@ BUDGETS = {
     "engine/cpu": 3_348,
     "lab": 8_355,  # engine/lab and server/lab
     "serving": 29_975,  # everything else but the script that trained the built-in pair
-    "all": 45_054,
+    "all": 45_055,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
