@@ -7,7 +7,7 @@ import "./key.js";
 import { LiveView } from "./live.js";
 import { RaceView } from "./race.js";
 
-const EVERY = 2000; // milliseconds between polls of /health
+const EVERY = 1000; // milliseconds between polls of /health; an engine restarts in 1.5 s at best
 const STATES = {
   starting: "The engine is starting, which may take a minute or two. Until then, requests wait or are refused.",
   lost: "The engine was lost and is restarting. Replies in progress continue once it is ready.",
@@ -15,7 +15,7 @@ const STATES = {
   draining: "The server is shutting down and accepts no new requests.",
   stopped: "The server is shutting down and accepts no new requests.",
 };
-const SILENT = "The server is not responding. This page retries every two seconds.";
+const SILENT = "The server is not responding. This page retries every second.";
 
 const server = { model: "", capabilities: null }; // shared with the views
 const views = { chat: new ChatView(server), race: new RaceView(server), live: new LiveView() };
