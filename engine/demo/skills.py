@@ -207,7 +207,7 @@ def middles(rng: random.Random, tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def gaps(rng: random.Random, count: int) -> Iterator[Task]:
-    """Yield fill-ins of small programs whose other lines determine the missing ones."""
+    """Yield fill-ins of programs as in training, with other names, which the rest determines."""
     found = (corpus.gap(rng).split(MIDDLE) for _ in itertools.count())
     for prompt, middle in itertools.islice((each for each in found if each[1].strip()), count):
         yield Task("fill-in: determined", prompt + MIDDLE, partial(same_text, middle.strip()))
