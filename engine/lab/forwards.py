@@ -1,5 +1,5 @@
 """`python -m engine.lab.forwards`: time a target's forward by number of sequences, rows per
-sequence and context length, and a step of the draft's chain.
+sequence and context length, of tokens of a prompt, and a step of the draft's chain.
 
 Uses a KV pool of an engine's size, with sequences far apart in it, and the given attention backend.
 """
@@ -21,13 +21,16 @@ from engine.model.pair import Pair, build_cache, load_pair, runner_of
 from engine.step.profiling import CHAINED, ForwardTimer
 
 SEQUENCES, ROWS, CONTEXTS = (1, 8, 32, 64), (1, 2, 5, 8), (64, 1024, 8192)
+PROMPTS = (512, 2048)  # rows of one sequence, of which one gets logits
 
 Size = tuple[int, int, int]  # sequences, rows per sequence, context length
 
 
-def sizes(timer: ForwardTimer, longest: int) -> Iterator[Size]:
+def sizes(
+    timer: ForwardTimer, longest: int, numbers: Sequence[int], per_sequence: Sequence[int]
+) -> Iterator[Size]:
     """Yield the sizes that fit in the KV pool and in `longest` tokens."""
-    for sequences, rows, context in product(SEQUENCES, ROWS, CONTEXTS):
+    for sequences, rows, context in product(numbers, per_sequence, CONTEXTS):
         if context + rows <= longest and timer.fits(sequences, rows, context):
             yield sequences, rows, context
 
@@ -39,22 +42,28 @@ def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], 
     target = runner_of(config, pair.target, cache)
     draft = runner_of(config, pair.draft, cache) if pair.draft else None
     timer = ForwardTimer(target, cache, draft)
-    chosen = list(sizes(timer, pair.target.max_model_len))
+    longest = pair.target.max_model_len
+    chosen = list(sizes(timer, longest, SEQUENCES, ROWS))
     batches = [(sequences, rows) for sequences, rows, _ in chosen]
     seconds = timer.seconds(batches, contexts=[context for *_, context in chosen])
+    found = dict(zip(chosen, seconds, strict=True))
+    for _, rows, context in sizes(timer, longest, [1], PROMPTS):
+        found[1, rows, context] = timer.prompt(rows, context)
     chains: dict[int, float] = {}
     if draft is not None:
         timer = ForwardTimer(draft, cache)
         some = [n for n in SEQUENCES if timer.chains(n, CHAINED)]
         chains = {n: timer.chained(n, CHAINED) for n in some if timer.fits(n, 1 + CHAINED)}
-    return target.backend.name, dict(zip(chosen, seconds, strict=True)), chains
+    return target.backend.name, found, chains
 
 
 def show(parsed: argparse.Namespace) -> int:
     """Measure and print; return the exit code. Raises EngineError."""
     writable({"--json": parsed.json})
     set_threads(parsed.threads)
-    config = pair_config(parsed).model_copy(update={"attention": parsed.attention})
+    config = pair_config(parsed)
+    target = config.target.model_copy(update={"batch_invariant": parsed.batch_invariant})
+    config = config.model_copy(update={"attention": parsed.attention, "target": target})
     name, found, chains = measured(config, load_pair(config))
     rows = [["sequences", "rows per sequence", "context", "ms", "relative to 1 row"]]
     for (sequences, each, context), seconds in found.items():
@@ -76,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("python -m engine.lab.forwards", __doc__)
     add_pair(parser)
     parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")
+    parser.add_argument(
+        "--batch-invariant", action="store_true", help="by the target's batch-invariant kernels"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
     parsed = parser.parse_args(arguments)
     return exit_code(parser.prog, lambda: show(parsed))

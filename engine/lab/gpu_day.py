@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,6 +31,10 @@ from engine.lab.files import write_json, write_text
 ROOT = Path(__file__).parents[2]
 TESTS = ("attention", "fused", "engine_on", "graphs", "sampling", "packed_copy", "memory")
 KINDS = ("tests", "failures", "errors", "skipped")  # counts in a JUnit report
+FORWARDS = {
+    "triton": "--attention triton", "sdpa": "--attention sdpa", "invariant": "--batch-invariant",
+    "int4": "--quantization int4", "fp8": "--quantization fp8",
+}  # fmt: skip
 SHOWN = 100  # last lines of a part's output that the page shows
 Found = dict[str, Any]  # results by part
 
@@ -85,9 +90,11 @@ def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iter
     yield figures("transformers", "is it faster than transformers' own generation?", 240,
                   "engine.lab.bench --modes off,4,transformers,assisted --concurrency 1",
                   *greedy)  # fmt: skip
-    for attention in ("sdpa", "triton") if device == "cuda" else ("sdpa",):
-        yield figures(f"forwards-{attention}", f"what do forwards cost by {attention}?", 150,
-                      f"engine.lab.forwards --attention {attention}")  # fmt: skip
+    for name, words in FORWARDS.items():
+        if name != "sdpa" and device == "cpu" or "quant" in words and not find_spec("torchao"):
+            continue
+        yield figures(f"forwards-{name}", f"what do forwards cost with {words}?", 150,
+                      f"engine.lab.forwards {words}")  # fmt: skip
     yield part("host", "what does the host add to a step?", 120,
                f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
                "--sequences", "1", "32", *ours)  # fmt: skip

@@ -135,7 +135,8 @@ class Product:
             parts *= 2
         self._each = triton.cdiv(triton.cdiv(width, parts), UNIT) * UNIT
         self._parts = triton.cdiv(width, self._each)
-        self._arrived = module.weight.new_zeros(triton.cdiv(outs, OUTS), dtype=torch.int32)
+        tiles = max(triton.cdiv(outs, OUTS), PROGRAMS)
+        self._arrived = module.weight.new_zeros(tiles, dtype=torch.int32)
 
     def takes(self, rows: Tensor) -> bool:
         return rows.numel() <= self._most * rows.shape[-1]
@@ -156,12 +157,13 @@ class Product:
         tile = FLOAT32
         if rows.element_size() < 4:
             tile = next((tile for tile in TILES if count <= tile.rows), LARGE)
-        parts, sums = 1 if gate >= 0 or count > tile.rows else self._parts, rows
+        tiles = triton.cdiv(count, tile.rows) * triton.cdiv(outs, tile.outs)
+        split = gate < 0 and (count <= tile.rows or tiles < PROGRAMS)
+        parts, sums = self._parts if split else 1, rows
         if parts > 1:
             sums = torch.empty(parts, count, outs, dtype=torch.float32, device=rows.device)
-        across = triton.cdiv(outs, tile.outs)
         with torch.cuda.device_of(rows):
-            multiply_rows[triton.cdiv(count, tile.rows) * across, parts](
+            multiply_rows[tiles, parts](
                 output, rows, weight, weight if bias is None else bias, sums, self._arrived,
                 count, outs, width, width if gate >= 0 else self._each,
                 ROWS=tile.rows, OUTS=tile.outs, STEP=tile.step,

@@ -205,6 +205,12 @@ class ForwardTimer:
                 times_of[i].append(self._once(planned[i]))
         return [median_low(times) for times in times_of]
 
+    def prompt(self, rows: int, context: int) -> float:
+        """Return the seconds of `rows` tokens of a prompt after `context` others, for one draw."""
+        (segment,) = self._batch((1, rows, context))
+        batch = [segment._replace(num_logits=1)]
+        return min(_timed(self._runner, batch) for _ in range(TURNS))
+
     def chained(self, sequences: int, steps: int) -> float:
         """Return the seconds of one step in chains of `steps` steps."""
         runner, batch = self._runner, self._batch((sequences, 1, CONTEXT), blocks_for=1 + steps)

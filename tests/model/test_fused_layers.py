@@ -278,7 +278,7 @@ def check_loading(served: str, refused: str) -> None:
 
     with (
         patch.object(loader, "available", lambda device: device == CPU),
-        patch.object(loader, "read_llama", lambda folder: None),
+        patch.object(loader, "read_llama", lambda *_: None),
     ):
         models = [
             load_model(folder, role="target", device="cpu", dtype="float32")
