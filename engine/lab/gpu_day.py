@@ -35,6 +35,7 @@ FORWARDS = {
     "triton": "--attention triton", "sdpa": "--attention sdpa", "invariant": "--batch-invariant",
     "int4": "--quantization int4", "fp8": "--quantization fp8",
 }  # fmt: skip
+MINUTES, BENCH_SHARE = 25.0, 0.06  # of all parts; the share of one bench
 SHOWN = 100  # last lines of a part's output that the page shows
 Found = dict[str, Any]  # results by part
 
@@ -61,11 +62,17 @@ class Outcome:
     output: str = field(repr=False)
 
 
-def parts_of(folder: Path, device: str, parameters: str, *, quick: bool) -> Iterator[Part]:
-    """Yield the parts in order. `quick`: only enough to show that they run."""
+def parts_of(
+    folder: Path, device: str, parameters: str, *, quick: bool, minutes: float = MINUTES
+) -> Iterator[Part]:
+    """Yield the parts in order. `quick`: only enough to show that they run; `minutes`: of all."""
     pair, few = folder / "pair", ("--tokens", "128") if quick else ()
     ours = ("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--device", device)
-    long = ("--rounds", "1", "--tokens", "16") if quick else ("--rounds", "2", "--minutes", "1.5")
+    long = (
+        ("--rounds", "1", "--tokens", "16")
+        if quick
+        else ("--rounds", "2", "--minutes", str(BENCH_SHARE * minutes))
+    )
     greedy = ("--kinds", "random", "--temperatures", "0", *long)
 
     def part(name: str, question: str, limit: float, words: str, *more: str) -> Part:
@@ -211,7 +218,9 @@ def day(parsed: argparse.Namespace) -> int:
     folder.mkdir(parents=True)
     outcomes: list[Outcome] = []
     found: Found = {}
-    parts = parts_of(folder, parsed.device, parsed.parameters, quick=parsed.quick)
+    parts = parts_of(
+        folder, parsed.device, parsed.parameters, quick=parsed.quick, minutes=parsed.minutes
+    )
     try:
         for part in parts:
             if parsed.only and part.name not in parsed.only:
@@ -236,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to see that it runs")
     add("--parameters", default="8b", metavar="N", help="of the target (8b)")
-    add("--minutes", type=number(0, 600, above=True), default=25.0, help="in all (25)")
+    add("--minutes", type=number(0, 600, above=True), default=MINUTES,
+        help=f"in all ({MINUTES:g})")  # fmt: skip
     add("--quick", action="store_true", help="as little as shows that each part runs")
     names = [part.name for part in parts_of(Path(), "cuda", "8b", quick=True)]
     add("--only", type=names_of([*names, "forwards-sdpa"]), help="parts, with commas between them")
