@@ -38,7 +38,9 @@ MakeWrapper = Callable[..., Wrapper]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a plan depends on besides the spans. Layers with equal values share a plan."""
+    """What a plan depends on besides the spans. Layers with equal values share a plan. `masked`:
+    the spans contain a tree; a wrapper chooses its kernel in its first plan, for good, and on
+    compute capability 9.0 that for chains accepts no mask."""
 
     heads: int
     kv_heads: int
@@ -47,6 +49,7 @@ class Variant:
     window: int | None
     softcap: float | None
     dtype: torch.dtype
+    masked: bool
 
 
 class FlashInferBackend:
@@ -113,8 +116,9 @@ class FlashInferForward(PagedAttention):
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
         heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
+        masked = any(span.ancestors for span in self._table.spans)
         wrapper = self._wrapper(
-            Variant(heads, kv_heads, dim, how.scaling, how.window, how.softcap, query.dtype)
+            Variant(heads, kv_heads, dim, how.scaling, how.window, how.softcap, query.dtype, masked)
         )
         rows = query[0].transpose(0, 1).contiguous()
         size = self._plane.block_size
@@ -220,7 +224,7 @@ class Table:
         """Plan a wrapper. Tables that the library reads on the host are host tensors, so nothing
         waits for the device."""
         mask, window = None, variant.window
-        if any(span.ancestors for span in self.spans):  # the mask then includes the window
+        if variant.masked:  # the mask then includes the window
             seen = [visible(span, window).reshape(-1) for span in self.spans]
             mask, window = torch.from_numpy(np.concatenate(seen)), None
             mask = (mask.pin_memory() if device.type == "cuda" else mask).to(

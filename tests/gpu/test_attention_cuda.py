@@ -88,6 +88,16 @@ def test_equals_sdpa(name: str, spans: list[Span], variation: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_chains_and_trees_take_turns(name: str) -> None:
+    """Law: one backend serves chains, trees and prompts in any order."""
+    backend, reference = backend_of(name), SdpaBackend(torch.device("cuda"))
+    for spans in (CHAINS, SPANS, PROMPTS, SPANS):
+        found = attend(backend.prepare(plane(), spans), spans)
+        expected = attend(reference.prepare(plane(), spans), spans)
+        torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_staged_attention_is_filled_anew(name: str) -> None:
     """Law: the same fixed tensors serve other spans after a new fill."""
     ours, sent = plane(), PackedCopy(torch.device("cuda"))

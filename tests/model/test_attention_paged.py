@@ -160,6 +160,16 @@ def test_flashinfer_plans_once_per_forward() -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_chains_and_trees_take_turns(name: str) -> None:
+    """Bug: a tree after a chain was planned on the chain's wrapper, whose kernel has no masks."""
+    backend, ours, theirs = BACKENDS[name](), plane(), plane()
+    for spans in (CHAINS, SPANS, CHAINS):
+        found = attend(backend.prepare(ours, spans), spans)
+        expected = attend(SdpaBackend(CPU).prepare(theirs, spans), spans)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_poisoned_neighbour_does_no_harm(name: str) -> None:
     """Bug: 0 x NaN is NaN, so a visible row must not read a page that shares a tile, or one left
     over from another sequence."""

@@ -1,7 +1,8 @@
 """FlashInfer's paged prefill wrapper as its documentation defines it, implemented in torch.
 
 Replaces the package where there is no GPU. Refuses what the original refuses: in graph mode another
-batch size or more pages than its buffers hold, and rows that were not planned."""
+batch size or more pages than its buffers hold, rows that were not planned, and a mask after a first
+plan without one (FA3's kernel, chosen then on compute capability 9.0, has none)."""
 
 from __future__ import annotations
 
@@ -83,6 +84,7 @@ class PagedPrefill:
                 assert len(tensor) == len(buffer) if exact else len(tensor) <= len(buffer)
                 buffer[: len(tensor)].copy_(tensor, non_blocking=True)
             given = [buffer for buffer in self.buffers if buffer is not None]
+        assert self.plans == 0 or self.mask is not None or custom_mask is None
         self.tables = given
         self.heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self.page_size, self.causal, self.mask = page_size, causal, custom_mask
