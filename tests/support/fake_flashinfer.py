@@ -50,6 +50,7 @@ class PagedPrefill:
         assert use_cuda_graph == all(buffer is not None for buffer in self.buffers)
         self.in_graph = use_cuda_graph
         self.plans = 0
+        self.mask: Tensor | None = None
 
     @unseen
     def plan(
