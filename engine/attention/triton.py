@@ -24,7 +24,15 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.triton_kernels import PIECE, PIECE_ROWS, ROW, Splitting, Tables, attend
+from engine.attention.triton_kernels import (
+    LONG,
+    PIECE,
+    PROMPTS,
+    ROW,
+    Splitting,
+    Tables,
+    attend,
+)
 
 _Piece = tuple[int, int, int, int, int, int]
 
@@ -32,7 +40,8 @@ MOST_NODES = 64  # of a tree: one bit of a mask each
 
 
 class TritonBackend:
-    """Prepares forwards on one device, and stages those of a fixed number of rows for graphs."""
+    """Prepares forwards on one device, and stages those of a fixed number of rows for graphs.
+    `prompts`: how those with long prompts are split; like the others for batch-invariant rows."""
 
     name = "triton"
 
@@ -40,16 +49,20 @@ class TritonBackend:
         self,
         device: torch.device,
         splitting: Splitting = Splitting(),  # noqa: B008  (immutable)
+        prompts: Splitting = PROMPTS,
     ) -> None:
-        self.device, self.splitting = device, splitting
+        self.device, self.splitting, self.prompts = device, splitting, prompts
 
     def prepare(self, plane: KVPlane, spans: Sequence[Span]) -> TritonStep:
-        listed, sent = Listed(spans, plane.block_size), PackedCopy(self.device)
+        long = any(span.length >= LONG for span in spans)
+        splitting = self.prompts if long else self.splitting
+        listed = Listed(spans, plane.block_size, rows=splitting.rows)
+        sent = PackedCopy(self.device)
         packed = Packed(sent, len(listed.rows), len(listed.pieces), len(listed.pages))
         sent.build()
         packed.fill(listed)
         sent.send()
-        return TritonStep(self, plane, packed)
+        return TritonStep(splitting, plane, packed)
 
     def stage(
         self, plane: KVPlane, rows: int, sent: PackedCopy, steps: int | None = None
@@ -60,19 +73,16 @@ class TritonBackend:
 class TritonStep(PagedAttention):
     """Attention of the rows in `packed`, all advanced by `step` positions."""
 
-    def __init__(
-        self, backend: TritonBackend, plane: KVPlane, packed: Packed, step: int = 0
-    ) -> None:
+    def __init__(self, splitting: Splitting, plane: KVPlane, packed: Packed, step: int = 0) -> None:
         super().__init__(plane, packed.slots.there[step])
-        self._backend, self._tables = backend, packed.tables(step)
+        self._splitting, self._tables = splitting, packed.tables(step)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
         kind, page = query.dtype if keys.dtype == FP8 else keys.dtype, self._plane.block_size
         _, heads, rows, _ = query.shape
         output = query.new_empty(1, rows, heads, values.shape[2])
-        splitting = self._backend.splitting
-        attend(output[0], query[0].to(kind), keys, values, self._tables, page, how, splitting)
+        attend(output[0], query[0].to(kind), keys, values, self._tables, page, how, self._splitting)
         return output
 
 
@@ -83,7 +93,7 @@ class TritonStaged(StagedAttention):
         self, backend: TritonBackend, plane: KVPlane, rows: int, sent: PackedCopy, steps: int
     ) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
-        self._backend, self._plane, self._rows = backend, plane, rows
+        self._splitting, self._plane, self._rows = backend.splitting, plane, rows
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
         self._packed = Packed(sent, rows, rows, self._most_pages, steps)
 
@@ -92,29 +102,32 @@ class TritonStaged(StagedAttention):
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Set the spans, `rows` rows in all."""
-        listed = Listed(spans, self._plane.block_size, self._packed.steps)
+        listed = Listed(spans, self._plane.block_size, self._packed.steps, self._splitting.rows)
         assert len(listed.rows) == self._rows
         self._packed.fill(listed)
 
     def step(self, number: int) -> TritonStep:
-        return TritonStep(self._backend, self._plane, self._packed, number)
+        return TritonStep(self._splitting, self._plane, self._packed, number)
 
 
 class Listed:
     """Spans, concatenated in the kernel's form on the host: int64 `slots` `[steps, rows]`, and
-    int32 `rows`, `pieces` and `pages`, see `triton_kernels`. Trees have at most 64 nodes."""
+    int32 `rows`, `pieces` of up to `rows` rows, and `pages`, see `triton_kernels`. Trees have at
+    most 64 nodes."""
 
-    def __init__(self, spans: Sequence[Span], size: int, steps: int = 1) -> None:
+    def __init__(
+        self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = Splitting().rows
+    ) -> None:
         pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
         for span in spans:
             row, length, start, blocks, nodes = span
             count = -(-(start + length + steps - 1) // size)
             table = blocks if len(blocks) == count else blocks[:count]
             tables.append(table if isinstance(table, array) else array("i", table))
-            if length <= PIECE_ROWS and not nodes:
+            if length <= rows and not nodes:
                 pieces.append((row, length, start + length, start, row, page))
             else:
-                pieces += _pieces(span, page)
+                pieces += _pieces(span, page, rows)
             if nodes:
                 trees.append(span)
             page += count
@@ -144,17 +157,17 @@ class Listed:
         rows[:, 1:] = np.array(bits, np.uint64)[:, None].view(np.int32)
 
 
-def _pieces(span: Span, page: int) -> list[_Piece]:
+def _pieces(span: Span, page: int, rows: int) -> list[_Piece]:
     """Pieces of a span: each of a chain is a chain that starts later; those of a tree share a
     root."""
     row, length, start, _, nodes = span
     chain = length - len(nodes or ())
     pieces = []
-    for at in range(0, chain, PIECE_ROWS):
-        count, root = min(PIECE_ROWS, chain - at), start + at
+    for at in range(0, chain, rows):
+        count, root = min(rows, chain - at), start + at
         pieces.append((row + at, count, root + count, root, row + at, page))
-    for at in range(chain, length, PIECE_ROWS):
-        count = min(PIECE_ROWS, length - at)
+    for at in range(chain, length, rows):
+        count = min(rows, length - at)
         pieces.append((row + at, count, span.end, start + chain, row + chain, page))
     return pieces
 

@@ -1,13 +1,13 @@
 """Attention in Triton: flash-decoding (Dao et al., 2023) over page tables, with the mask of the
-last keys given as bits. A prompt is split into pieces of a few rows.
+last keys given as bits. A span is split into pieces of a few rows.
 
 The rows of a piece and the query heads of one KV head are lines of one tile, so each key is read
 once for all of them. Keys are divided into chunks: chunk c of a sequence belongs to split c modulo
 `SPLITS`. `attend_splits` sums weighted values per split, `combine_splits` adds the splits.
 
-The tile, the chunks and their order depend only on the model and the keys, and a chunk that a row
-does not see leaves its sums unchanged. So a row's result depends, bit for bit, only on its query
-and the keys that it sees, not on the other spans of a call or the number of rows of its own span.
+With one Splitting, the tile, the chunks and their order depend only on the model and the keys, and
+a chunk that a row does not see leaves its sums unchanged. So a row's result depends, bit for bit,
+only on its query and the keys that it sees, not on other spans or the rows of its own.
 
 Tables are int32. A row is `[position, bits, bits]`: bit i of the 64 says whether it sees key `root
 + i`; it sees every key before the root. A piece is rows of one span: `[first row, rows, end, root,
@@ -27,13 +27,12 @@ from torch import Tensor
 from engine.attention.interface import Variation
 
 ROW, PIECE = tl.constexpr(3), tl.constexpr(6)  # numbers in a record
-PIECE_ROWS = 8  # most rows of a piece
 SMALLEST = 16  # least side of a matrix product
 WIDE = 128  # largest head dimension of NARROW_TILE
 # (Heads per tile, keys per iteration), few enough that registers do not spill on sm_80 and sm_90:
 # for head dimensions up to `WIDE`, for wider ones, and for all in float32.
 NARROW_TILE, WIDE_TILE, FLOAT32_TILE = (8, 64), (4, 32), (2, 16)
-WARPS, STAGES = 4, 2
+LINES, STAGES = 64, 2  # lines of a tile for four warps
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -49,10 +48,16 @@ class Tables(NamedTuple):
 
 
 class Splitting(NamedTuple):
-    """How keys are split: the number of splits, a power of two, and the keys per chunk."""
+    """How work is split: the number of splits, a power of two, the keys per chunk, and the most
+    rows of a piece."""
 
     splits: int = 8
     chunk: int = 128
+    rows: int = 8
+
+
+# Where some prompt has `LONG` rows: there are programs enough without a split of the keys.
+PROMPTS, LONG = Splitting(splits=1, rows=16), 64
 
 
 @triton.jit
@@ -208,7 +213,9 @@ def attend(
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
     )
-    fixed = constants(query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how)
+    fixed = constants(
+        query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how, splitting.rows
+    )
     assert splitting.chunk % fixed["BLOCK"] == 0
     parts = triton.cdiv(fixed["GROUP"], fixed["SHARED"])
     sizes = (len(output), heads, splitting.splits)
@@ -222,7 +229,7 @@ def attend(
             sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,
             *(stride for tensor in (query, keys, values) for stride in tensor.stride()[:2]),
             **fixed, PAGE=page, CHUNK=splitting.chunk, SPLITS=splitting.splits,
-            num_warps=WARPS, num_stages=STAGES,
+            num_warps=warps_of(fixed["TILE"]), num_stages=STAGES,
         )  # fmt: skip
         combine_splits[len(output), heads](
             output, sums, tops, sums if how.sinks is None else how.sinks,
@@ -231,11 +238,15 @@ def attend(
         )  # fmt: skip
 
 
+def warps_of(tile: int) -> int:
+    return 4 if tile <= LINES else 8
+
+
 def constants(
-    key_dim: int, value_dim: int, group: int, itemsize: int, how: Variation
+    key_dim: int, value_dim: int, group: int, itemsize: int, how: Variation, rows: int
 ) -> dict[str, Any]:
     """Return the compile-time constants of `attend_splits` for a layer with `group` heads per KV
-    head. The size of the tile does not depend on the call's rows."""
+    head, and pieces of up to `rows` rows."""
     shared, block = NARROW_TILE if max(key_dim, value_dim) <= WIDE else WIDE_TILE
     if itemsize == 4:
         shared, block = FLOAT32_TILE
@@ -246,7 +257,7 @@ def constants(
     return {
         "GROUP": group,
         "SHARED": shared,
-        "TILE": max(SMALLEST, triton.next_power_of_2(PIECE_ROWS * shared)),
+        "TILE": max(SMALLEST, triton.next_power_of_2(rows * shared)),
         "BLOCK": block,
         "KEY_DIM": key_dim,
         "KEY_WIDTH": key_width,

@@ -97,8 +97,9 @@ def parts_of(
     yield figures("transformers", "is it faster than transformers' own generation?", 240,
                   "engine.lab.bench --modes off,4,transformers,assisted --concurrency 1",
                   *greedy)  # fmt: skip
+    quantizes = find_spec("torchao") and find_spec("accelerate")
     for name, words in FORWARDS.items():
-        if name != "sdpa" and device == "cpu" or "quant" in words and not find_spec("torchao"):
+        if name != "sdpa" and device == "cpu" or "quant" in words and not quantizes:
             continue
         yield figures(f"forwards-{name}", f"what do forwards cost with {words}?", 150,
                       f"engine.lab.forwards {words}")  # fmt: skip

@@ -56,7 +56,9 @@ def choose_attention(
     return "sdpa"
 
 
-def attention_backend(name: AttentionName, device: torch.device) -> AttentionBackend:
+def attention_backend(
+    name: AttentionName, device: torch.device, *, batch_invariant: bool = False
+) -> AttentionBackend:
     """Build the backend of this name, as returned by `choose_attention`."""
     if name == "compiled":
         return CompiledBackend()
@@ -68,8 +70,9 @@ def attention_backend(name: AttentionName, device: torch.device) -> AttentionBac
         return FlashInferBackend(device, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
     if name == "triton":
         from engine.attention.triton import TritonBackend
+        from engine.attention.triton_kernels import PROMPTS, Splitting
 
-        return TritonBackend(device)
+        return TritonBackend(device, prompts=Splitting() if batch_invariant else PROMPTS)
     return SdpaBackend(device)
 
 

@@ -27,6 +27,8 @@ from engine.scheduling.segment import Segment
 
 # Largest allowed difference of logits, relative to the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# Activations are rounded to 4 bits, and one that rounds otherwise changes those of later layers.
+FP8_TOLERANCE = 3e-1
 OWN_TOLERANCE = {**TOLERANCE, torch.float32: 1e-4}  # in our code only the order of sums differs
 LENGTH, CUT = 12, 7
 BLOCK_SIZE = 4
@@ -119,10 +121,11 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
         except Exception as error:  # as above
             raise ModelError(f"{name} fails with paged attention: {failure(error)}") from error
     worst = _difference(found, expected)
-    if not worst <= TOLERANCE[loaded.dtype]:
+    allowed = FP8_TOLERANCE if loaded.quantization == "fp8" else TOLERANCE[loaded.dtype]
+    if not worst <= allowed:
         raise ModelError(
             f"{name} does not compute the same with paged attention: logits differ by "
-            f"{worst:.1e} of the largest, allowed is {TOLERANCE[loaded.dtype]:.0e}"
+            f"{worst:.1e} of the largest, allowed is {allowed:.0e}"
         )
 
 

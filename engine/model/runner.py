@@ -199,6 +199,7 @@ class ModelRunner:
                 batch_invariant=model.batch_invariant,
             ),
             model.device,
+            batch_invariant=model.batch_invariant,
         )
         on_cuda = model.device.type == "cuda"
         self._timer: DeviceTimer | HostTimer = DeviceTimer() if on_cuda else HostTimer(clock)

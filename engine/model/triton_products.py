@@ -32,9 +32,13 @@ class Tile(NamedTuple):
     stages: int
 
 
-# By the most rows of each. `outs` are multiples of 64: all tiles use the same matrix instruction.
-TILES = (Tile(16, 64, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(64, 64, 64, 4, 5))
-LARGE, FLOAT32 = Tile(128, 128, 64, 8, 3), Tile(64, 64, 16, 4, 3)
+# By the most rows of a product. `outs` are multiples of 64: all use the same matrix instruction.
+TILES = {
+    16: Tile(16, 64, 128, 4, 4), 32: Tile(32, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 5),
+    256: Tile(64, 128, 64, 8, 4),
+}  # fmt: skip
+LARGE, FLOAT32 = Tile(128, 128, 64, 8, 4), Tile(64, 64, 16, 4, 3)
+SHARED = 1 << 17  # bytes of memory that LARGE needs; with less it has a stage fewer
 
 
 @triton.jit
@@ -137,6 +141,11 @@ class Product:
         self._parts = triton.cdiv(width, self._each)
         tiles = max(triton.cdiv(outs, OUTS), PROGRAMS)
         self._arrived = module.weight.new_zeros(tiles, dtype=torch.int32)
+        self._large = LARGE
+        if module.weight.is_cuda:
+            device = torch.cuda.get_device_properties(module.weight.device)
+            if getattr(device, "shared_memory_per_block_optin", 0) < SHARED:
+                self._large = LARGE._replace(stages=LARGE.stages - 1)
 
     def takes(self, rows: Tensor) -> bool:
         return rows.numel() <= self._most * rows.shape[-1]
@@ -156,7 +165,7 @@ class Product:
         output, count = rows.new_empty(*rows.shape[:-1], outs), rows.numel() // width
         tile = FLOAT32
         if rows.element_size() < 4:
-            tile = next((tile for tile in TILES if count <= tile.rows), LARGE)
+            tile = next((tile for most, tile in TILES.items() if count <= most), self._large)
         tiles = triton.cdiv(count, tile.rows) * triton.cdiv(outs, tile.outs)
         split = gate < 0 and (count <= tile.rows or tiles < PROGRAMS)
         parts, sums = self._parts if split else 1, rows

@@ -32,7 +32,7 @@ triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later"
 
 from engine.attention import triton_kernels as kernels  # noqa: E402
 from engine.attention.triton import MOST_NODES, Listed, TritonBackend  # noqa: E402
-from engine.attention.triton_kernels import PIECE_ROWS, Splitting  # noqa: E402
+from engine.attention.triton_kernels import Splitting  # noqa: E402
 
 CPU = torch.device("cpu")
 BLOCKS = 24
@@ -55,6 +55,7 @@ class Setting(NamedTuple):
     dims: tuple[int, int] = (16, 16)
     splitting: Splitting = Splitting(4, 32)
     kept: torch.dtype = torch.float32
+    prompts: Splitting = kernels.PROMPTS
 
 
 def plane(setting: Setting) -> Plane:
@@ -83,7 +84,7 @@ def attend(prepared: Any, setting: Setting, spans: list[Span], how: Variation) -
 
 
 def backend(setting: Setting = Setting()) -> TritonBackend:  # noqa: B008
-    return TritonBackend(CPU, setting.splitting)
+    return TritonBackend(CPU, setting.splitting, setting.prompts)
 
 
 def compare(setting: Setting, spans: list[Span], how: Variation) -> None:
@@ -151,11 +152,11 @@ def test_a_tree_of_more_rows_than_a_tile(window: int, interpreted: Run) -> None:
     """Law: all pieces of a tree see its first nodes, through bits in both halves of a mask; a
     node's position is its depth."""
     spans = [Span(0, 43, 20, [3, 1, 8, 9], BROAD)]
-    assert len(Listed(spans, 16).pieces) == 1 + 40 // PIECE_ROWS
+    assert len(Listed(spans, 16).pieces) == 1 + 40 // Splitting().rows
     interpreted(compare, Setting(), spans, Variation(window=window))
 
 
-PROMPTS = [
+LONG = [
     Span(0, 65, 0, [1, 2, 3, 4, 5]),
     Span(65, 2, 17, [6, 7]),
     Span(67, 70, 3, [8, 9, 10, 11, 12], TREE),
@@ -165,8 +166,10 @@ PROMPTS = [
 
 @pytest.mark.parametrize("how", [Variation(), Variation(window=40)], ids=["plain", "window"])
 def test_a_prompt_is_many_pieces(how: Variation, interpreted: Run) -> None:
-    """Law: prompts of any length, anywhere among short spans, and with a tree at the end."""
-    interpreted(compare, Setting(), PROMPTS, how)
+    """Law: prompts of any length, anywhere among short spans, and with a tree at the end, split as
+    prompts are or like all else."""
+    for prompts in (kernels.PROMPTS, Splitting(2, 32, 4)):
+        interpreted(compare, Setting(prompts=prompts), LONG, how)
 
 
 def check_staged(count: int, cases: list[list[Span]]) -> None:
@@ -320,6 +323,7 @@ def test_the_choice_gives_the_reason() -> None:
         choose("cuda", 512)
 
 
+@pytest.mark.parametrize("splitting", [Splitting(), kernels.PROMPTS], ids=["decode", "prompts"])
 @pytest.mark.parametrize(
     ("dtype", "kept", "dim", "group"),
     [
@@ -332,16 +336,18 @@ def test_the_choice_gives_the_reason() -> None:
     ],
 )
 def test_compiles_for_an_h100(
-    dtype: str, kept: str, dim: int, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dtype: str, kept: str, dim: int, group: int, splitting: Splitting,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Law: the kernels compile without a device, and no register spills to memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     how = Variation(window=100, softcap=30.0)
     size = 4 if dtype == "fp32" else 2
-    fixed = kernels.constants(dim, dim, group, size, how)
-    fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": 8}
+    fixed = kernels.constants(dim, dim, group, size, how, splitting.rows)
+    fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": splitting.splits}
     names = {"query": f"*{dtype}", "keys": f"*{kept}", "values": f"*{kept}"}
-    built = compiled(kernels.attend_splits, fixed, names, num_stages=kernels.STAGES)
+    options = {"num_stages": kernels.STAGES, "num_warps": kernels.warps_of(fixed["TILE"])}
+    built = compiled(kernels.attend_splits, fixed, names, **options)
     (tmp_path / "kernel.cubin").write_bytes(built.asm["cubin"])
     program = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
     used = subprocess.run(
@@ -349,7 +355,8 @@ def test_compiles_for_an_h100(
     )
     assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
     assert built.metadata.shared <= 99 << 10  # shared memory per block on most GPUs
-    left = {"VALUE_DIM": dim, "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": 8, "SINKS": True}
+    left = {"VALUE_DIM": dim, "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": splitting.splits}
+    left["SINKS"] = True
     compiled(kernels.combine_splits, left, {"output": f"*{dtype}", "sinks": f"*{dtype}"})
 
 
@@ -369,6 +376,4 @@ def compiled(kernel: Any, fixed: dict[str, Any], pointers: dict[str, str], **opt
     source = ASTSource(kernel, types, fixed, aligned)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own warnings
-        return triton.compile(
-            source, GPUTarget("cuda", 90, 32), {"num_warps": kernels.WARPS, **options}
-        )
+        return triton.compile(source, GPUTarget("cuda", 90, 32), options or {"num_warps": 4})
