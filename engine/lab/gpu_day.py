@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 TESTS = ("attention", "fused", "engine_on", "graphs", "sampling", "packed_copy", "memory")
 KINDS = ("tests", "failures", "errors", "skipped")  # counts in a JUnit report
 FORWARDS = {
-    "triton": "--attention triton", "sdpa": "--attention sdpa", "invariant": "--batch-invariant",
-    "int4": "--quantization int4", "fp8": "--quantization fp8",
+    "triton": "--attention triton", "invariant": "--batch-invariant",
+    "int4": "--quantization int4", "fp8": "--quantization fp8", "sdpa": "--attention sdpa",
 }  # fmt: skip
 MINUTES, BENCH_SHARE = 25.0, 0.06  # of all parts; the share of one bench
 SHOWN = 100  # last lines of a part's output that the page shows
@@ -97,15 +97,15 @@ def parts_of(
     yield figures("transformers", "is it faster than transformers' own generation?", 240,
                   "engine.lab.bench --modes off,4,transformers,assisted --concurrency 1",
                   *greedy)  # fmt: skip
+    yield part("host", "what does the host add to a step?", 120,
+               f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
+               "--sequences", "1", "32", *ours)  # fmt: skip
     quantizes = find_spec("torchao") and find_spec("accelerate")
     for name, words in FORWARDS.items():
         if name != "sdpa" and device == "cpu" or "quant" in words and not quantizes:
             continue
         yield figures(f"forwards-{name}", f"what do forwards cost with {words}?", 150,
                       f"engine.lab.forwards {words}")  # fmt: skip
-    yield part("host", "what does the host add to a step?", 120,
-               f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
-               "--sequences", "1", "32", *ours)  # fmt: skip
 
 
 def run(part: Part, folder: Path, left: float) -> Outcome:
