@@ -24,19 +24,13 @@ from engine.attention.interface import (
     Variation,
 )
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.triton_kernels import (
-    LONG,
-    PIECE,
-    PROMPTS,
-    ROW,
-    Splitting,
-    Tables,
-    attend,
-)
+from engine.attention.triton_kernels import PIECE, ROW, Splitting, Tables, attend
 
 _Piece = tuple[int, int, int, int, int, int]
 
 MOST_NODES = 64  # of a tree: one bit of a mask each
+# Where some prompt has `LONG` rows: there are programs enough without a split of the keys.
+DECODES, PROMPTS, LONG = Splitting(), Splitting(splits=1, rows=16), 64
 
 
 class TritonBackend:
@@ -46,10 +40,7 @@ class TritonBackend:
     name = "triton"
 
     def __init__(
-        self,
-        device: torch.device,
-        splitting: Splitting = Splitting(),  # noqa: B008  (immutable)
-        prompts: Splitting = PROMPTS,
+        self, device: torch.device, splitting: Splitting = DECODES, prompts: Splitting = PROMPTS
     ) -> None:
         self.device, self.splitting, self.prompts = device, splitting, prompts
 
@@ -116,7 +107,7 @@ class Listed:
     most 64 nodes."""
 
     def __init__(
-        self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = Splitting().rows
+        self, spans: Sequence[Span], size: int, steps: int = 1, rows: int = DECODES.rows
     ) -> None:
         pieces, tables, trees, page = list[_Piece](), list["array[int]"](), list[Span](), 0
         for span in spans:

@@ -56,10 +56,6 @@ class Splitting(NamedTuple):
     rows: int = 8
 
 
-# Where some prompt has `LONG` rows: there are programs enough without a split of the keys.
-PROMPTS, LONG = Splitting(splits=1, rows=16), 64
-
-
 @triton.jit
 def _lines(piece, GROUP: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr):
     """Return the tile's KV head, and each line's row, head, and whether it is in use."""

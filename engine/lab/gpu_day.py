@@ -68,12 +68,8 @@ def parts_of(
     """Yield the parts in order. `quick`: only enough to show that they run; `minutes`: of all."""
     pair, few = folder / "pair", ("--tokens", "128") if quick else ()
     ours = ("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--device", device)
-    long = (
-        ("--rounds", "1", "--tokens", "16")
-        if quick
-        else ("--rounds", "2", "--minutes", str(BENCH_SHARE * minutes))
-    )
-    greedy = ("--kinds", "random", "--temperatures", "0", *long)
+    long = "--rounds 1 --tokens 16" if quick else f"--rounds 2 --minutes {BENCH_SHARE * minutes}"
+    greedy = ("--kinds", "random", "--temperatures", "0", *long.split())
 
     def part(name: str, question: str, limit: float, words: str, *more: str) -> Part:
         return Part(name, question, limit, ("-m", *words.split(), *more))

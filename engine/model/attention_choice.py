@@ -50,7 +50,7 @@ def choose_attention(
         return requested
     if device.type != "cuda":
         return "compiled" if not in_fp8 and suits(device, dtype, layers) else "sdpa"
-    for name in ("flashinfer", "triton"):
+    for name in ("triton", "flashinfer"):
         if not obstacle(name):
             return name
     return "sdpa"
@@ -69,10 +69,9 @@ def attention_backend(
 
         return FlashInferBackend(device, flashinfer.BatchPrefillWithPagedKVCacheWrapper)
     if name == "triton":
-        from engine.attention.triton import TritonBackend
-        from engine.attention.triton_kernels import PROMPTS, Splitting
+        from engine.attention.triton import DECODES, PROMPTS, TritonBackend
 
-        return TritonBackend(device, prompts=Splitting() if batch_invariant else PROMPTS)
+        return TritonBackend(device, prompts=DECODES if batch_invariant else PROMPTS)
     return SdpaBackend(device)
 
 

@@ -34,6 +34,9 @@ from engine.scheduling.memory import dtypes_in
 logger = logging.getLogger(__name__)
 
 INT4_CAPABILITY = (8, 0)  # least CUDA compute capability
+# A row's largest activation is taken as at least this: with a scale of 0, torchao divides by it,
+# and the row becomes NaN. Padding tokens have rows of zeros.
+LEAST_ACTIVATION = 1e-12
 
 
 def named_dtype(dtype: DTypeName, device: torch.device) -> torch.dtype:
@@ -91,7 +94,9 @@ def quantization_arguments(
     elif kind == "fp8":
         if find_spec("mslk") is None:
             logger.info("%s in fp8 needs 8 extra kernels per product, 1 with mslk-cuda", name)
-        config = Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), **alone)
+        config = Float8DynamicActivationFloat8WeightConfig(
+            granularity=PerRow(), activation_value_lb=LEAST_ACTIVATION, **alone
+        )
     return {"quantization_config": TorchAoConfig(config), **place}
 
 

@@ -64,7 +64,8 @@ def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")  # from torchao's docstrings, on Python 3.12
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Law: each request ends with all of its tokens. The kernels require these widths."""
+    """Law: each request ends with all of its tokens, with a padding token's row of zeros, too. The
+    kernels require these widths."""
     wide = {**tiny.GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**wide))
     folder = tmp_path_factory.mktemp("quantized")
@@ -73,7 +74,7 @@ def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFac
     made = build(target, draft, kind, cache={"num_blocks": 64})
     for seed in range(3):
         params = SamplingParams(seed=seed, max_tokens=12, ignore_eos=True)
-        made.add(Submit(str(seed), PROMPT, params, 0.0))
+        made.add(Submit(str(seed), [*PROMPT, model.config.pad_token_id or 0], params, 0.0))
     count = 0
     while made.has_work:
         count += sum(len(output.tokens) for output in made.step().items)

@@ -202,7 +202,7 @@ def test_an_engine_on_flashinfer_writes_the_reference_text(
 ) -> None:
     """Law: the attention backend does not change the text."""
     made = BACKENDS["flashinfer"]
-    monkeypatch.setattr("engine.model.runner.attention_backend", lambda *_: made())
+    monkeypatch.setattr("engine.model.runner.attention_backend", lambda *_, **how: made())
     config = {
         "target": {"path": tiny_target},
         "device": "cpu",

@@ -31,7 +31,13 @@ from engine.scheduling.segment import ancestors_of
 triton = pytest.importorskip("triton", "3.7", reason="needs triton 3.7 or later")
 
 from engine.attention import triton_kernels as kernels  # noqa: E402
-from engine.attention.triton import MOST_NODES, Listed, TritonBackend  # noqa: E402
+from engine.attention.triton import (  # noqa: E402
+    DECODES,
+    MOST_NODES,
+    PROMPTS,
+    Listed,
+    TritonBackend,
+)
 from engine.attention.triton_kernels import Splitting  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -55,7 +61,7 @@ class Setting(NamedTuple):
     dims: tuple[int, int] = (16, 16)
     splitting: Splitting = Splitting(4, 32)
     kept: torch.dtype = torch.float32
-    prompts: Splitting = kernels.PROMPTS
+    prompts: Splitting = PROMPTS
 
 
 def plane(setting: Setting) -> Plane:
@@ -168,7 +174,7 @@ LONG = [
 def test_a_prompt_is_many_pieces(how: Variation, interpreted: Run) -> None:
     """Law: prompts of any length, anywhere among short spans, and with a tree at the end, split as
     prompts are or like all else."""
-    for prompts in (kernels.PROMPTS, Splitting(2, 32, 4)):
+    for prompts in (PROMPTS, Splitting(2, 32, 4)):
         interpreted(compare, Setting(prompts=prompts), LONG, how)
 
 
@@ -323,7 +329,7 @@ def test_the_choice_gives_the_reason() -> None:
         choose("cuda", 512)
 
 
-@pytest.mark.parametrize("splitting", [Splitting(), kernels.PROMPTS], ids=["decode", "prompts"])
+@pytest.mark.parametrize("splitting", [DECODES, PROMPTS], ids=["decode", "prompts"])
 @pytest.mark.parametrize(
     ("dtype", "kept", "dim", "group"),
     [

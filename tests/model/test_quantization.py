@@ -136,6 +136,18 @@ def test_settings_for_torchao(
     assert found["quantization_config"].to_dict()["quant_method"] == "torchao"
 
 
+def test_a_row_of_zeros_stays_one_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a padding token's activations are zeros, and torchao divided them by a scale of 0: on
+    an H200 its logits were NaN, and the request ended with an error."""
+    from torchao.quantization.quantize_.workflows import Float8Tensor
+
+    device, zeros = on_cuda(monkeypatch, (9, 0)), torch.zeros(2, 64, dtype=torch.bfloat16)
+    found = quantization_arguments("fp8", device, torch.bfloat16, "a model", None)
+    least = found["quantization_config"].quant_type.activation_value_lb
+    kept = Float8Tensor.from_hp(zeros, granularity=PerRow(), hp_value_lb=least)
+    assert torch.equal(kept.dequantize(), zeros)
+
+
 def test_devices_and_precisions_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the message says in half a sentence what is allowed instead."""
 
