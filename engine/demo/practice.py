@@ -145,11 +145,24 @@ def _sum(rng: random.Random, most: int = 100) -> tuple[int, str, int]:
     return left, sign, right
 
 
-def arithmetic(rng: random.Random) -> Dialogue:
-    left, sign, right = _sum(rng)
+def arithmetic(rng: random.Random, borrow: bool = False) -> Dialogue:
+    """Ask for a calculation. `borrow`: a difference of two digits, at times of close numbers."""
+    left, sign, right = _difference(rng) if borrow else _sum(rng)
     word = {"+": "plus", "-": "minus", "*": "times"}[sign]
     question = worded(rng, "arithmetic", left=left, sign=sign, right=right, word=word)
     return ask(question, worked(left, sign, right))
+
+
+def _difference(rng: random.Random) -> tuple[int, str, int]:
+    right = rng.randint(10, 90)
+    left = right + rng.randint(0, 9) if rng.random() < 0.2 else rng.randint(10, 99)
+    return max(left, right), "-", min(left, right)
+
+
+def differences(rng: random.Random) -> Dialogue:
+    """Ask for several differences in succession. Whether to borrow is decided by two digits of
+    many, and learned only from many answers."""
+    return [turn for _ in range(rng.randint(2, 5)) for turn in arithmetic(rng, borrow=True)]
 
 
 def drill(rng: random.Random) -> Dialogue:
@@ -312,8 +325,8 @@ WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
     (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
     (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
     (refusal, 0.6), (spelling, 0.6), (neighbours, 2.5), (invent_json, 0.7),
-    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 3), (claim, 5), (claims, 8),
-    (extraction, 10), (repeating, 5),
+    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 3), (claim, 4), (claims, 4),
+    (extraction, 10), (repeating, 5), (differences, 7),
 )  # fmt: skip
 OFFERED = 0.2  # share of conversations with tools
 
