@@ -325,8 +325,8 @@ WRITERS: tuple[tuple[Callable[[random.Random], Dialogue], float], ...] = (
     (partial(from_table, table="manners"), 1.2), (partial(from_table, table="identity"), 1.5),
     (partial(from_table, table="facts"), 1.5), (partial(from_table, table="speculation"), 1.5),
     (refusal, 0.6), (spelling, 0.6), (neighbours, 2.5), (invent_json, 0.7),
-    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 3), (claim, 4), (claims, 4),
-    (extraction, 10), (repeating, 5), (differences, 7),
+    (arithmetic, 9), (drill, 4), (counting, 1.5), (sorting, 4), (claim, 4), (claims, 5),
+    (extraction, 11), (repeating, 5), (differences, 5),
 )  # fmt: skip
 OFFERED = 0.2  # share of conversations with tools
 
