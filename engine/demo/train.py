@@ -164,6 +164,16 @@ def pair(options: Namespace) -> tuple[Any, Any, Any]:
     return model.llama(**TARGET, layers=STAGES[0][1]), model.llama(**DRAFT), tokenizer
 
 
+def average(folder: Path, other: Path) -> None:
+    """Replace the weights in `folder` by the mean of them and those in `other`, whose model was
+    trained from the same one (Wortsman et al., arXiv:2203.05482)."""
+    target, added = (model.load(each) for each in (folder, other))
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), added.parameters(), strict=True):
+            mine.lerp_(theirs, 0.5)
+    model.save(target, AutoTokenizer.from_pretrained(folder), folder)
+
+
 def build_parser() -> Parser:
     parser = Parser(prog="foredraft train demo", description=(__doc__ or "").split("\n", 1)[0])
     add = parser.add_argument
@@ -186,6 +196,8 @@ def build_parser() -> Parser:
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of texts and weights (0)")
     add("--resume", type=number(0, 1e6), default=0, metavar="MINUTES",
         help="continue training the pair in --output, after MINUTES")  # fmt: skip
+    add("--average", type=Path, metavar="DIR",
+        help="then average the target's weights with those of the pair in DIR")  # fmt: skip
     return parser
 
 
@@ -201,12 +213,16 @@ def run(options: Namespace) -> int:
     pair to continue with."""
     if options.resume or not options.minutes:
         model.check(options.output)
+    if options.average is not None:
+        model.check(options.average)
     options.output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
     if options.minutes:
         train(*pair(options), options)
+    if options.average is not None:
+        average(options.output / "target", options.average / "target")
     if options.distill_minutes:
         distill.run(options.output, options.distill_minutes, options.seed)
     return 0

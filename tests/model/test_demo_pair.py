@@ -130,6 +130,24 @@ def test_new_layers_of_a_grown_model_learn() -> None:
     assert new.mlp.down_proj.weight.grad.abs().max() > 0
 
 
+def test_the_target_is_averaged_with_another_pairs(tmp_path: Path, tokenizer: Any) -> None:
+    """Law: without time to train, --average leaves the mean of two targets, the rest as it was."""
+    targets = []
+    for seed, name in enumerate(("ours", "theirs")):
+        torch.manual_seed(seed)
+        targets.append(llama(width=64, inner=96, layers=1))
+        for part in ("target", "draft"):
+            save(targets[seed], tokenizer, tmp_path / name / part)
+    ours, theirs = (str(tmp_path / name) for name in ("ours", "theirs"))
+    words = ["--output", ours, "--average", theirs, "--minutes", "0", "--distill-minutes", "0"]
+    assert train.main(words) == 0
+    found, kept = (load(tmp_path / "ours" / part).state_dict() for part in ("target", "draft"))
+    first, second = (target.bfloat16().float().state_dict() for target in targets)
+    for name, weight in found.items():
+        assert torch.equal(weight, ((first[name] + second[name]) / 2).bfloat16().float())
+        assert torch.equal(kept[name], first[name])
+
+
 def test_a_saved_model_is_loaded_as_it_was_and_ends_where_a_reply_does(
     tmp_path: Path, tokenizer: Any
 ) -> None:
@@ -213,6 +231,7 @@ def test_text_for_training_is_none_that_is_held_out(
         (train.main, ["--seed", "1.5"], "--seed: '1.5' is not a whole number from 0"),
         (train.main, ["--minutes", "0", "--output", "/nowhere"], "/nowhere contains no pair"),
         (train.main, ["--resume", "5", "--output", "/nowhere"], "/nowhere contains no pair"),
+        (train.main, ["--average", "/nowhere"], "/nowhere contains no pair"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -15,7 +15,7 @@ BUDGETS = {
     "engine/cpu": 3_348,
     "lab": 8_381,  # engine/lab and server/lab
     "serving": 30_021,  # everything else but the script that trained the built-in pair
-    "all": 45_127,
+    "all": 45_156,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
