@@ -49,12 +49,13 @@ class ModelConfig(Part):
         "none",
         description="bits of the linear layers' weights. On a CPU `int8`: by compiled code where"
         " it runs the model (302 M parameters on a Zen 4: 1.6 of bfloat16's tokens/s at K=0, 1.1"
-        " with a draft, 0.76 for prompts), else by torchao, slower than without. On CUDA by torchao"
-        " (`pip install 'foredraft[quantization]'`), in bfloat16: `int4` (groups of 128; compute"
-        " capability 8.0), `fp8` (rows; 8.9) and `int8`, which save memory alone: on an H200 a row"
-        " of an 8 B model takes 1.2 of bfloat16's time in `int4`, 32 sequences of 5 rows 12, in"
-        " `fp8` without `mslk-cuda` 2.3 and 2.4. A checkpoint that is stored quantised is loaded"
-        " by transformers where it can be, with `none`",
+        " with a draft, 0.76 for prompts), else by torchao, slower than without. On CUDA `int8` by"
+        " our Triton kernel for models with fused layers and without experts (speed not measured"
+        " yet), else by torchao (`pip install 'foredraft[quantization]'`), as are, in bfloat16,"
+        " `int4` (groups of 128; compute capability 8.0) and `fp8` (rows; 8.9). torchao saves"
+        " memory alone: on an H200 a row of an 8 B model takes 1.2 of bfloat16's time in `int4`, 32"
+        " sequences of 5 rows 12, in `fp8` without `mslk-cuda` 2.3 and 2.4. A checkpoint that is"
+        " stored quantised is loaded by transformers where it can be, with `none`",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's own"

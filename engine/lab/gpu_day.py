@@ -33,8 +33,10 @@ TESTS = ("attention", "fused", "engine_on", "graphs", "sampling", "packed_copy",
 KINDS = ("tests", "failures", "errors", "skipped")  # counts in a JUnit report
 FORWARDS = {
     "triton": "--attention triton", "invariant": "--batch-invariant",
-    "int4": "--quantization int4", "fp8": "--quantization fp8", "sdpa": "--attention sdpa",
+    "int8": "--quantization int8", "int4": "--quantization int4", "fp8": "--quantization fp8",
+    "sdpa": "--attention sdpa",
 }  # fmt: skip
+TORCHAOS = ("int4", "fp8")  # torchao's and accelerate's
 MINUTES, BENCH_SHARE = 25.0, 0.06  # of all parts; the share of one bench
 SHOWN = 100  # last lines of a part's output that the page shows
 Found = dict[str, Any]  # results by part
@@ -98,7 +100,7 @@ def parts_of(
                "--sequences", "1", "32", *ours)  # fmt: skip
     quantizes = find_spec("torchao") and find_spec("accelerate")
     for name, words in FORWARDS.items():
-        if name != "sdpa" and device == "cpu" or "quant" in words and not quantizes:
+        if name != "sdpa" and device == "cpu" or name in TORCHAOS and not quantizes:
             continue
         yield figures(f"forwards-{name}", f"what do forwards cost with {words}?", 150,
                       f"engine.lab.forwards {words}")  # fmt: skip

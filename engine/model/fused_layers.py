@@ -26,7 +26,7 @@ from engine.attention.interface import (
 from engine.cpu.fused import joined
 from engine.model.loaded import with_parts
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
-from engine.model.triton_products import Product
+from engine.model.triton_products import Product, quantize
 
 # Supported model types, and the number they add to the weights of a norm.
 FAMILIES = {
@@ -67,14 +67,30 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
 
 
 def make_batch_invariant(fused: Any, most: int = EVERY) -> str | None:
-    """Make a row's bits independent of the other rows, in forwards of up to `most` rows. Returns
-    why that is impossible for these layers, or None."""
+    """Make a row's bits independent of the other rows, in forwards of up to `most` rows, and the
+    products of int8 weights in all. Returns why that is impossible for these layers, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):
         return "its products depend on which rows share an expert"
     for module in fused.modules():
         if type(module) is nn.Linear:
-            module.forward = Product(module, most)  # type: ignore[method-assign,assignment]
+            rows = EVERY if hasattr(module, "scales") else most
+            module.forward = Product(module, rows)  # type: ignore[method-assign,assignment]
     return None
+
+
+def obstacle_to_int8(config: Any, dtype: torch.dtype) -> str | None:
+    """Why these layers do not run the model with int8 weights, or None."""
+    if config.model_type not in FAMILIES or hasattr(config, "num_local_experts"):
+        return "there are no fused layers for its model type, or it is a mixture of experts"
+    return None if dtype.itemsize == 2 else f"it is to run in {dtype}"
+
+
+def quantize_layers(model: Any, device: torch.device) -> None:
+    """Make the weights of all linear layers but the head int8, on the device, one after another:
+    the unquantized ones need not fit there."""
+    for module in model.base_model.modules():
+        if type(module) is nn.Linear:
+            quantize(module, device)
 
 
 class _Recorder(LayerProbe):
@@ -216,8 +232,9 @@ def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
     merged: nn.Linear = parts[0]
     if len(parts) > 1:
         merged = nn.Linear(1, 1, bias=biased[0], device="meta")
-        merged.weight = nn.Parameter(joined(*parts), requires_grad=False)
+        for name in ("weight", "bias", "scales"):
+            if getattr(parts[0], name, None) is not None:
+                tensor = joined(*parts, name=name)
+                setattr(merged, name, nn.Parameter(tensor, requires_grad=False))
         merged.out_features, merged.in_features = merged.weight.shape
-        if biased[0]:
-            merged.bias = nn.Parameter(joined(*parts, name="bias"), requires_grad=False)
     return merged

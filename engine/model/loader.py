@@ -41,8 +41,8 @@ from engine.sampling.triton_draws import available
 logger = logging.getLogger(__name__)
 
 
-class _NotCompiled(Exception):
-    """Compiled code cannot run the model in int8; the message says why."""
+class _Unsupported(Exception):
+    """Our own code cannot run the model in int8; the message says why."""
 
 
 def load_model(
@@ -63,11 +63,12 @@ def load_model(
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
-    if kind == "int8" and source.device.type == "cpu" and dtype in ("auto", "bfloat16"):
+    if kind == "int8" and (dtype in ("auto", "bfloat16") or available(source.device)):
         try:
-            return replace(source, own_int8=True).load("bfloat16", lossy=False)
-        except _NotCompiled as error:
-            logger.info("%s is quantised by torchao, slow on a CPU: %s", source.name, error)
+            own, named = replace(source, own_int8=True), "bfloat16" if dtype == "auto" else dtype
+            return own.load(named, lossy=False)
+        except _Unsupported as error:
+            logger.info("%s is quantised by torchao, which is slow: %s", source.name, error)
     loaded = source.load(dtype, lossy=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
@@ -100,7 +101,7 @@ class _Source:
 
     def load(self, dtype: DTypeName, *, lossy: bool) -> LoadedModel:
         """Load and verify. `lossy`: compiled code may hold weights in 8 bits. Raises
-        ModelError; with `own_int8` also _NotCompiled if compiled code cannot run int8 weights."""
+        ModelError; with `own_int8` also _Unsupported if our code cannot run int8 weights."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
         report(f"loading the {role}" if folder else f"fetching and loading the {role}")
@@ -124,24 +125,38 @@ class _Source:
                 how |= quantization_arguments(self.quantization, where, how["dtype"], name, stored)
             whole = f"{name} (stored in {stored})" if stored else name
             model = read_weights(str(folder or self.path), whole, how)
-            model = model if is_quantized(model) else model.to(where)
             model = model.eval().requires_grad_(False)
             int8 = self._quantised(model)
+            model = model if is_quantized(model) else model.to(where)
             expected = reference(model, name)
         same = {"batch_invariant": self.batch_invariant and where.type == "cuda"}
         return _proven(make, model, expected, name, lossy=lossy, int8=int8, **same)
 
     def _quantised(self, model: Any) -> Quantised | None:
+        """Return a CPU's weights for compiled code; on CUDA the model itself holds them."""
+        if self.own_int8 and available(self.device):
+            from engine.model.fused_layers import quantize_layers
+
+            quantize_layers(model, self.device)
+            return ()
         return quantised(model) if self.own_int8 else None
+
+    def _obstacle_to_int8(self, config: Any, dtype: torch.dtype) -> str | None:
+        if available(self.device):
+            from engine.model.fused_layers import obstacle_to_int8
+
+            return obstacle_to_int8(config, dtype)
+        if self.device.type == "cuda":
+            return "Triton is not installed or does not support the device"
+        return obstacle_to_bfloat16(config, every_row=self.role == "target", int8=True)
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
         """Return LoadedModel with the facts known from the configuration. Raises ModelError."""
         role, where = self.role, self.device
-        every_row, own = role == "target", self.own_int8
-        if own and (reason := obstacle_to_bfloat16(config, every_row=every_row, int8=True)):
-            raise _NotCompiled(reason)
-        limit = length_limit(config, self.max_model_len, self.name)
         kind = named_dtype(dtype, where)
+        if self.own_int8 and (reason := self._obstacle_to_int8(config, kind)):
+            raise _Unsupported(reason)
+        limit = length_limit(config, self.max_model_len, self.name)
         if self.quantization == "none":
             kind = pick_dtype(dtype, where, config=config, folder=folder, role=role)
         return partial(
@@ -183,7 +198,10 @@ def _with_own_code(
     """Return the model with faster code of ours, if there is some that passes the same check."""
     model = loaded.model
     if available(loaded.device):
-        return _with_kernels(loaded, expected)
+        found = _with_kernels(loaded, expected)
+        if int8 is not None and found is loaded:
+            raise _Unsupported("its fused layers fail")
+        return found
     loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # its text must not depend on the batch
     for bits in (True, False) if lossy else (False,):
@@ -193,7 +211,7 @@ def _with_own_code(
         if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
     if int8 is not None:
-        raise _NotCompiled("compiled code does not support a feature of this model")
+        raise _Unsupported("compiled code does not support a feature of this model")
     return _called(loaded, packed_decoder(model), expected)
 
 
@@ -214,7 +232,7 @@ def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> Loaded
     """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
     if not available(loaded.device) or is_quantized(loaded.model):
-        raise ModelError(f"{refused}: it needs unquantized weights and a GPU that Triton supports")
+        raise ModelError(f"{refused}: it needs a GPU that Triton supports, and no torchao weights")
     from engine.model.fused_layers import fused_layers, make_batch_invariant
 
     fused = fused_layers(loaded.model, loaded.layers)

@@ -6,9 +6,10 @@ code must run all rows. Otherwise it is float32, since torch's bfloat16 products
 number of rows, and the same seed would not give the same text. The choice depends only on model and
 machine, never on a measurement at start, so a text is the same after a restart.
 
-Quantized weights come from transformers with torchao, or on a CPU from compiled code
-(`engine.cpu.weights.quantised`), which also quantizes the head. torchao quantizes only the linear
-layers inside the model, not embedding and head. Scales are per row of weights (int8, fp8), per
+Quantized weights come from transformers with torchao, or in int8 from our code: on a CPU compiled
+code (`engine.cpu.weights.quantised`), which also quantizes the head, on CUDA fused layers
+(`engine.model.fused_layers.quantize_layers`). These and torchao quantize only the linear layers
+inside the model, not embedding and head. Scales are per row of weights (int8, fp8), per
 group of 128 (int4) and per row of activations (fp8), so a row's result still does not depend on the
 batch. Products are torch's tinygemm kernel (int4) and cuBLAS (fp8); with the package mslk-cuda, fp8
 rounds activations in one kernel instead of eight. torchao widens int8 weights in memory before each
@@ -119,7 +120,7 @@ def unsupported(kind: QuantizationName, device: torch.device, dtype: torch.dtype
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether the model runs with quantized weights, from here or from its checkpoint."""
+    """Whether torchao quantized the model, or its checkpoint is quantized."""
     parts = any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters())
     stored = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     return parts or (stored is not None and not getattr(stored, "dequantize", False))

@@ -3,6 +3,9 @@
 Each output is a sum over the inputs, in parts that depend only on the weight's shape. The number of
 rows decides only the tile, and whether each part has its own program. Libraries, in contrast, let
 the number of rows decide how a sum is split.
+
+A weight may be int8 with a float32 scale per output: its numbers are widened to the rows' dtype,
+which is exact, and a finished sum is multiplied by the scale.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.cpu.decoder import int8_of
 from engine.model.triton_layers import activated
 
 TOGETHER = tl.constexpr(8)  # row tiles that run together, to read a weight once from memory
@@ -57,7 +61,7 @@ def _part(
         else:
             given = tl.load(given, (row < count)[None, :] & (at < end)[:, None], 0.0)
             by = tl.load(by, (out < OUT)[:, None] & (at < end)[None, :], 0.0)
-        found = tl.dot(by, given, found, input_precision="ieee")
+        found = tl.dot(by.to(given.dtype), given, found, input_precision="ieee")
     return found
 
 
@@ -76,9 +80,14 @@ def _whole(
 
 @triton.jit
 def _finish(
-    output, found, other, bias, row, out, count, OUT, BIASED: tl.constexpr, GATE: tl.constexpr
+    output, found, other, bias, scales, row, out, count, OUT,
+    BIASED: tl.constexpr, SCALED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     kind = output.dtype.element_ty
+    if SCALED:
+        found *= tl.load(scales + out, out < OUT, 0.0)[:, None]
+        if GATE >= 0:
+            other *= tl.load(scales + OUT + out, out < OUT, 0.0)[:, None]
     if BIASED:
         found += tl.load(bias + out, out < OUT, 0.0).to(tl.float32)[:, None]
     if GATE >= 0:
@@ -91,9 +100,9 @@ def _finish(
 
 @triton.jit(do_not_specialize=["count"])
 def multiply_rows(
-    output, rows, weight, bias, sums, arrived, count, OUT, IN, EACH,
+    output, rows, weight, bias, scales, sums, arrived, count, OUT, IN, EACH,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-    PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr,
+    PARTS: tl.constexpr, BIASED: tl.constexpr, SCALED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of `output` `[count, OUT]` from `rows` `[count, IN]` and `weight` `[OUT, IN]`;
     with a GATE, `weight` is `[2 OUT, IN]`, gates first. With PARTS > 1, so many programs write
@@ -110,7 +119,7 @@ def multiply_rows(
         if GATE >= 0:
             weight += OUT.to(tl.int64) * IN
             other = _whole(rows, weight, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN)
-        _finish(output, found, other, bias, row, out, count, OUT, BIASED, GATE)
+        _finish(output, found, other, bias, scales, row, out, count, OUT, BIASED, SCALED, GATE)
     else:
         begin = tl.program_id(1) * EACH
         end = tl.minimum(begin + EACH, IN)
@@ -125,7 +134,16 @@ def multiply_rows(
             found = tl.zeros([OUTS, ROWS], tl.float32)
             for each in range(PARTS):
                 found += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
-            _finish(output, found, found, bias, row, out, count, OUT, BIASED, GATE)
+            _finish(output, found, found, bias, scales, row, out, count, OUT, BIASED, SCALED, GATE)
+
+
+def quantize(linear: nn.Linear, device: torch.device) -> None:
+    """Make the weight int8 with `scales`, both on the device. Its product is that of torch with the
+    dequantized weight, until another Product is the layer's forward."""
+    weight, scales = int8_of(linear.weight.to(device))
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.scales = nn.Parameter(scales, requires_grad=False)
+    linear.forward = Product(linear, 0)  # type: ignore[method-assign,assignment]
 
 
 class Product:
@@ -147,13 +165,22 @@ class Product:
             if getattr(device, "shared_memory_per_block_optin", 0) < SHARED:
                 self._large = LARGE._replace(stages=LARGE.stages - 1)
 
+    @property
+    def _scales(self) -> Tensor | None:
+        return getattr(self._module, "scales", None)  # at each call: merging replaces it
+
     def takes(self, rows: Tensor) -> bool:
         return rows.numel() <= self._most * rows.shape[-1]
 
     def __call__(self, rows: Tensor) -> Tensor:
         if not self.takes(rows):
-            return functional.linear(rows, self._module.weight, self._module.bias)
+            return functional.linear(rows, self._weight(rows.dtype), self._module.bias)
         return self._multiplied(rows, len(self._module.weight), -1)
+
+    def _weight(self, dtype: torch.dtype) -> Tensor:
+        if self._scales is None:
+            return self._module.weight
+        return (self._module.weight * self._scales[:, None]).to(dtype)
 
     def gated(self, rows: Tensor, activation: int) -> Tensor:
         """Return `triton_layers.gated` of the product; `takes` must hold."""
@@ -161,6 +188,7 @@ class Product:
 
     def _multiplied(self, rows: Tensor, outs: int, gate: int) -> Tensor:
         weight, bias, rows = self._module.weight, self._module.bias, rows.contiguous()
+        scales = self._scales
         width = rows.shape[-1]
         output, count = rows.new_empty(*rows.shape[:-1], outs), rows.numel() // width
         tile = FLOAT32
@@ -173,11 +201,12 @@ class Product:
             sums = torch.empty(parts, count, outs, dtype=torch.float32, device=rows.device)
         with torch.cuda.device_of(rows):
             multiply_rows[tiles, parts](
-                output, rows, weight, weight if bias is None else bias, sums, self._arrived,
+                output, rows, weight, weight if bias is None else bias,
+                weight if scales is None else scales, sums, self._arrived,
                 count, outs, width, width if gate >= 0 else self._each,
                 ROWS=tile.rows, OUTS=tile.outs, STEP=tile.step,
                 EVEN=outs % tile.outs == 0 and width % tile.step == 0,
-                PARTS=parts, BIASED=bias is not None, GATE=gate,
+                PARTS=parts, BIASED=bias is not None, SCALED=scales is not None, GATE=gate,
                 num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         return output

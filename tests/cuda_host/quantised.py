@@ -59,8 +59,10 @@ def found(folder: Path, settings: dict[str, Any], standin: StandIn) -> dict[str,
         str(folder), role="target", dtype="bfloat16", device="cuda", quantization=kind
     )
     runner = runner_of(config, model, shared_cache(config, Pair(model)))
+    weight = model.model.model.layers[0].mlp.up_proj.weight
+    plain = type(weight) is torch.nn.Parameter
     return {
-        "weights": type(model.model.model.layers[0].mlp.up_proj.weight).__name__,
+        "weights": str(weight.dtype) if plain else type(weight).__name__,
         "keys": str(runner._plane.stacks[0][0].dtype),
         "graphs": bool(runner.padded),
         "kernels": sum(standin.captured.values()),

@@ -16,11 +16,11 @@ pytest.importorskip("torchao")
 pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 
 KEPT = {
-    "nothing": ("Parameter", "torch.bfloat16"),
-    "int8": ("Int8Tensor", "torch.bfloat16"),
+    "nothing": ("torch.bfloat16", "torch.bfloat16"),
+    "int8": ("torch.int8", "torch.bfloat16"),
     "int4": ("Int4TilePackedTo4dTensor", "torch.bfloat16"),
     "fp8": ("Float8Tensor", "torch.bfloat16"),
-    "keys in fp8": ("Parameter", "torch.float8_e4m3fn"),
+    "keys in fp8": ("torch.bfloat16", "torch.float8_e4m3fn"),
     "both in fp8": ("Float8Tensor", "torch.float8_e4m3fn"),
 }
 
@@ -42,6 +42,11 @@ def test_each_variant_is_stored_as_configured_and_captured(
     assert result["violations"] == []
     assert (result["weights"], result["keys"]) == KEPT[variant]
     assert result["graphs"]
+
+
+def test_int8_weights_cost_no_kernels(found: dict[str, dict[str, Any]]) -> None:
+    """Law: a decoding step with int8 weights has the kernels of one without."""
+    assert found["int8"]["kernels"] == found["nothing"]["kernels"]
 
 
 def test_a_cache_in_eight_bits_costs_few_kernels(found: dict[str, dict[str, Any]]) -> None:

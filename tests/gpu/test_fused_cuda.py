@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 
 from engine.model import fused_layers
 from engine.model.triton_layers import rotated
-from engine.model.triton_products import Product
+from engine.model.triton_products import Product, quantize
 
 pytestmark = ON_CUDA
 
@@ -50,20 +50,39 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
 COUNTS = (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 300)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("shape", [(4096, 6144), (4096, 4096), (14336, 4096), (4160, 8)])
 @torch.inference_mode()
-def test_a_product_gives_a_row_its_bits(shape: tuple[int, int]) -> None:
-    """Law: gated or not, a bfloat16 row's bits depend on neither the number of rows nor the run."""
+def test_a_product_gives_a_row_its_bits(shape: tuple[int, int], int8: bool) -> None:
+    """Law: gated or not, a bfloat16 row's bits depend on neither the number of rows nor the run;
+    nor do they with int8 weights, where torch multiplies the dequantized ones."""
     generator = torch.Generator("cuda").manual_seed(0)
     linear = torch.nn.Linear(*shape, device="cuda", dtype=torch.bfloat16)
     rows = torch.randn(300, shape[0], device="cuda", generator=generator).bfloat16()
+    weight = linear.weight.float()
+    if int8:
+        quantize(linear, linear.weight.device)
+        weight = Product(linear, 0)._weight(torch.float32)
     ours = Product(linear, 1 << 62)
     found, gated = ours(rows), ours.gated(rows, 0)
-    expected = functional.linear(rows.float(), linear.weight.float(), linear.bias.float())
+    expected = functional.linear(rows.float(), weight, linear.bias.float())
     assert (found - expected).norm() <= 4e-3 * expected.norm()
     for count in COUNTS * 3:
         assert torch.equal(ours(rows[:count]), found[:count])
         assert torch.equal(ours.gated(rows[:count], 0), gated[:count])
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_our_products_serve_int8_weights(tiny_target: str, dtype: DTypeName) -> None:
+    """Law: a layer's weights take half of the memory, and our kernel multiplies all rows."""
+    model = load_model(tiny_target, role="target", device="cuda", dtype=dtype, quantization="int8")
+    linear = [m for m in model.model.base_model.modules() if type(m) is torch.nn.Linear]
+    assert {part.weight.dtype for part in linear} == {torch.int8}
+    runner = ModelRunner(model, KVCache(80, 16, model.device), "target")
+    tokens = [(7 * i) % 120 + 4 for i in range(70)]
+    with patch.object(Product, "_weight", None):  # torch must not be called
+        found = runner.forward([Segment(tokens, 0, [1, 2, 3, 4, 5], 3)]).logits
+    assert found.isfinite().all()
 
 
 def test_a_steady_model_gives_a_row_its_bits(tiny_target: str) -> None:

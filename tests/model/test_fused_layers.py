@@ -31,6 +31,8 @@ from engine.model.early_exit import _shortened
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import own_forward
 from engine.model.loader import load_model
+from engine.model.memory import weights_of
+from engine.model.precision import is_quantized
 from engine.model.proof import is_proven, probe_layers, reference
 from engine.scheduling.segment import LAST, Segment
 from tests.support import tiny
@@ -211,9 +213,12 @@ def test_the_loader_serves_what_is_proven(tmp_path: Path, interpreted: Run) -> N
     interpreted(check_loader, tiny.save(model_of("llama"), tmp_path))
 
 
-def check_products(count: int, shape: tuple[int, int]) -> None:
+def check_products(count: int, shape: tuple[int, int], int8: bool) -> None:
     linear = torch.nn.Linear(shape[0], shape[1], bias=shape[0] % 2 == 0)
     rows = torch.randn(1, count, shape[0])
+    if int8:
+        products.quantize(linear, CPU)
+        assert linear.weight.dtype == torch.int8
     ours = Product(linear, EVERY)
     with torch.inference_mode():
         found, expected = ours(rows), linear(rows)
@@ -226,16 +231,54 @@ def check_products(count: int, shape: tuple[int, int]) -> None:
             torch.testing.assert_close(ours.gated(rows, 0), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
     ("count", "shape"),
     [(64, (40, 130)), (3, (64, 64)), (66, (33, 5)), (600, (16, 70)), (70, (4200, 66))],
 )
 def test_a_product_gives_a_row_its_bits(
-    count: int, shape: tuple[int, int], interpreted: Run
+    count: int, shape: tuple[int, int], int8: bool, interpreted: Run
 ) -> None:
     """Law: the product is that of torch, and a row is bit-identical alone and among others, in any
-    place; also with more rows than one grid takes, and with split sums."""
-    interpreted(check_products, count, shape)
+    place; also with more rows than one grid takes, with split sums, and with int8 weights, where
+    torch multiplies the dequantized ones."""
+    interpreted(check_products, count, shape, int8)
+
+
+def check_int8(served: str, *refused: str) -> None:
+    def load(folder: str) -> Any:
+        return load_model(
+            folder, role="target", device="cpu", dtype="float16", quantization="int8"
+        )  # interpreted, Triton does not support bfloat16
+
+    with (
+        patch.object(loader, "available", lambda device: True),
+        patch.object(loader, "read_llama", lambda *_: None),
+    ):
+        loaded = load(served)
+        assert (loaded.quantization, loaded.dtype) == ("int8", torch.float16)
+        linear = [m for m in loaded.model.base_model.modules() if type(m) is torch.nn.Linear]
+        assert {part.weight.dtype for part in linear} == {torch.int8}
+        whole = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float16)
+        assert weights_of(loaded).size < 0.7 * sum(p.nbytes for p in whole.parameters())
+        exact, expected = reference(whole, "it"), reference(loaded.model, "it")
+        assert (expected - exact).abs().max() < 0.1 * exact.abs().max()
+        ids = torch.tensor([[3, 4]])
+        with patch.object(Product, "_weight", None):  # torch must not be called
+            loaded.logits(ids, torch.tensor([[0, 1]]), 2, whole_sequence(loaded, 2)())
+        assert loader._batch_invariant(loaded, expected, "it").batch_invariant
+        assert all(is_quantized(load(folder).model) for folder in refused)
+        with patch.object(fused_layers_module, "added", None):
+            assert is_quantized(load(served).model)
+
+
+def test_our_products_serve_int8_weights(tmp_path: Path, interpreted: Run) -> None:
+    """Law: with int8, all layers hold int8 weights alone, which our kernel multiplies; torchao
+    quantises other families, mixtures of experts, and models for which our layers fail."""
+    pytest.importorskip("torchao")
+    models = (model_of("llama"), tiny.FAMILIES["gpt_neox"](), model_of("mixtral"))
+    folders = [tiny.save(model, tmp_path / str(i)) for i, model in enumerate(models)]
+    interpreted(check_int8, *folders)
 
 
 def check_steady() -> None:
@@ -370,8 +413,9 @@ CONSTANTS: dict[str, list[dict[str, int]]] = {
     "multiply_rows": [
         {
             "ROWS": tile.rows, "OUTS": tile.outs, "STEP": tile.step, "EVEN": even, "PARTS": parts,
-            "BIASED": 1, "GATE": gate,
+            "BIASED": 1, "SCALED": scaled, "GATE": gate,
         }
+        for scaled in (0, 1)
         for tile in (*products.TILES.values(), products.LARGE)
         for even, parts, gate in ((1, 1, 0), (0, 1, -1), (1, 4, -1))
     ],
@@ -393,15 +437,17 @@ def options_of(constants: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law: the kernels compile without a device, and no register spills to memory."""
+    """Law: the kernels compile without a device, no register spills to memory, and products use
+    the matrix instruction of an H100, with int8 weights too."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel = getattr(products if name == "multiply_rows" else kernels, name)
     known = dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(NUMBERS, "i32")
-    known |= {"slots": "*i64", "sums": "*fp32", "arrived": "*i32"}
+    known |= {"slots": "*i64", "sums": "*fp32", "arrived": "*i32", "scales": "*fp32"}
     for constants in CONSTANTS[name]:
+        known["weight"] = "*i8" if constants.get("SCALED") else "*bf16"
         types = {each: known.get(each, "*bf16") for each in kernel.arg_names}
         types |= dict.fromkeys(constants, "constexpr")
         aligned = {
@@ -424,3 +470,4 @@ def test_compiles_for_an_h100(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             [program, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True
         )
         assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
+        assert name != "multiply_rows" or "wgmma" in built.asm["ptx"]

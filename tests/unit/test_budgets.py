@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
     "engine/control": 1_603,
-    "engine/cpu": 3_348,
-    "lab": 8_381,  # engine/lab and server/lab
-    "serving": 30_021,  # everything else but the script that trained the built-in pair
-    "all": 45_156,
+    "engine/cpu": 3_349,
+    "lab": 8_383,  # engine/lab and server/lab
+    "serving": 30_087,  # everything else but the script that trained the built-in pair
+    "all": 45_225,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"
