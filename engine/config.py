@@ -50,12 +50,13 @@ class ModelConfig(Part):
         description="bits of the linear layers' weights. On a CPU `int8`: by compiled code where"
         " it runs the model (302 M parameters on a Zen 4: 1.6 of bfloat16's tokens/s at K=0, 1.1"
         " with a draft, 0.76 for prompts), else by torchao, slower than without. On CUDA `int8` by"
-        " our Triton kernel for models with fused layers and without experts (speed not measured"
-        " yet), else by torchao (`pip install 'foredraft[quantization]'`), as are, in bfloat16,"
-        " `int4` (groups of 128; compute capability 8.0) and `fp8` (rows; 8.9). torchao saves"
-        " memory alone: on an H200 a row of an 8 B model takes 1.2 of bfloat16's time in `int4`, 32"
-        " sequences of 5 rows 12, in `fp8` without `mslk-cuda` 2.3 and 2.4. A checkpoint that is"
-        " stored quantised is loaded by transformers where it can be, with `none`",
+        " this engine's own kernel (not yet run on a GPU) for models whose layers it fuses and that"
+        " have no experts, else by torchao (`pip install 'foredraft[quantization]'`), as are, in"
+        " bfloat16, `int4` (groups of 128; compute capability 8.0) and `fp8` (rows; 8.9; install"
+        " `mslk-cuda`, too). Time of an 8 B model on an H200 relative to bfloat16, for 1 row and"
+        " for 32 sequences of 5: `int4` 1.2 and 12, `fp8` without `mslk-cuda` 2.3 and 2.4. A"
+        " checkpoint that is stored quantised is loaded by transformers where it can be, with"
+        " `none`",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt plus output; default: the model's own"
@@ -411,8 +412,8 @@ class EngineConfig(Part):
     attention: AttentionName = Field(
         "auto",
         description="attention backend; `auto`: on CUDA `triton`, this engine's own kernel (on an"
-        " H200 faster than `flashinfer` in all but prompts), on CPU `compiled` for plain layers on"
-        " one or two threads, else `sdpa`",
+        " H200 faster than `flashinfer` in all but prompts, at up to 1,024 tokens of context), on"
+        " CPU `compiled` for plain layers on one or two threads, else `sdpa`",
     )
     graphs: bool = Field(
         True, description="capture forwards as CUDA graphs, by number of rows; nothing on a CPU"

@@ -116,9 +116,9 @@ class FlashInferForward(PagedAttention):
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
         keys, values = self._write(layer, key, value)
         heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
-        masked = any(span.ancestors for span in self._table.spans)
+        kind = query.dtype, self._table.masked
         wrapper = self._wrapper(
-            Variant(heads, kv_heads, dim, how.scaling, how.window, how.softcap, query.dtype, masked)
+            Variant(heads, kv_heads, dim, how.scaling, how.window, how.softcap, *kind)
         )
         rows = query[0].transpose(0, 1).contiguous()
         size = self._plane.block_size
@@ -196,6 +196,7 @@ class Table:
     `page_ends` `[spans + 1]`, `pages`, and `last`, the tokens in each span's last page."""
 
     spans: Sequence[Span]
+    masked: bool  # as in Variant
     slots: Tensor
     query_ends: Tensor
     page_ends: Tensor
@@ -218,7 +219,7 @@ class Table:
             numbers, slots = numbers.pin_memory(), slots.pin_memory()
         each = len(last)
         parts = torch.split(numbers, [each + 1, each + 1, each, len(numbers) - 3 * each - 2])
-        return cls(spans, slots, *parts)
+        return cls(spans, any(span.ancestors for span in spans), slots, *parts)
 
     def plan(self, wrapper: Wrapper, variant: Variant, size: int, device: torch.device) -> None:
         """Plan a wrapper. Tables that the library reads on the host are host tensors, so nothing
@@ -227,23 +228,12 @@ class Table:
         if variant.masked:  # the mask then includes the window
             seen = [visible(span, window).reshape(-1) for span in self.spans]
             mask, window = torch.from_numpy(np.concatenate(seen)), None
-            mask = (mask.pin_memory() if device.type == "cuda" else mask).to(
-                device, non_blocking=True
-            )
+            mask = mask.pin_memory() if device.type == "cuda" else mask
+            mask = mask.to(device, non_blocking=True)
         wrapper.plan(
-            self.query_ends,
-            self.page_ends,
-            self.pages.to(device, non_blocking=True),
-            self.last,
-            variant.heads,
-            variant.kv_heads,
-            variant.dim,
-            size,
-            custom_mask=mask,
-            causal=mask is None,
-            sm_scale=variant.scaling,
-            window_left=-1 if window is None else window - 1,
-            logits_soft_cap=variant.softcap,
-            q_data_type=variant.dtype,
-            kv_data_type=variant.dtype,
-        )
+            self.query_ends, self.page_ends, self.pages.to(device, non_blocking=True), self.last,
+            variant.heads, variant.kv_heads, variant.dim, size,
+            custom_mask=mask, causal=mask is None, sm_scale=variant.scaling,
+            window_left=-1 if window is None else window - 1, logits_soft_cap=variant.softcap,
+            q_data_type=variant.dtype, kv_data_type=variant.dtype,
+        )  # fmt: skip

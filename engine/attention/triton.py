@@ -1,4 +1,4 @@
-"""Our own kernel (`engine.attention.triton_kernels`), on GPUs that FlashInfer does not support.
+"""Our own kernel (`engine.attention.triton_kernels`), the first choice on a GPU.
 
 Slots, masks and page tables of a forward are parts of one copy. A span's pages are listed once, so
 a graph's tensors have the size of the pool, not of the pool times the rows. Prompts, trees and
@@ -29,13 +29,15 @@ from engine.attention.triton_kernels import PIECE, ROW, Splitting, Tables, atten
 _Piece = tuple[int, int, int, int, int, int]
 
 MOST_NODES = 64  # of a tree: one bit of a mask each
-# Where some prompt has `LONG` rows: there are programs enough without a split of the keys.
-DECODES, PROMPTS, LONG = Splitting(), Splitting(splits=1, rows=16), 64
+DECODES = Splitting()
+# Outside graphs, where a span has `LONG` rows: its pieces are programs enough without split keys.
+PROMPTS, LONG = Splitting(splits=1, rows=16), 256
 
 
 class TritonBackend:
     """Prepares forwards on one device, and stages those of a fixed number of rows for graphs.
-    `prompts`: how those with long prompts are split; like the others for batch-invariant rows."""
+    `prompts`: the splitting of prepared forwards with a long span. For batch-invariant rows it must
+    equal `splitting`."""
 
     name = "triton"
 

@@ -48,8 +48,8 @@ class Tables(NamedTuple):
 
 
 class Splitting(NamedTuple):
-    """How work is split: the number of splits, a power of two, the keys per chunk, and the most
-    rows of a piece."""
+    """How work is split. `splits` of the keys, a power of two; `chunk`: keys per chunk; `rows`: the
+    most of a piece."""
 
     splits: int = 8
     chunk: int = 128

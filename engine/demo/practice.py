@@ -160,8 +160,8 @@ def _difference(rng: random.Random) -> tuple[int, str, int]:
 
 
 def differences(rng: random.Random) -> Dialogue:
-    """Ask for several differences in succession. Whether to borrow is decided by two digits of
-    many, and learned only from many answers."""
+    """Ask for several differences in succession: one answer in a dialogue shows too seldom when to
+    borrow."""
     return [turn for _ in range(rng.randint(2, 5)) for turn in arithmetic(rng, borrow=True)]
 
 

@@ -1,5 +1,5 @@
 """`python -m engine.lab.forwards`: time a target's forward by number of sequences, rows per
-sequence and context length, of tokens of a prompt, and a step of the draft's chain.
+sequence and context length, a chunk of a prompt, and a step of the draft's chain.
 
 Uses a KV pool of an engine's size, with sequences far apart in it, and the given attention backend.
 """
@@ -21,7 +21,7 @@ from engine.model.pair import Pair, build_cache, load_pair, runner_of
 from engine.step.profiling import CHAINED, ForwardTimer
 
 SEQUENCES, ROWS, CONTEXTS = (1, 8, 32, 64), (1, 2, 5, 8), (64, 1024, 8192)
-PROMPTS = (512, 2048)  # rows of one sequence, of which one gets logits
+PROMPTS = (512, 2048)  # rows of a chunk: one sequence, logits for the last row
 
 Size = tuple[int, int, int]  # sequences, rows per sequence, context length
 
@@ -44,8 +44,7 @@ def measured(config: EngineConfig, pair: Pair) -> tuple[str, dict[Size, float], 
     timer = ForwardTimer(target, cache, draft)
     longest = pair.target.max_model_len
     chosen = list(sizes(timer, longest, SEQUENCES, ROWS))
-    batches = [(sequences, rows) for sequences, rows, _ in chosen]
-    seconds = timer.seconds(batches, contexts=[context for *_, context in chosen])
+    seconds = timer.seconds([size[:2] for size in chosen], contexts=[size[2] for size in chosen])
     found = dict(zip(chosen, seconds, strict=True))
     for _, rows, context in sizes(timer, longest, [1], PROMPTS):
         found[1, rows, context] = timer.prompt(rows, context)

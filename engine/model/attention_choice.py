@@ -1,8 +1,8 @@
 """The choice of the attention backend, made only here.
 
-On CUDA, `auto` selects FlashInfer if it is installed and supports the model's heads, else our
-Triton kernel; on a CPU, compiled code if the model has layers without a window and torch has few
-threads; otherwise SDPA. Heavy imports happen when a backend is built.
+On CUDA, `auto` selects our Triton kernel if it supports the device and the model's heads, else
+FlashInfer if it is installed; on a CPU, compiled code if the model has layers without a window and
+torch has few threads; otherwise SDPA. Heavy imports happen when a backend is built.
 """
 
 from __future__ import annotations
@@ -134,6 +134,8 @@ def without_triton(device: torch.device, layers: Sequence[LayerShape]) -> str | 
         return f"the device is {device.type}"
     if find_spec("triton") is None:
         return "the package triton is not installed"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return "its kernel is for devices of compute capability 8.0 and later"
     widest = max(max(layer.key_dim, layer.value_dim) for layer in layers)
     if widest > TRITON_HEAD:
         return f"its kernel is for heads of up to {TRITON_HEAD}, and the model's are {widest}"

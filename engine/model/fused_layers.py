@@ -67,8 +67,8 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
 
 
 def make_batch_invariant(fused: Any, most: int = EVERY) -> str | None:
-    """Make a row's bits independent of the other rows, in forwards of up to `most` rows, and the
-    products of int8 weights in all. Returns why that is impossible for these layers, or None."""
+    """Make a row's bits independent of the other rows, in forwards of up to `most` rows; products
+    of int8 weights are so in all forwards. Returns why the layers cannot be made so, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):
         return "its products depend on which rows share an expert"
     for module in fused.modules():

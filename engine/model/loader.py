@@ -8,6 +8,7 @@ cannot be served raises a ModelError of one sentence with the model and the reas
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,8 @@ def load_model(
             return own.load(named, lossy=False)
         except _Unsupported as error:
             logger.info("%s is quantised by torchao, which is slow: %s", source.name, error)
+        gc.collect()  # layers that refer to themselves hold the int8 weights
+        torch.cuda.empty_cache()
     loaded = source.load(dtype, lossy=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:

@@ -42,7 +42,7 @@ TILES = {
     256: Tile(64, 128, 64, 8, 4),
 }  # fmt: skip
 LARGE, FLOAT32 = Tile(128, 128, 64, 8, 4), Tile(64, 64, 16, 4, 3)
-SHARED = 1 << 17  # bytes of memory that LARGE needs; with less it has a stage fewer
+SHARED = 1 << 17  # bytes of shared memory that LARGE needs; with less it has a stage fewer
 
 
 @triton.jit
@@ -138,8 +138,8 @@ def multiply_rows(
 
 
 def quantize(linear: nn.Linear, device: torch.device) -> None:
-    """Make the weight int8 with `scales`, both on the device. Its product is that of torch with the
-    dequantized weight, until another Product is the layer's forward."""
+    """Make the weight int8 with `scales`, both on the device. The layer then multiplies by the
+    dequantized weight with torch, as a reference, until `make_batch_invariant`."""
     weight, scales = int8_of(linear.weight.to(device))
     linear.weight = nn.Parameter(weight, requires_grad=False)
     linear.scales = nn.Parameter(scales, requires_grad=False)

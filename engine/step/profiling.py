@@ -206,10 +206,11 @@ class ForwardTimer:
         return [median_low(times) for times in times_of]
 
     def prompt(self, rows: int, context: int) -> float:
-        """Return the seconds of `rows` tokens of a prompt after `context` others, for one draw."""
+        """Return the seconds of a prompt's last chunk of `rows` tokens after `context` others: the
+        lower median, with no draft's forwards before it."""
         (segment,) = self._batch((1, rows, context))
         batch = [segment._replace(num_logits=1)]
-        return min(_timed(self._runner, batch) for _ in range(TURNS))
+        return median_low([_timed(self._runner, batch) for _ in range(TURNS)])
 
     def chained(self, sequences: int, steps: int) -> float:
         """Return the seconds of one step in chains of `steps` steps."""

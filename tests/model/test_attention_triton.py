@@ -23,7 +23,7 @@ from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
 from engine.errors import ConfigError
-from engine.model.attention_choice import choose_attention
+from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.kv_cache import Plane
 from engine.model.memory import SPLITS
 from engine.scheduling.segment import ancestors_of
@@ -172,10 +172,25 @@ LONG = [
 
 @pytest.mark.parametrize("how", [Variation(), Variation(window=40)], ids=["plain", "window"])
 def test_a_prompt_is_many_pieces(how: Variation, interpreted: Run) -> None:
-    """Law: prompts of any length, anywhere among short spans, and with a tree at the end, split as
-    prompts are or like all else."""
+    """Law: prompts of any length, anywhere among short spans, and with a tree at the end."""
+    interpreted(compare, Setting(), LONG, how)
+
+
+@pytest.mark.parametrize("how", [Variation(), Variation(window=40)], ids=["plain", "window"])
+def test_long_spans_have_a_splitting_of_their_own(how: Variation, interpreted: Run) -> None:
+    """Law: with 256 rows of a prompt, all spans of the forward still get the output of SDPA."""
+    spans = [Span(0, 260, 3, range(17)), Span(260, 2, 17, [20, 21])]
+    spans.append(Span(262, 20, 30, [17, 18, 19, 22], TREE))
     for prompts in (PROMPTS, Splitting(2, 32, 4)):
-        interpreted(compare, Setting(prompts=prompts), LONG, how)
+        interpreted(compare, Setting(prompts=prompts), spans, how)
+
+
+def test_batch_invariant_rows_have_one_splitting() -> None:
+    """Law: else a row's bits would depend on whether its forward contains a long span."""
+    invariant: Any = attention_backend("triton", CPU, batch_invariant=True)
+    usual: Any = attention_backend("triton", CPU)
+    assert invariant.prompts == invariant.splitting == usual.splitting
+    assert usual.prompts == PROMPTS
 
 
 def check_staged(count: int, cases: list[list[Span]]) -> None:

@@ -131,16 +131,14 @@ def test_new_layers_of_a_grown_model_learn() -> None:
 
 
 def test_the_target_is_averaged_with_another_pairs(tmp_path: Path, tokenizer: Any) -> None:
-    """Law: without time to train, --average leaves the mean of two targets, the rest as it was."""
+    """Law: --average leaves the mean of two targets, and the draft as it was."""
     targets = []
     for seed, name in enumerate(("ours", "theirs")):
         torch.manual_seed(seed)
         targets.append(llama(width=64, inner=96, layers=1))
         for part in ("target", "draft"):
             save(targets[seed], tokenizer, tmp_path / name / part)
-    ours, theirs = (str(tmp_path / name) for name in ("ours", "theirs"))
-    words = ["--output", ours, "--average", theirs, "--minutes", "0", "--distill-minutes", "0"]
-    assert train.main(words) == 0
+    train.average(*(tmp_path / name / "target" for name in ("ours", "theirs")))
     found, kept = (load(tmp_path / "ours" / part).state_dict() for part in ("target", "draft"))
     first, second = (target.bfloat16().float().state_dict() for target in targets)
     for name, weight in found.items():
