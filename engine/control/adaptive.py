@@ -55,7 +55,8 @@ class AdaptiveK:
         self._explore = Exploration()
         self._k = self._k_in_effect = 0
         self._sequences, self._size = 1, -1
-        self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
+        self._chosen = self._since_change = 0  # steps since a choice; since K > 0 changed, by size
+        self._steady: dict[int, tuple[int, bool]] = {}  # of other sizes: _since_change, and K > 0
         self._probes_few = False  # a probe asks few sequences: the drafter must catch up
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row without speculation
@@ -112,19 +113,23 @@ class AdaptiveK:
         """Choose K anew. `changed`: the batch size has changed."""
         self._chosen = 0
         self._learn_guesses()
-        goodput = self._goodput
+        goodput, was_on = self._goodput, self._k > 0
         if changed:
-            self._explore.restart(self._sequences.bit_length())
-            self._since_change = 0
+            size = self._sequences.bit_length()
+            self._explore.restart(size)
+            self._steady[self._size] = self._since_change, was_on
+            self._since_change, was_on = self._steady.get(size, (0, False))
         goodput.refresh(self._sequences, 0.0 if changed else goodput.present)
+        if changed:
+            goodput.refresh(self._sequences, max(goodput.rates))
         best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
-        if (best > 0) != (self._k > 0):
+        if (best > 0) != was_on:
             self._explore.switched(back=best > 0 and not changed)
             self._since_change = 0
         self._k, goodput.present = best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self.branches = goodput.branching(best) > _BRANCHES
-        self._trims = self._stops or changed or goodput.trimming[best] > _TRIMS
+        self._trims = self._stops or goodput.trimming[best] > _TRIMS
 
     def _while_on(self) -> int:
         rates = self._goodput.rates
@@ -261,6 +266,7 @@ class AdaptiveK:
         if acceptance.changes == changes:
             return False
         self._since_change = 0
+        self._steady.clear()
         self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         return True
 

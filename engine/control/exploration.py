@@ -2,7 +2,8 @@
 
 At K = 0: probes (a few sequences get a proposal in one step) and trials (all do, for some steps).
 At K > 0: baselines (some steps at K = 0). The seconds they lose are a debt, paid off by a share of
-the time of all steps; until it is paid, nothing more is explored. A round is a step.
+the time of all steps at this batch size; until it is paid, nothing more is explored at this size. A
+round is a step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Exploration:
 
     def __init__(self) -> None:
         self.round: Round = "usual"
-        self._debts = {"probe": 0.0, "other": 0.0}
+        # By batch size: otherwise the time saved at one size would pay for losses at another.
+        self._debts_at: dict[int, dict[str, float]] = {}
         self._waits: dict[int, int] = {}  # steps before a baseline, kept by batch size
         self._size = self._wait = 0
         self.restart(0)
@@ -37,13 +39,14 @@ class Exploration:
         size remains."""
         self._waits[self._size] = self._wait
         self._size = size
+        self._debts = self._debts_at.setdefault(size, {"probe": 0.0, "other": 0.0})
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
         self._wait = max(self._waits.get(size, 0) // 2, _BASELINE_FIRST)
         self._left = self._since = 0
 
     def forget(self) -> None:
         """Another controller chose K for a while: clear the debts and what baselines found."""
-        self._debts = dict.fromkeys(self._debts, 0.0)
+        self._debts_at.clear()
         self._waits.clear()
         self._wait = 0
 
@@ -60,8 +63,7 @@ class Exploration:
 
     def _pay(self, seconds: float, share: float, probing: float = 1.0) -> None:
         for kind, factor in (("probe", probing), ("other", 1.0)):
-            if debt := min(self._debts[kind], _LARGEST_DEBT * seconds):
-                self._debts[kind] = max(debt - factor * share * seconds, 0.0)
+            self._debts[kind] = max(self._debts[kind] - factor * share * seconds, 0.0)
 
     def while_off(
         self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
