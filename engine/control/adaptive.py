@@ -56,7 +56,7 @@ class AdaptiveK:
         self._k = self._k_in_effect = 0
         self._sequences, self._size = 1, -1
         self._chosen = self._since_change = 0  # steps since a choice; since K > 0 changed, by size
-        self._steady: dict[int, tuple[int, bool]] = {}  # of other sizes: _since_change, and K > 0
+        self._steady: dict[int, tuple[int, bool, float]] = {}  # by size: that, K > 0, goodput
         self._probes_few = False  # a probe asks few sequences: the drafter must catch up
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row without speculation
@@ -94,10 +94,9 @@ class AdaptiveK:
         pace = 1 if self._k or self._guesses.num_heard else _CALM
         # The longer nothing has changed, the longer the interval between choices.
         dwell = min(max(_DWELL, self._since_change // 4, self._every), pace * _DWELL_LAST)
-        if (anew := size != self._size) or self._chosen >= dwell:
+        if size != self._size or self._chosen >= dwell:
             self._costs.set_context(load.length() if load.length is not None else None)
-            self._plan(changed=anew)
-            self._size = size
+            self._plan(size)
         self._k_in_effect = self._while_on() if self._k else self._while_off(rounds)
         due = self._guesses.num_added + 1 >= pace * self._every
         self._learns = due or self._explore.round != "usual"
@@ -109,27 +108,24 @@ class AdaptiveK:
         self._skips = min(_SKIPS - 1, self._explore.rounds_left) if calm else 0
         return self._k_in_effect
 
-    def _plan(self, *, changed: bool) -> None:
-        """Choose K anew. `changed`: the batch size has changed."""
+    def _plan(self, size: int) -> None:
+        """Choose K anew. `size`: the bit length of the batch size."""
         self._chosen = 0
         self._learn_guesses()
-        goodput, was_on = self._goodput, self._k > 0
-        if changed:
-            size = self._sequences.bit_length()
+        goodput, was_on, present = self._goodput, self._k > 0, self._goodput.present
+        if changed := size != self._size:
             self._explore.restart(size)
-            self._steady[self._size] = self._since_change, was_on
-            self._since_change, was_on = self._steady.get(size, (0, False))
-        goodput.refresh(self._sequences, 0.0 if changed else goodput.present)
-        if changed:
-            goodput.refresh(self._sequences, max(goodput.rates))
+            self._steady[self._size] = self._since_change, was_on, present
+            self._since_change, was_on, present = self._steady.get(size, (0, False, 0.0))
+        goodput.refresh(self._sequences, present)
         best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (best > 0) != was_on:
             self._explore.switched(back=best > 0 and not changed)
             self._since_change = 0
-        self._k, goodput.present = best, goodput.rates[best]
+        self._size, self._k, goodput.present = size, best, goodput.rates[best]
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self.branches = goodput.branching(best) > _BRANCHES
-        self._trims = self._stops or goodput.trimming[best] > _TRIMS
+        self._trims = self._stops or not present or goodput.trimming[best] > _TRIMS
 
     def _while_on(self) -> int:
         rates = self._goodput.rates
@@ -265,9 +261,8 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._since_change = 0
+        self._since_change, self._chosen = 0, max(self._chosen, _CALM * _DWELL_LAST)
         self._steady.clear()
-        self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepRecord) -> float:

@@ -1,9 +1,8 @@
 """Exploration: steps with a K that is not expected to pay, so that wrong estimates are noticed.
 
 At K = 0: probes (a few sequences get a proposal in one step) and trials (all do, for some steps).
-At K > 0: baselines (some steps at K = 0). The seconds they lose are a debt, paid off by a share of
-the time of all steps at this batch size; until it is paid, nothing more is explored at this size. A
-round is a step.
+At K > 0: baselines (some steps at K = 0). The seconds lost at a batch size are a debt, paid off by
+a share of the time at this size; until then nothing more is explored. A round is a step.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ class Exploration:
 
     def __init__(self) -> None:
         self.round: Round = "usual"
-        # By batch size: otherwise the time saved at one size would pay for losses at another.
-        self._debts_at: dict[int, dict[str, float]] = {}
+        self._debts_at: dict[int, dict[str, float]] = {}  # by batch size
         self._waits: dict[int, int] = {}  # steps before a baseline, kept by batch size
         self._size = self._wait = 0
         self.restart(0)
@@ -88,8 +86,7 @@ class Exploration:
     def while_on(self, seconds: float, *, gain: float) -> Round:
         """Return the kind of the next step at K > 0. `gain`: speculation's speed-up less 1."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
-        self._since += 1
-        self.round = "usual"
+        self.round, self._since = "usual", self._since + 1
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= self._wait and not self._debts["other"]:
