@@ -107,7 +107,7 @@ def _lead(best, second):
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
 def best_of_blocks(
     tops, ids, logits, scales, low, high, has_noise,
-    of_scales, of_low, of_high, of_noise, WIDTH: tl.constexpr,
+    of_scales, of_low, of_high, of_has_noise, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
     logits. A NaN counts as two infinities, so the best score is not finite and there is no lead.
@@ -117,7 +117,7 @@ def best_of_blocks(
     there = lanes < WIDTH
     scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
     scores = scores * tl.load(scales + row * of_scales).to(tl.float32)
-    if tl.load(has_noise + row * of_noise).to(tl.float32) > 0:
+    if tl.load(has_noise + row * of_has_noise).to(tl.float32) > 0:
         first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
         last = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
         scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
