@@ -61,9 +61,10 @@ check: $(VENV)/.dev  ## check format, lint, types, import rule and line budgets
 bench: $(VENV)/.serve  ## measure what speculation gains on this machine (ARGS="--quick" for a short run)
 	$(BIN)/foredraft bench suite $(ARGS)
 
+# Without Triton: torch for CUDA needs one version of it.
 lock: $(VENV)/.dev  ## write requirements.lock from the installed packages
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check \
-	  | sed -E 's/\+cpu$$//' | grep -vE '^(-e|foredraft)' > requirements.lock
+	  | sed -E 's/\+cpu$$//' | grep -vE '^(-e|foredraft|triton)' > requirements.lock
 
 clean:  ## remove the environment, builds and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
