@@ -8,6 +8,7 @@ Combines the expected number of accepted tokens (`acceptance`) with the cost of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -33,6 +34,7 @@ _BRANCHES = 0.02  # minimum gain for which second-best tokens are used
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
 # `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
+_CHOOSING = 7e-4  # seconds of a choice; choices may take as much, or more while much is new
 
 
 class AdaptiveK:
@@ -63,7 +65,7 @@ class AdaptiveK:
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._reaches = False  # this step runs one draft step more than seems to pay
         self._trims = True  # whether leaving tokens out of the forward pays
-        self._usual = 0.0  # seconds of a usual step
+        self._usual = inf  # seconds of a usual step
         self._learns, self._every = True, 1  # from this step; from one step in `_every`
 
     def profile(self, measured: Profile) -> None:
@@ -93,7 +95,8 @@ class AdaptiveK:
         self._plain += rounds - 1
         pace = 1 if self._k or self._guesses.num_heard else _CALM
         # The longer nothing has changed, the longer the interval between choices.
-        dwell = min(max(_DWELL, self._since_change // 4, self._every), pace * _DWELL_LAST)
+        rare = min(int(_CHOOSING / _SHARE / self._usual), self._since_change // 2)
+        dwell = min(max(_DWELL, self._since_change // 4, rare, self._every), pace * _DWELL_LAST)
         if size != self._size or self._chosen >= dwell:
             self._costs.set_context(load.length() if load.length is not None else None)
             self._plan(size)
@@ -251,8 +254,8 @@ class AdaptiveK:
         if explore.concludes:
             self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
         explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
-        if probe and changed:
-            explore.suspect()
+        if changed and (probe or self._k):
+            explore.suspect(on=self._k > 0)
 
     def _learn_guesses(self) -> bool:
         """Learn the stored outcomes. Returns whether acceptance changed; then a choice is due."""

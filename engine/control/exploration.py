@@ -27,41 +27,38 @@ class Exploration:
 
     def __init__(self) -> None:
         self.round: Round = "usual"
-        self._debts_at: dict[int, dict[str, float]] = {}  # by batch size
-        self._waits: dict[int, int] = {}  # steps before a baseline, kept by batch size
-        self._size = self._wait = 0
+        self._records: dict[int, dict[str, float]] = {}  # by batch size: debts; baseline's wait
         self.restart(0)
 
     def restart(self, size: int) -> None:
         """The batch size (a bit length) changed: explore soon. Half of the wait last used at this
         size remains."""
-        self._waits[self._size] = self._wait
-        self._size = size
-        self._debts = self._debts_at.setdefault(size, {"probe": 0.0, "other": 0.0})
+        self._own = self._records.setdefault(size, {"probe": 0.0, "other": 0.0, "wait": 0.0})
+        self._own["wait"] = max(self._own["wait"] // 2, _BASELINE_FIRST)
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
-        self._wait = max(self._waits.get(size, 0) // 2, _BASELINE_FIRST)
         self._left = self._since = 0
 
     def forget(self) -> None:
         """Another controller chose K for a while: clear the debts and what baselines found."""
-        self._debts_at.clear()
-        self._waits.clear()
-        self._wait = 0
+        self._records.clear()
 
-    def suspect(self) -> None:
-        """Acceptance has changed: start a trial soon."""
-        self._probes, self._idle = _TRIAL_EVERY, self._interval
+    def suspect(self, *, on: bool) -> None:
+        """Acceptance has changed: start a trial soon; at K > 0, a baseline if the gain is small."""
+        if on:
+            self._since = max(self._since, _BASELINE_CLOSE)
+        else:
+            self._probes, self._idle = _TRIAL_EVERY, self._interval
 
     def switched(self, *, back: bool) -> None:
         """K went from 0 to above 0, or the reverse. `back`: to above 0 at one batch size: the cost
         of K = 0 is known, and the debt is cancelled, since exploration found something."""
         self._left = 0
         if back:
-            self._since, self._wait, self._debts["other"] = 0, 4 * _BASELINE_FIRST, 0.0
+            self._since, self._own["wait"], self._own["other"] = 0, 4 * _BASELINE_FIRST, 0.0
 
     def _pay(self, seconds: float, share: float, probing: float = 1.0) -> None:
         for kind, factor in (("probe", probing), ("other", 1.0)):
-            self._debts[kind] = max(self._debts[kind] - factor * share * seconds, 0.0)
+            self._own[kind] = max(self._own[kind] - factor * share * seconds, 0.0)
 
     def while_off(
         self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
@@ -76,9 +73,9 @@ class Exploration:
         if self._left:
             self._left, self.round = self._left - 1, "trial"
         elif self._idle >= self._interval:
-            if (alone or self._probes >= _TRIAL_EVERY) and not self._debts["other"]:
+            if (alone or self._probes >= _TRIAL_EVERY) and not self._own["other"]:
                 self._probes, self._left, self.round = 1, _TRIAL_ROUNDS - 1, "trial"
-            elif not alone and not self._debts["probe"]:
+            elif not alone and not self._own["probe"]:
                 self._probes += 1
                 self.round = "probe"
         return self.round
@@ -87,13 +84,16 @@ class Exploration:
         """Return the kind of the next step at K > 0. `gain`: speculation's speed-up less 1."""
         self._pay(seconds, _SHARE + _SHARE_OF_GAIN * max(gain, 0.0))
         self.round, self._since = "usual", self._since + 1
+        close = gain < _CLOSE
+        most = _BASELINE_CLOSE if close else _BASELINE_LAST
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
-        elif self._since >= self._wait and not self._debts["other"]:
-            self.round, close = "baseline", gain < _CLOSE
-            self._left = _BASELINE_ROUNDS - 1 if close and self._wait > _BASELINE_FIRST else 0
-            self._since = 0
-            self._wait = min(8 * self._wait, _BASELINE_CLOSE if close else _BASELINE_LAST)
+        elif self._since >= min(self._own["wait"], most) and not self._own["other"]:
+            self.round = "baseline"
+            self._left = (
+                _BASELINE_ROUNDS - 1 if close and self._own["wait"] > _BASELINE_FIRST else 0
+            )
+            self._since, self._own["wait"] = 0, min(8 * self._own["wait"], most)
         return self.round
 
     @property
@@ -109,15 +109,15 @@ class Exploration:
 
     @property
     def concludes(self) -> bool:
-        """Whether this step is the last one of a probe or trial."""
-        return self.probes and not self._left
+        """Whether this step is the last one of a probe, trial or baseline."""
+        return self.round != "usual" and not self._left
 
     def over(self, *, asked: bool, lost: float, usual: float) -> None:
         """Call after each step. `asked`: a proposer was asked; `lost`: seconds of the step beyond
         what usual steps need for as many tokens; `usual`: seconds of a usual step."""
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"
-            self._debts[kind] = min(self._debts[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)
+            self._own[kind] = min(self._own[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)
         if self.probes and asked:
             self._idle, self._interval = 0, min(2 * self._interval, _PROBE_LAST)
         self.round = "usual"

@@ -27,7 +27,7 @@ class Modes:
 
     def __init__(self, configured: KController) -> None:
         self.name = configured.name
-        self.k_max = configured.k_max
+        self.k_max = configured.k_max  # in the mode in effect
         self._configured = configured
         self._present = configured  # the controller in effect
         self._mode: Mode = "auto"
@@ -40,7 +40,7 @@ class Modes:
 
     def set(self, mode: Mode, k: int = 0) -> None:
         """Set the mode from the next choice on. Raises ConfigError if K is not allowed."""
-        refusal = mode_refusal(SetSpeculation(mode, k), self.k_max)
+        refusal = mode_refusal(SetSpeculation(mode, k), self._configured.k_max)
         if refusal is not None:
             raise ConfigError(refusal[1])
         if mode != "auto":
@@ -51,6 +51,7 @@ class Modes:
         self._unasked = _EVERY  # have it choose at the next step
         self._mode = mode
         self._present = self._configured if mode == "auto" else FixedK(k)
+        self.k_max = self._present.k_max
 
     @property
     def configured(self) -> KController:

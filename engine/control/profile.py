@@ -10,7 +10,7 @@ Points = Sequence[tuple[int, float]]  # (size, seconds)
 
 CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows; the longer shows their cost
 
-_ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17)
+ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17)  # rows of one sequence
 
 # (Sequences, rows of each), the most informative first, in case time runs out. Larger batches are
 # measured up to the longest proposals: costs beyond the last point are extrapolated from the last
@@ -43,11 +43,6 @@ class Profile:
     padded: Sequence[int] = ()
     token_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     draft_window: float = inf
-
-
-def alone(k_max: int) -> tuple[int, ...]:
-    """Return the row counts to measure for one sequence, up to the first above `k_max`."""
-    return row_counts(_ALONE, k_max)
 
 
 def row_counts(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:

@@ -20,12 +20,12 @@ from statistics import median_low
 
 from engine.config import EngineConfig, ScheduleConfig
 from engine.control.profile import (
+    ALONE,
     BATCHES,
     CONTEXT,
     LONG_CONTEXT,
     Points,
     Profile,
-    alone,
     in_fours,
     row_counts,
 )
@@ -69,7 +69,8 @@ def profile_at_start(
     most = min(schedule.max_step_tokens, schedule.max_sequences)
     targets, k_max = ForwardTimer(target, cache, draft), speculation.k_max
     drafts = ForwardTimer(draft, cache) if draft else None
-    single = targets.points((1, n) for n in alone(k_max) if n <= schedule.max_step_tokens)
+    alone = row_counts(ALONE, k_max)
+    single = targets.points((1, n) for n in alone if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
     rest = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))

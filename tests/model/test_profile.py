@@ -16,7 +16,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
-from engine.control.profile import BATCHES, CONTEXT, Profile, alone
+from engine.control.profile import ALONE as ROWS_ALONE
+from engine.control.profile import BATCHES, CONTEXT, Profile, row_counts
 from engine.core import Engine
 from engine.cpu.fused import SHORTEST_TABLE
 from engine.messages import SamplingParams, Submit
@@ -27,7 +28,7 @@ from engine.scheduling.segment import Segment, Start, Window
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
-ALONE = alone(8)  # the default number of guesses
+ALONE = row_counts(ROWS_ALONE, 8)  # the default number of guesses
 _TOKEN = 1e-3
 
 
@@ -397,5 +398,5 @@ def test_an_engine_for_the_shortest_sequences_starts(
 def test_rotary_tables_cover_the_profile() -> None:
     """Law: the tables cover the profile, since compiled code checks no bounds."""
     assert LENGTH <= SHORTEST_TABLE
-    assert CONTEXT + max(alone(1000)) <= SHORTEST_TABLE
+    assert CONTEXT + max(ROWS_ALONE) <= SHORTEST_TABLE
     assert CONTEXT + max(rows for _, lengths in BATCHES for rows in lengths) <= SHORTEST_TABLE

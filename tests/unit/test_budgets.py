@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python and of the web page. A budget rises only in a commit that adds a
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
-    "engine/control": 1_603,
+    "engine/control": 1_602,
     "engine/cpu": 3_349,
     "lab": 8_383,  # engine/lab and server/lab
-    "serving": 30_086,  # everything else but the script that trained the built-in pair
-    "all": 45_224,
+    "serving": 30_085,  # everything else but the script that trained the built-in pair
+    "all": 45_222,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"

@@ -11,6 +11,7 @@ import pytest
 
 from engine.control.acceptance import AcceptanceEstimate, Confidences
 from engine.control.controller import FixedK, KController, Load
+from engine.control.modes import Modes
 from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
 from engine.scheduling.sequence import Sequence
@@ -292,10 +293,14 @@ def test_useless_look_ups_pause_for_longer_and_longer() -> None:
         assert ngram.looked == before + 1
 
 
-def test_nothing_is_looked_up_at_k_0() -> None:
-    """Law: at K = 0 nothing is looked up."""
-    ngram = Scripted("ngram", chances=[0.9])
-    allowance = Allowance(FixedK(0), "draft_model", [ngram])
+@pytest.mark.parametrize("overridden", [False, True])
+def test_nothing_is_looked_up_at_k_0(overridden: bool) -> None:
+    """Law: at a fixed K = 0 nothing is looked up. Bug: when the operator switched speculation off,
+    predictions and n-grams were still followed, a tenth of a short step's time."""
+    ngram, modes = Scripted("ngram", chances=[0.9]), Modes(FixedK(4))
+    modes.set("off")
+    controller = modes if overridden else FixedK(0)
+    allowance = Allowance(controller, "draft_model", [ngram])
     seq = sequence("a", ("ngram", "draft_model"))
     allowance.begin(Load(1))
     assert allowance.want(seq) == 0

@@ -418,6 +418,29 @@ def test_baselines_are_more_frequent_where_k_0_is_close() -> None:
     assert len(rounds[False]) < len(rounds[True])
 
 
+@dataclass
+class Cheaper(World):
+    """Steps at K = 0 take `saved` seconds less than the profile said."""
+
+    saved: float = 0.0
+
+    def target(self, rows: int) -> float:
+        return super().target(rows) - (self.saved if rows <= self.batch else 0.0)
+
+
+def test_a_change_of_acceptance_measures_k_0_again() -> None:
+    """Bug: after a long gain, baselines were 512 steps apart. When acceptance fell, the cost of
+    K = 0 decided, but was as old as that: eight requests ran at 0.9 of the rate of K = 0. And the
+    next choice came up to 64 steps after the baseline."""
+    for seed in range(1, 7):
+        world = Cheaper(0.9, 8, base=1e-3, row=3e-5, draft=2.5e-4, seed=seed)
+        controller = AdaptiveK(K_MAX, stops=False)
+        world.profile(controller)
+        assert share(play(controller, world, 1200).ks[100:], lambda k: k > 0) > 0.95
+        world.alpha, world.saved = 0.5, 3e-4
+        assert share(play(controller, world, 250).ks, lambda k: k > 0) < 0.25, seed
+
+
 def test_time_saved_pays_for_exploration() -> None:
     """Bug: a batch that had gained for a hundred steps, and then did not, was still paying off its
     first trial, and explored again only after its replies had ended."""

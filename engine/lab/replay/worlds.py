@@ -14,14 +14,14 @@ from itertools import count
 
 import numpy as np
 
-from engine.control.profile import BATCHES, CONTEXT, Profile, alone, in_fours
+from engine.control.profile import ALONE, BATCHES, CONTEXT, Profile, in_fours, row_counts
 from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 
 # CUDA graphs exist for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-_ALONE, _PLAIN = alone(16), tuple(in_fours(16, 64))
+_ALONE, _PLAIN = row_counts(ALONE, 16), tuple(in_fours(16, 64))
 BEYOND = 24  # positions after the end of a request, where draft tokens are wasted
 
 _SHORTEST, _LONGEST = 200, 600
