@@ -243,10 +243,10 @@ class CostModel:
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
         group = sequences.bit_length()
-        near = [key for key in self._host if key[1] == drafted] or list(self._host)
+        near = [key for key in self._host if drafted or not key[1]]  # not K = 0 as K > 0
         start, row = self._host_start, 0.0
         if near:
-            key = min(near, key=lambda known: abs(known[0] - group))
+            key = min(near, key=lambda known: (known[1] != drafted, abs(known[0] - group)))
             start, row = self._host[key].line()
             start *= sequences * 2.0 ** ((key[0] - group) / 2)
         seconds: Array = exp(self._target.machine) * (start + row * rows)
@@ -281,7 +281,7 @@ class CostModel:
         more, seconds = self._more(sequences, 0), seen.target_seconds
         self._target.update(seen.rows, sequences, seconds, more, settled=settled)
         if not seen.prompt_rows:
-            self._learn_host(seen, drafted=steps > 0 or seen.rows > sequences)
+            self._learn_host(seen, drafted=steps > 0)
             drafting = seen.num_drafting
             if steps and caught_up and drafting:
                 seconds = exp(-self._target.now) * seen.draft_seconds

@@ -402,14 +402,15 @@ def test_unsettled_caches_do_not_raise_costs(seconds: float, learnt: bool) -> No
 def test_host_time_at_k_0_is_learnt_from_the_first_step() -> None:
     """Bug: at K = 0, host time was not learnt from steps whose forward was slow, as it is between
     steps with K > 0. So for some four hundred steps K = 0 was charged the host time of K > 0, a
-    fifth of a short step too much."""
+    fifth of a short step too much. With 32 requests, of which some always have a free proposal, it
+    was charged for good, and K stayed at 1 or 2 at 0.75 of the rate of K = 0."""
     costs = costs_of([(1, 2e-4)])
     for _ in range(20):
         costs.learn(step_of([Outcome(4, 2, 1)], 8e-4, 2e-3, 4e-4), caught_up=True)
     before = costs.by_rows(1, 1)[1]
     for _ in range(4):
         costs.learn(step_of([Outcome(0, 0, 0)], 0.0, 3e-3, 1e-4), caught_up=False, settled=False)
-    assert before - costs.by_rows(1, 1)[1] == pytest.approx(3e-4, abs=5e-5)
+    assert costs.by_rows(1, 1)[1] - before == pytest.approx(1e-4, abs=2e-5)
 
 
 def test_a_window_bounds_the_cost_of_context() -> None:
