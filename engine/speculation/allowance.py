@@ -153,7 +153,7 @@ class Allowance:
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
         lengths: dict[str, int] = {}
-        for name in seq.sources or () if most else ():
+        for name in (seq.sources or ()) if most else ():
             chances = self._free[name].forecast(seq, most) if name != self._main else []
             if chances and (n := self._controller.free_count(chances, instead=self._may_ask(seq))):
                 lengths[name] = n
