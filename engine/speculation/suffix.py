@@ -85,13 +85,15 @@ class _Follower(Follower):
         self._own, self._replies = Occurrences(seq.tokens, shortest), replies
         self._salt = seq.params.cache_salt
         self._places: list[_Place] = []
-        self._plan: tuple[list[int], list[float]] | None = None  # tokens, and their shares
+        self._moved = 0  # committed tokens since the places were found
+        # The proposal: tokens, their shares, and the places that have all of them.
+        self._guesses, self._shares, self._ends = list[int](), list[float](), self._places
 
     def extend(self, seq: Sequence) -> None:
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
         if first >= last:
             return
-        self._seen, self._plan = last, None
+        self._seen = last
         for token in islice(tokens, first, last):
             if not self._places:
                 break
@@ -114,11 +116,16 @@ class _Follower(Follower):
 
     def _go_on(self, token: int) -> None:
         """Keep the places followed by this token, and advance them."""
-        kept = [place for place in self._places if place[0][place[1]] == token]
-        if len(kept) in (0, len(self._places)):
+        places, moved = self._places, self._moved
+        kept = [place for place in places if place[0][place[1] + moved] == token]
+        if len(kept) in (0, len(places)):
             self._evidence.learn(self._run, hit=bool(kept))
-        self._places = [(text, at + 1) for text, at in kept]
+        self._places, self._moved = kept, moved + 1
         self._run = self._run + 1 if kept else 0
+        if self._guesses and self._guesses[0] == token:
+            del self._guesses[0], self._shares[0]
+        else:
+            self._guesses, self._shares, self._ends = [], [], kept
 
     def _find(self, tokens: list[int]) -> None:
         """Find the places after the longest matches of the current suffix."""
@@ -128,28 +135,32 @@ class _Follower(Follower):
                 matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
         self._run = max((run for run, _ in matches), default=0)
         self._places = [place for run, place in matches if run == self._run]
+        self._moved, self._guesses, self._shares, self._ends = 0, [], [], self._places
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
         k = self.most(k)
-        if self._plan is None or len(self._plan[0]) < k:
-            self._plan = self._walk(k)
-        return self._plan[0][:k], self._plan[1][:k]
+        if len(self._guesses) < k:
+            self._propose(k)
+        return self._guesses[:k], self._shares[:k]
 
-    def _walk(self, k: int) -> tuple[list[int], list[float]]:
+    def _propose(self, k: int) -> None:
         """Take the most frequent next token, then the most frequent one among the places that had
         it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
         that period."""
-        guesses, shares, places, size = list[int](), list[float](), self._places, self._seen
+        guesses, places, size = self._guesses, self._ends, self._seen
         while places and len(guesses) < k:
-            heads = [text[at] if at < len(text) else guesses[at - size] for text, at in places]
-            token, votes = Counter(heads).most_common(1)[0]
+            ahead = self._moved + len(guesses)
+            heads = [
+                text[at + ahead] if at + ahead < len(text) else guesses[at + ahead - size]
+                for text, at in places
+            ]
+            token, votes = heads[0], heads.count(heads[0])
+            if votes < len(heads):
+                token, votes = Counter(heads).most_common(1)[0]
             if token == _END:
                 break
             guesses.append(token)
-            shares.append(votes / len(places))
-            places = [
-                (text, at + 1)
-                for (text, at), head in zip(places, heads, strict=True)
-                if head == token
-            ]
-        return guesses, shares
+            self._shares.append(votes / len(heads))
+            if votes < len(heads):
+                places = [place for place, head in zip(places, heads, strict=True) if head == token]
+        self._ends = places
