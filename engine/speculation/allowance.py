@@ -142,7 +142,7 @@ class Allowance:
         cost relatively more where tokens cost less, and by `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
-            max(2 * seq.pause, _FIRST_PAUSE),
+            max(2 * seq.pause, self._num_sequences // 8, _FIRST_PAUSE),
             max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
             min([self._free[name].pause for name in names], default=0),
         )
