@@ -28,7 +28,7 @@ _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
 _CALM = 4  # factor on the interval at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
-_SETTLED = 6  # steps without speculation until the CPU caches settle
+_SETTLED = 6  # steps at K = 0 until the CPU caches settle
 _TRIMS = 0.02  # minimum gain that is worth the time to leave tokens out
 _BRANCHES = 0.02  # minimum gain for which second-best tokens are used
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
@@ -61,7 +61,7 @@ class AdaptiveK:
         self._steady: dict[int, tuple[int, bool, float]] = {}  # by size: that, K > 0, goodput
         self._probes_few = False  # a probe asks few sequences: the drafter must catch up
         self._caught_up = True  # the last step proposed for all
-        self._plain = 0  # steps in a row without speculation
+        self._plain = 0  # steps in a row at K = 0
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
         self._reaches = False  # this step runs one draft step more than seems to pay
         self._trims = True  # whether leaving tokens out of the forward pays
@@ -224,7 +224,7 @@ class AdaptiveK:
             self._guesses.learn_second_best(seen.second_best)
         else:  # without speculation only the number of steps counts
             self._guesses.add(0, (), ())
-        self._plain = 0 if seen.rows > seen.num_sequences else self._plain + 1
+        self._plain = 0 if seen.k else self._plain + 1
         if self._learns:
             self._learn(seen)
         if (seen.k or self._caught_up) and seen.outcomes:

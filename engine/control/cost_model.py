@@ -49,6 +49,11 @@ class Line:
         self._xx = self._xx * _KEEP + size * size
         self._xy = self._xy * _KEEP + size * seconds
 
+    def exceeded(self, size: float, seconds: float) -> bool:
+        """Whether it has learnt, and would rise by this measurement."""
+        start, slope = self.line()
+        return self._weight > 0 and seconds > start + slope * size
+
     def line(self) -> tuple[float, float]:
         """Return (seconds at size 0, seconds per unit of size)."""
         if not self._weight:
@@ -156,7 +161,7 @@ class TargetCost:
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
         share = 1.0 / (variance + machine + _NOISE)
-        own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 2e-5)
+        own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 3e-4)
         self._variance = machine * (1 - machine * share)
         self.now += machine * share * error
         self._count += 1
@@ -281,15 +286,16 @@ class CostModel:
         more, seconds = self._more(sequences, 0), seen.target_seconds
         self._target.update(seen.rows, sequences, seconds, more, settled=settled)
         if not seen.prompt_rows:
-            self._learn_host(seen, drafted=steps > 0)
+            self._learn_host(seen, drafted=steps > 0, settled=settled)
             drafting = seen.num_drafting
             if steps and caught_up and drafting:
                 seconds = exp(-self._target.now) * seen.draft_seconds
                 seconds = max(seconds - steps * self._more(drafting, 1), 0.0)
                 self._draft_line(drafting).update(steps, seconds / self._draft_unit(drafting))
 
-    def _learn_host(self, seen: StepRecord, *, drafted: bool) -> None:
+    def _learn_host(self, seen: StepRecord, *, drafted: bool, settled: bool) -> None:
         sequences = seen.num_sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
         seconds = exp(-self._target.now) * seen.host_seconds
-        line.update(seen.rows / sequences, seconds / sequences)
+        if settled or not line.exceeded(seen.rows / sequences, seconds / sequences):
+            line.update(seen.rows / sequences, seconds / sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 
@@ -229,6 +230,27 @@ def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], salt: s
     seq.tokens += reply
     seq.status, seq.finish = "finished", "stop"
     proposer.forget(seq)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_proposed_before_does_not_change_a_proposal(seed: int) -> None:
+    """Law: tokens and chances are those of a proposer that followed the same text and was never
+    asked for a proposal, whichever part of earlier proposals was accepted."""
+    rng, compared = random.Random(seed), 0
+    for _ in range(40):
+        replies = [[rng.randrange(4) for _ in range(20)] for _ in range(3)]
+        asked, silent = remembering(1000), remembering(1000)
+        for proposer, reply in itertools.product((asked, silent), replies):
+            ended(proposer, [1, 2, 3], reply)
+        seq = sequence([rng.randrange(4) for _ in range(10)])
+        for _ in range(20):
+            right = guess(asked, seq, rng.randrange(1, 9))[: rng.randrange(9)]
+            silent.forecast(seq, 0)
+            seq.tokens += [*right, rng.randrange(4)]
+        assert asked.forecast(seq, 8) == silent.forecast(seq, 8)
+        assert (tokens := guess(asked, seq, 8)) == guess(silent, seq, 8)
+        compared += bool(tokens)
+    assert compared > 20
 
 
 REPLY = list(range(20, 40))
