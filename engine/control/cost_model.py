@@ -38,21 +38,18 @@ class Line:
         self._expected, self._stiffness, self._slack = slope, stiffness, slack
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
-    def update(self, size: float, seconds: float) -> None:
-        """Learn from one measurement; outliers are capped."""
-        if self._weight > 4.0:
-            start, slope = self.line()
-            seconds = min(seconds, 3.0 * (start + slope * size) + self._slack)
+    def update(self, size: float, seconds: float, *, settled: bool = True) -> None:
+        """Learn from one measurement; outliers are capped, and so are all rises before the caches
+        have `settled`."""
+        start, slope = self.line()
+        if self._weight > 4.0 or (self._weight and not settled):
+            usual = start + slope * size
+            seconds = min(seconds, 3.0 * usual + self._slack if settled else usual)
         self._weight = self._weight * _KEEP + 1.0
         self._x = self._x * _KEEP + size
         self._y = self._y * _KEEP + seconds
         self._xx = self._xx * _KEEP + size * size
         self._xy = self._xy * _KEEP + size * seconds
-
-    def exceeded(self, size: float, seconds: float) -> bool:
-        """Whether it has learnt, and would rise by this measurement."""
-        start, slope = self.line()
-        return self._weight > 0 and seconds > start + slope * size
 
     def line(self) -> tuple[float, float]:
         """Return (seconds at size 0, seconds per unit of size)."""
@@ -297,5 +294,4 @@ class CostModel:
         sequences = seen.num_sequences
         line = self._host.setdefault((sequences.bit_length(), drafted), Line(_ROW, stiffness=0.25))
         seconds = exp(-self._target.now) * seen.host_seconds
-        if settled or not line.exceeded(seen.rows / sequences, seconds / sequences):
-            line.update(seen.rows / sequences, seconds / sequences)
+        line.update(seen.rows / sequences, seconds / sequences, settled=settled)

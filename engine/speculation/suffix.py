@@ -138,15 +138,10 @@ class _Follower(Follower):
         self._moved, self._guesses, self._shares, self._ends = 0, [], [], self._places
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
-        k = self.most(k)
-        if len(self._guesses) < k:
-            self._propose(k)
-        return self._guesses[:k], self._shares[:k]
-
-    def _propose(self, k: int) -> None:
         """Take the most frequent next token, then the most frequent one among the places that had
         it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
         that period."""
+        k = self.most(k)
         guesses, places, size = self._guesses, self._ends, self._seen
         while places and len(guesses) < k:
             ahead = self._moved + len(guesses)
@@ -164,3 +159,4 @@ class _Follower(Follower):
             if votes < len(heads):
                 places = [place for place, head in zip(places, heads, strict=True) if head == token]
         self._ends = places
+        return guesses[:k], self._shares[:k]
