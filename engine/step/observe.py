@@ -38,7 +38,7 @@ def observe(
         else:
             parts.append(_part(item, main, allowance, trees=trees))
             item = next(items)
-    speculates = sum([part.proposed for part in parts]) > 0
+    speculates = any(part.proposed and part.k for part in parts)
     more = overhead.seconds(len(parts), speculates=speculates)
     return StepRecord(
         parts,

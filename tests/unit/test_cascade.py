@@ -197,14 +197,16 @@ def accepting(chunk: Chunk, proposal: Proposal, tokens: list[int]) -> Sampled:
 
 
 def observed(
-    allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0, trees: bool = False
-) -> StepRecord:
+    allowance: Allowance, items: list[Sampled], *, catch_up_rows: int = 0, trees: bool = False,
+    overhead: Overhead | None = None,
+) -> StepRecord:  # fmt: skip
     draft = Scripted("draft_model", catch_up_rows=catch_up_rows)
     cascade = Cascade(draft, [], limits=allowance.limits)
     cascade.take_over()
     return observe(
         StepPlan([item.chunk for item in items]), items, StepSeconds(), reason="fixed",
-        num_waiting=0, proposer=cascade, allowance=allowance, overhead=Overhead(), trees=trees,
+        num_waiting=0, proposer=cascade, allowance=allowance, trees=trees,
+        overhead=overhead or Overhead(),
     )  # fmt: skip
 
 
@@ -264,6 +266,26 @@ def test_time_spent_catching_up_is_no_cost_of_drafting(rows: int, num_drafting: 
     allowance = wanted(FixedK(4), a, b)
     items = [walked(seq, 4, "draft_model", 4, 4) for seq in (a, b)]
     assert observed(allowance, items, catch_up_rows=rows).num_drafting == num_drafting
+
+
+class ByKind(Overhead):
+    """Charges eight seconds to steps that speculate, and one to others."""
+
+    def seconds(self, sequences: int, *, speculates: bool) -> float:
+        return 8.0 if speculates else 1.0
+
+
+@pytest.mark.parametrize(("k", "source"), [(0, "ngram"), (4, "draft_model")])
+def test_free_proposals_at_k_0_are_charged_the_controller_s_time_at_k_0(
+    k: int, source: str
+) -> None:
+    """Bug: a step at K = 0 in which one sequence had a free proposal was charged the controller's
+    time of steps at K > 0, so K = 0 looked slower than it was."""
+    a, b = sequence("a", ("ngram", "draft_model")), sequence("b", None)
+    allowance = wanted(FixedK(k), a, b)
+    items = [walked(a, 4, source, 3, 2), walked(b, k, "draft_model", 0, 0)]
+    record = observed(allowance, items, overhead=ByKind())
+    assert record.overhead_seconds == (8.0 if k else 1.0)
 
 
 def test_useless_look_ups_pause_for_longer_and_longer() -> None:
