@@ -131,12 +131,10 @@ class AdaptiveK:
         self._trims = self._stops or not present or goodput.trimming[best] > _TRIMS
 
     def _while_on(self) -> int:
-        rates = self._goodput.rates
-        if self._explore.while_on(self._usual, gain=rates[self._k] / rates[0] - 1.0) == "baseline":
-            self.reason = "baseline"
-            return 0
-        self.reason = "pays"
-        return self.k_max if self._stops else self._k
+        gain = self._goodput.rates[self._k] / self._goodput.rates[0] - 1.0
+        kind = self._explore.while_on(self._usual, gain=gain)
+        self.reason = "pays" if kind == "usual" else kind
+        return 0 if kind == "baseline" else self.k_max if self._stops else self._k
 
     def _while_off(self, rounds: int) -> int:
         promise, rates = self._goodput.promise, self._goodput.rates

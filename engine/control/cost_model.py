@@ -39,8 +39,7 @@ class Line:
         self._weight, self._x, self._y, self._xx, self._xy = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def update(self, size: float, seconds: float, *, settled: bool = True) -> None:
-        """Learn from one measurement; outliers are capped, and so are all rises before the caches
-        have `settled`."""
+        """Learn from one measurement; outliers, and rises before caches `settled`, are capped."""
         start, slope = self.line()
         if self._weight > 4.0 or (self._weight and not settled):
             usual = start + slope * size

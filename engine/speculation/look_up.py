@@ -35,8 +35,7 @@ class Follower(ABC):
         """Return how many tokens `next` would return for `k`, unless the place is lost."""
 
     def chances(self, k: int) -> list[float]:
-        """Return, for each token that `next` would return, the chance that it and all before it are
-        right."""
+        """Return, for each token of `next`, the chance that it and all before it are right."""
         return [] if self._at is None else self._evidence.chances(self._run, self.most(k))
 
 
@@ -51,9 +50,8 @@ class LookUp(FreeProposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = []
         for chunk in chunks:
-            guesses: list[int] = []
-            if chunk.k > 0 and chunk.samples:
-                guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k)
+            asks = chunk.k > 0 and chunk.samples
+            guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k) if asks else []
             proposals.append(chain(guesses, self.name) if guesses else EMPTY)
         return proposals
 

@@ -61,12 +61,9 @@ class SuffixProposer(LookUp):
 
     def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest
-        self._sizes, self._everyone = (shortest, longest), Record(_PRIORS)
-        self._replies = Replies(remembered, shortest)
-        super().__init__(name, self._begun, pause=_PAUSE)
-
-    def _begun(self, seq: Sequence) -> _Follower:
-        return _Follower(seq, self._replies, self._sizes, self._everyone)
+        sizes, shared = (shortest, longest), Record(_PRIORS)
+        replies = self._replies = Replies(remembered, shortest)
+        super().__init__(name, lambda seq: _Follower(seq, replies, sizes, shared), pause=_PAUSE)
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
@@ -152,11 +149,10 @@ class _Follower(Follower):
             token, votes = heads[0], heads.count(heads[0])
             if votes < len(heads):
                 token, votes = Counter(heads).most_common(1)[0]
+                places = [place for place, head in zip(places, heads, strict=True) if head == token]
             if token == _END:
                 break
             guesses.append(token)
             self._shares.append(votes / len(heads))
-            if votes < len(heads):
-                places = [place for place, head in zip(places, heads, strict=True) if head == token]
         self._ends = places
         return guesses[:k], self._shares[:k]

@@ -38,8 +38,7 @@ def observe(
         else:
             parts.append(_part(item, main, allowance, trees=trees))
             item = next(items)
-    speculates = any(part.proposed and part.k for part in parts)
-    more = overhead.seconds(len(parts), speculates=speculates)
+    more = overhead.seconds(len(parts), speculates=any(p.proposed and p.k for p in parts))
     return StepRecord(
         parts,
         reason=reason,
