@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python and of the web page. A budget rises only in a commit that adds a
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
-    "engine/control": 1_602,
+    "engine/control": 1_601,
     "engine/cpu": 3_349,
     "lab": 8_383,  # engine/lab and server/lab
     "serving": 30_085,  # everything else but the script that trained the built-in pair
