@@ -19,8 +19,8 @@ from engine.control.profile import CONTEXT, Points, Profile
 from engine.scheduling.step_record import StepRecord
 
 # Variances of log-seconds: of one measurement; of the priors of a size factor and of the machine
-# factor; the machine factor's drift per round, and the drift's bound.
-_NOISE, _NEW, _NEW_MACHINE = 4e-3, 2e-2, 1.0
+# factor; the least of a size factor; the machine factor's drift per round, and the drift's bound.
+_NOISE, _NEW, _NEW_MACHINE, _MIN = 4e-3, 2e-2, 1.0, 3e-4
 _DRIFT, _MOST_DRIFT = 3e-4, 5e-2
 _OUTLIER = 0.4  # log-seconds at which an error is clipped
 _MEMORY = 24  # rounds that the machine factor for predictions averages over
@@ -157,7 +157,7 @@ class TargetCost:
             machine, self._count = _NEW_MACHINE, 0
         self._outlier = outlier
         share = 1.0 / (variance + machine + _NOISE)
-        own[place] = factor + variance * share * error, max(variance * (1 - variance * share), 3e-4)
+        own[place] = factor + variance * share * error, max(variance * (1 - variance * share), _MIN)
         self._variance = machine * (1 - machine * share)
         self.now += machine * share * error
         self._count += 1

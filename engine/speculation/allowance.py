@@ -138,8 +138,8 @@ class Allowance:
 
     def _pause(self, seq: Sequence) -> None:
         """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
-        take time: twice as many as last time. Bounded by four times (sequences + K), since look-ups
-        cost relatively more where tokens cost less, and by `FreeProposer.pause`."""
+        take time: twice as many as last time. At least an eighth of the sequences and at most four
+        times (sequences + K), since tokens of large batches cost less, and `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
             max(2 * seq.pause, self._num_sequences // 8, _FIRST_PAUSE),

@@ -32,7 +32,7 @@ class Overhead:
         self._ended: float | None = None  # end of the previous step, if this one follows directly
         self._between = self._choosing = self._after = 0.0  # of this step, or the previous one
         # Usual seconds of choosing and updating, and how many steps they were averaged over, by
-        # whether the step speculates and by batch size (its bit length).
+        # whether the main proposer proposed, and by batch size (its bit length).
         self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
