@@ -23,7 +23,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_products import BY_PAIRS, keep
 from engine.cpu.vectors import FLOATS, HAS_AVX512, INTS, LANES, WIDE, Emit, each_count, pointers
 
@@ -34,7 +34,7 @@ GROUP, COLUMNS = (5, 4 * LANES) if HAS_AVX512 else (2, 2 * LANES)
 LOWEST = np.float32(-3e38)  # below every score; finite, so that lowest - lowest is 0
 
 
-@fast
+@fast_in_place
 def attend(
     parts: Any, packed: Any, heads: Any, spans: Any, seen: Any, places: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any, out: Any,
@@ -44,8 +44,7 @@ def attend(
     query, key and value heads; `out` `[rows, heads * dim]`. `spans` `[number, 3]`: first row, rows,
     KV index of the first row. `places`, `buffers`: from `places_of`, `buffers_for`. Bit i of
     `seen[row]`: whether the row sees the key of its span's i-th row; it sees all earlier keys.
-    `parts`: a tuple of `words / LANES` zeros, so that each head size has its own code. (Arrays come
-    with offsets, not as slices, whose references numba would count.)"""
+    `parts`: a tuple of `words / LANES` zeros, so that each head size has its own code."""
     kv_heads, slots, words = keys.shape
     dim, group = out.shape[1] // heads, heads // kv_heads
     _write(packed, heads, spans, places, dim, keys)
@@ -76,7 +75,7 @@ def buffers_for(spans: Any, group: Any, dim: Any) -> Any:
     )  # fmt: skip
 
 
-@fast
+@fast_in_place
 def _attend(
     parts: Any, group: Any, spans: Any, seen: Any, places: Any, span: Any, head: Any, scaling: Any,
     keys: Any, values: Any, buffers: Any,
@@ -111,7 +110,7 @@ def _attend(
             _add(parts, i, more, scores, fades, some, values, places, keys, where, sums)
 
 
-@fast
+@fast_in_place
 def _write(packed: Any, before: Any, spans: Any, places: Any, dim: Any, plane: Any) -> None:
     """Write the heads after the first `before` heads of all rows to their places in `plane`."""
     heads, slots, words = plane.shape
@@ -123,7 +122,7 @@ def _write(packed: Any, before: Any, spans: Any, places: Any, dim: Any, plane: A
                 keep(packed, at + head * dim, plane, there + head * slots * words, words, plane)
 
 
-@fast
+@fast_in_place
 def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, queries: Any, i: Any) -> None:
     """Copy a query to `queries` in the keys' layout: for words split into floats, the even columns
     before the odd ones."""
@@ -163,7 +162,7 @@ def follow(paths: Any, spans: Any, tables: Any, block_size: Any, words: Any, pla
             places[span, index + 1 : index + 1 + LANES] = slot * words
 
 
-@fast
+@fast_in_place
 def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
     """Mask the scores of keys that a row may not see, and of padding."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):

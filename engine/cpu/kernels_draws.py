@@ -48,13 +48,9 @@ def space_for(vocab: Any) -> Any:
     for one group its hashes and scores; per token its probability mass."""
     groups = (vocab + _DEPTH - 1) // _DEPTH
     return (
-        np.empty(groups, np.float32),
-        np.empty(groups, np.int32),
-        np.empty(groups, np.float32),
-        np.empty(_DEPTH, np.int32),
-        np.empty(_DEPTH, np.float32),
-        np.empty(vocab, np.float32),
-    )
+        np.empty(groups, np.float32), np.empty(groups, np.int32), np.empty(groups, np.float32),
+        np.empty(_DEPTH, np.int32), np.empty(_DEPTH, np.float32), np.empty(vocab, np.float32),
+    )  # fmt: skip
 
 
 @fast

@@ -3,14 +3,12 @@
 Each output is summed over the inputs in order, one float32 multiply-add at a time, so a row's
 result is bit-identical for any number of rows in the product. (Usual kernels change the order of
 summation with the number of rows; He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
-The inner loop is written as LLVM vectors, since no loop over an array keeps its sums in registers.
 Weights are prefetched, because hardware prefetchers do not cross pages.
 
-int8 weights have half the bytes; they are widened, which is exact, and each output's sum is
-multiplied by its scale. In bfloat16, rows are rounded first. With AMX, tiles are multiplied
-(`engine.cpu.kernels_tiles`). Otherwise AVX512_BF16 has one instruction for pairs of inputs: on AMD
-it does twice as many products per second as float32 arithmetic, but on Intel half as many, so on
-Intel rows and weights are multiplied as float32, which is exact.
+int8 weights are widened, which is exact, and each output's sum is multiplied by its scale. In
+bfloat16, rows are rounded first, then multiplied as tiles with AMX (`engine.cpu.kernels_tiles`), as
+pairs on AMD, whose instruction for pairs does twice as many products per second as float32
+arithmetic, and as float32 on Intel, whose instruction does half as many.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
 from engine.cpu.jit import HAS_TILES, fast
-from engine.cpu.kernels_tiles import SIDE, TAIL, product_of_codes, product_of_tiles
+from engine.cpu.kernels_tiles import SIDE, TAIL, product_of_codes, product_of_tiles, room
 from engine.cpu.vectors import (
     FLOATS,
     HAS_AVX512,
@@ -204,12 +202,13 @@ def _product(x: Any, weights: Any, rounded: Any, y: Any) -> Any:
 def as_words(x: Any) -> Any:
     """Return float32 rows as words of two bfloat16 each, the first in the low half."""
     rows, pairs = x.shape[0], x.shape[1] // 2
-    words, whole = np.empty((rows, pairs), np.uint32), pairs // LANES * LANES
+    words, whole = room(rows, pairs).view(np.uint32), pairs // LANES * LANES
+    bits = x.view(np.uint32)
     for row in range(rows):
         keep(x, row * x.shape[1], words, row * pairs, whole, words)
-        bits, out = x[row].view(np.uint32), words[row]
         for i in range(whole, pairs):
-            out[i] = (upper_half(bits[2 * i]) >> np.uint32(16)) | upper_half(bits[2 * i + 1])
+            low, high = upper_half(bits[row, 2 * i]), upper_half(bits[row, 2 * i + 1])
+            words[row, i] = (low >> np.uint32(16)) | high
     return words
 
 

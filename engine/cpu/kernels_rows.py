@@ -10,11 +10,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.vectors import FLOAT, FLOATS, INT, LANES, WIDE, Emit, pointers
 
 
-@fast
+@fast_in_place
 def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
     """Write the RMSNorm (arXiv:1910.07467) of each row of `rows` `[rows, width]` to `out`."""
     width = rows.shape[1]
@@ -26,7 +26,7 @@ def normalise(rows: Any, weight: Any, epsilon: Any, out: Any) -> None:
             normed[i] = numbers[i] * scale * weight[i]
 
 
-@fast
+@fast_in_place
 def add(added: Any, rows: Any) -> None:
     """Add `added` `[rows, width or more]` to `rows` `[rows, width]`."""
     for row in range(rows.shape[0]):
@@ -35,7 +35,7 @@ def add(added: Any, rows: Any) -> None:
             sums[i] += more[i]
 
 
-@fast
+@fast_in_place
 def rotate(packed: Any, cosine: Any, signed: Any, positions: Any, heads: Any) -> None:
     """Apply the rotary embedding (arXiv:2104.09864) in place to the first `heads` heads of each row
     of `packed` `[rows, heads or more * dim]`. `cosine`, `signed`: `[positions, dim]`; `signed` is
@@ -52,7 +52,7 @@ def rotate(packed: Any, cosine: Any, signed: Any, positions: Any, heads: Any) ->
                 part[half + i] = high * c[half + i] + low * s[half + i]
 
 
-@fast
+@fast_in_place
 def gate(wide: Any, out: Any) -> None:
     """Write silu(gate) * up to `out` `[rows, inner]`; `wide` `[rows, >= 2 * inner]`: gate, up."""
     rows, inner = out.shape

@@ -86,25 +86,23 @@ def begin_tiles(typing: Any, rows: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic  # type: ignore[misc]
-def end_of_tiles(typing: Any) -> Any:
-    """Release the tiles, so that a context switch need not save them."""
+def _for_each(name: str, *calls: Any) -> Any:
+    """Return an intrinsic that runs an instruction with each of `calls`, tuples of tiles."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        Tiles(builder)("tilerelease")
-        return context.get_dummy_value()
+    @intrinsic  # type: ignore[misc]
+    def run(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            for tiles in calls:
+                Tiles(builder)(name, *tiles)
+            return context.get_dummy_value()
 
-    return types.void(), generate
+        return types.void(), generate
+
+    return run
 
 
-@intrinsic  # type: ignore[misc]
-def _no_sums(typing: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for total in (*_SUMS[0], *_SUMS[1]):
-            Tiles(builder)("tilezero", total)
-        return context.get_dummy_value()
-
-    return types.void(), generate
+end_of_tiles = _for_each("tilerelease", ())  # so that a context switch need not save them
+_no_sums = _for_each("tilezero", *((total,) for totals in _SUMS for total in totals))
 
 
 def _multiply(tiles: int) -> Any:
@@ -158,10 +156,8 @@ def _store(tiles: int) -> Any:
     return store
 
 
-_multiply_one, _multiply_two, _store_one, _store_two = (
-    *(_multiply(tiles) for tiles in (1, 2)),
-    *(_store(tiles) for tiles in (1, 2)),
-)
+_multiply_one, _multiply_two = (_multiply(tiles) for tiles in (1, 2))
+_store_one, _store_two = (_store(tiles) for tiles in (1, 2))
 
 
 @intrinsic  # type: ignore[misc]
