@@ -23,14 +23,17 @@ from engine.progress import report
 
 logger = logging.getLogger(__name__)
 
+FEATURES = llvmlite.binding.get_host_cpu_features()
+if FEATURES.get("avx512f") and not (numba.config.CPU_NAME or numba.config.CPU_FEATURES):
+    numba.config.CPU_FEATURES = FEATURES.flatten() + ",-prefer-256-bit"  # else loops use 8 lanes
+
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
 
 
 def _grants_tiles() -> bool:
     """Request AMX tiles from Linux, as a process must before using them. Return whether it may."""
-    features = llvmlite.binding.get_host_cpu_features()
     here = (sys.platform, platform.machine()) == ("linux", "x86_64")
-    if not (here and features.get("amx-tile", False) and features.get("amx-bf16", False)):
+    if not (here and FEATURES.get("amx-tile", False) and FEATURES.get("amx-bf16", False)):
         return False
     refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA)
     return refused == 0
@@ -43,8 +46,7 @@ _PRODUCTS = {"bfloat16": ("avx512bf16", "amx-bf16", "bf16"), "float16": ("avx512
 
 def multiplies(dtype: str) -> bool:
     """Whether this processor has multiply instructions for `dtype`."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return dtype == "float32" or any(features.get(name, False) for name in _PRODUCTS[dtype])
+    return dtype == "float32" or any(FEATURES.get(name, False) for name in _PRODUCTS[dtype])
 
 
 def _source_stamp() -> tuple[tuple[float, int], ...]:
@@ -132,9 +134,7 @@ class _SafeCache(caching.FunctionCache):  # type: ignore[misc]
 
 @cache
 def _cannot_keep(folder: str, reason: str) -> None:
-    logger.warning(
-        "compiled code cannot be cached in %s (%s): every start compiles", folder, reason
-    )
+    logger.warning("compiled code cannot be kept in %s (%s): every start compiles", folder, reason)
 
 
 class _CompileLogger(event.Listener):  # type: ignore[misc]

@@ -7,8 +7,8 @@ any number of rows in the product. It differs from the vector kernels' result, b
 even and odd inputs separately and adds the two sums last.
 
 Weights are words (`engine.cpu.weights.pack`), or eight- or twelve-bit codes that are unpacked to
-words one step before they are multiplied, so the time is that of reading the codes. A step is
-a tile's height of a panel: SIDE input pairs, two weight tiles side by side.
+words one step (SIDE input pairs of a panel: two weight tiles) before they are multiplied, so the
+time is that of reading the codes.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from engine.cpu.jit import FEATURES
+
 LANES = 16
 PANEL = 2 * LANES  # outputs whose packed weights are stored together
 
@@ -56,17 +58,15 @@ def each_count(builder: Any, count: Any, most: int, emit: Callable[[int], None])
     blocks = [builder.append_basic_block(f"of.{n + 1}") for n in range(most)]
     choice = builder.switch(count, blocks[-1])
     for n, block in enumerate(blocks, 1):
-        if block is not blocks[-1]:
-            choice.add_case(ir.Constant(WIDE, n), block)
+        choice.add_case(ir.Constant(WIDE, n), block)
         builder.position_at_end(block)
         emit(n)
         builder.branch(end)
     builder.position_at_end(end)
 
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
-HAS_AVX512 = bool(_FEATURES.get("avx512f", False))  # 32 registers of sixteen lanes, not 16 of eight
-MULTIPLIES_PAIRS = bool(_FEATURES.get("avx512bf16", False))  # has the bfloat16 pair instruction
+HAS_AVX512 = bool(FEATURES.get("avx512f", False))  # 32 registers of sixteen lanes, not 16 of eight
+MULTIPLIES_PAIRS = bool(FEATURES.get("avx512bf16", False))  # has the bfloat16 pair instruction
 
 # Whether float32 arithmetic does more products per second than that instruction: true on all
 # processors with it except AMD's.
