@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine.messages import Reason
 
-_MEMORY = 64  # steps over which the usual value is averaged, about
+_MEMORY, _FEW = 64, 8  # steps over which the usual value is averaged, about; too few for a mean
 
 
 class Stopwatch:
@@ -60,11 +60,13 @@ class Overhead:
 
     def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
-        Explorations, and steps without proposals while K > 0 pays, do not count as usual."""
+        Explorations, and steps without proposals while K > 0 pays, do not count as usual; but trials
+        lower the mean of a few steps, since the controller's first steps at a K > 0 learn most."""
         self._after = lap()
+        took, (mean, count) = self._choosing + self._after, self._usual.get(self._kind, (0.0, 0))
         if reason in ("pays" if self._kind[0] else "off", "fixed"):
-            took = self._choosing + self._after
-            mean, count = self._usual.get(self._kind, (0.0, 0))
             count = min(count + 1, _MEMORY)
             self._usual[self._kind] = mean + (took - mean) / count, count
+        elif reason in ("trial", "probe") and took < mean and count < _FEW:
+            self._usual[self._kind] = took, count
         self._ended = lap.last if more else None
