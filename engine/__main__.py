@@ -36,11 +36,7 @@ def build_parser(prog: str, description: str | None) -> Parser:
     """Return a parser for the options that the supervisor gives every engine process."""
     parser = Parser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, required=True, help="EngineConfig as JSON")
-    parser.add_argument(
-        "--measured",
-        type=Path,
-        help="step costs that an earlier engine measured",
-    )
+    parser.add_argument("--measured", type=Path, help="step costs that an earlier engine measured")
     parser.add_argument("--commands", required=True, help="endpoint to read commands from")
     parser.add_argument("--events", required=True, help="endpoint to send events to")
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from engine.messages import Reason
 
-_MEMORY, _FEW = 64, 8  # steps over which the usual value is averaged, about; too few for a mean
+_MEMORY, _FEW = 64, 8  # steps over which the usual value is averaged; too few for a usual value
 
 
 class Stopwatch:
@@ -60,8 +60,8 @@ class Overhead:
 
     def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
-        Explorations, and steps without proposals while K > 0 pays, do not count as usual; but trials
-        lower the mean of a few steps, since the controller's first steps at a K > 0 learn most."""
+        Explorations, and steps without proposals while K > 0 pays, do not count as usual; but
+        explorations lower a value of few steps, since the first steps at a K > 0 learn most."""
         self._after = lap()
         took, (mean, count) = self._choosing + self._after, self._usual.get(self._kind, (0.0, 0))
         if reason in ("pays" if self._kind[0] else "off", "fixed"):

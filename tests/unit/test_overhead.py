@@ -56,7 +56,7 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
 
 def test_what_the_first_steps_at_a_k_learn_is_not_charged_to_its_trials() -> None:
     """Bug: the controller chooses anew and learns in the first steps at K > 0, for several times
-    the usual seconds. Their mean was charged to every later trial, so that K stayed at 0 where K = 4
+    the usual seconds. Their mean was charged to every later trial, so K stayed at 0 where K = 4
     makes 1.6 times the tokens per second."""
     overhead, clock = Overhead(), Clock()
     step(overhead, clock, after=49.0, speculates=True)
