@@ -133,8 +133,8 @@ class _SafeCache(caching.FunctionCache):  # type: ignore[misc]
 
 
 @cache
-def _cannot_keep(folder: str, reason: str) -> None:
-    logger.warning("compiled code cannot be kept in %s (%s): every start compiles", folder, reason)
+def _cannot_keep(folder: str, error: str) -> None:
+    logger.warning("compiled code cannot be cached in %s (%s): every start compiles", folder, error)
 
 
 class _CompileLogger(event.Listener):  # type: ignore[misc]

@@ -51,10 +51,10 @@ def forward(
         _embed(embed[tokens[row]], hidden[row])
     for layer in range(norm.shape[0]):
         for first in range(0, count, some):
-            rows, to = hidden[first : first + some], packed[first : first + some]
-            normalise(rows, norm[layer], epsilon, normed[: len(rows)])
-            product(normed[: len(rows)], query_key_value[layer], rounded, to)
-            rotate(to, angles[0], angles[1], positions[first:], heads + kv_heads)
+            rows, n = packed[first : first + some], min(some, count - first)
+            normalise(hidden[first : first + n], norm[layer], epsilon, normed[:n])
+            product(normed[:n], query_key_value[layer], rounded, rows)
+            rotate(rows, angles[0], angles[1], positions[first:], heads + kv_heads)
         attend(
             parts, packed, heads, spans, seen, places, scaling, keys[layer], values[layer],
             buffers, attended,

@@ -85,7 +85,7 @@ def test_a_full_disk_is_a_warning(folder: Path) -> None:
     """Bug: the engine could not start where the cache folder was not writable."""
     printed, logged = start(folder, "full disk")
     assert printed == "compiled"
-    assert "compiled code cannot be kept in" in logged
+    assert "compiled code cannot be cached in" in logged
     assert logged.count("\n") == 1
     assert start(folder)[0] == "compiled"
 
