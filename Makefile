@@ -45,8 +45,7 @@ gpu:  ## all GPU tests and measurements, in 25 minutes (WHEELS=folder; docs/meas
 # What `make gpu` needs besides torch, transformers, Triton and numba, for the GPU machine's Python.
 FOR ?= 3.12
 CARRIED = annotated-types pydantic pydantic-core typing-inspection msgspec pyzmq llguidance \
-  pytest pytest-timeout pluggy iniconfig pygments hypothesis sortedcontainers \
-  torchao accelerate psutil
+  pytest pytest-timeout pluggy iniconfig pygments hypothesis sortedcontainers
 wheels:  ## download to WHEELS what `make gpu` needs on a machine with Python FOR and no network
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version $(FOR) \
 	  $(foreach n,17 26 27 28 31,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64 \

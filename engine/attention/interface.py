@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.packed_copy import PackedCopy
-from engine.attention.torchao_warnings import silence
 from engine.errors import ModelError
 
 NAME = "foredraft"
@@ -240,7 +239,6 @@ def attention_forward(
 
 def register() -> None:
     """Register `attn_implementation="foredraft"` with transformers. May be called again."""
-    silence()
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)

@@ -5,7 +5,3 @@ once) -> distill.py (the draft alone, on text that the target generates) -> card
 README.md). text.py writes such text to a file for `foredraft train medusa`, which made the heads.
 The engine does not import this package; it loads the models from their folders.
 """
-
-from engine.attention.torchao_warnings import silence
-
-silence()  # before any module here imports transformers

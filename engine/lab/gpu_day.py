@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -36,7 +35,6 @@ FORWARDS = {
     "int8": "--quantization int8", "int4": "--quantization int4", "fp8": "--quantization fp8",
     "sdpa": "--attention sdpa",
 }  # fmt: skip
-BY_TORCHAO = ("int4", "fp8")  # need torchao and accelerate
 MINUTES, BENCH_SHARE = 25.0, 0.06  # for all parts, and the share of it for each bench
 SHOWN = 100  # last lines of a part's output that the page shows
 Found = dict[str, Any]  # results by part
@@ -98,9 +96,8 @@ def parts_of(
     yield part("host", "what does the host add to a step?", 120,
                f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
                "--sequences", "1", "32", *ours)  # fmt: skip
-    quantizes = find_spec("torchao") and find_spec("accelerate")
     for name, words in FORWARDS.items():
-        if name != "sdpa" and device == "cpu" or name in BY_TORCHAO and not quantizes:
+        if name != "sdpa" and device == "cpu":
             continue
         yield figures(f"forwards-{name}", f"what do forwards cost with {words}?", 150,
                       f"engine.lab.forwards {words}")  # fmt: skip
@@ -248,7 +245,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"in all ({MINUTES:g})")  # fmt: skip
     add("--quick", action="store_true", help="as little as shows that each part runs")
     names = [part.name for part in parts_of(Path(), "cuda", "8b", quick=True)]
-    names += [f"forwards-{name}" for name in BY_TORCHAO]
     add("--only", type=names_of(names), help="parts, with commas between them")
     parsed = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # `run` then kills the running part

@@ -23,6 +23,7 @@ from engine.attention.interface import (
     PreparedAttention,
     Variation,
 )
+from engine.config import QuantizationName
 from engine.cpu.fused import joined
 from engine.model.loaded import with_parts
 from engine.model.triton_layers import ACTIVATIONS, Heads, Norm, added, gated, rotated
@@ -68,29 +69,29 @@ def fused_layers(model: Any, shapes: Sequence[LayerShape]) -> Any:
 
 def make_batch_invariant(fused: Any, most: int = EVERY) -> str | None:
     """Make a row's bits independent of the other rows, in forwards of up to `most` rows; products
-    of int8 weights are so in all forwards. Returns why the layers cannot be made so, or None."""
+    of quantized weights are so in all. Returns why the layers cannot be made so, or None."""
     if any(hasattr(module, "experts") for module in fused.modules()):
         return "its products depend on which rows share an expert"
     for module in fused.modules():
         if type(module) is nn.Linear:
-            rows = EVERY if hasattr(module, "scales") else most
+            rows = EVERY if hasattr(module, "quantization") else most
             module.forward = Product(module, rows)  # type: ignore[method-assign,assignment]
     return None
 
 
-def obstacle_to_int8(config: Any, dtype: torch.dtype) -> str | None:
-    """Why these layers do not run the model with int8 weights, or None."""
+def obstacle_to_quantization(config: Any, dtype: torch.dtype) -> str | None:
+    """Why these layers do not run the model with quantized weights, or None."""
     if config.model_type not in FAMILIES or hasattr(config, "num_local_experts"):
         return "there are no fused layers for its model type, or it is a mixture of experts"
     return None if dtype.itemsize == 2 else f"it is to run in {dtype}"
 
 
-def quantize_layers(model: Any, device: torch.device) -> None:
-    """Make the weights of all linear layers but the head int8, on the device, one after another:
-    the unquantized ones need not fit there."""
+def quantize_layers(model: Any, device: torch.device, kind: QuantizationName) -> None:
+    """Quantize all linear layers but the head, on the device, one after another: the unquantized
+    ones need not fit there."""
     for module in model.base_model.modules():
         if type(module) is nn.Linear:
-            quantize(module, device)
+            quantize(module, device, kind)
 
 
 class _Recorder(LayerProbe):
@@ -236,5 +237,7 @@ def _merged(owner: Any, whole: str, *names: str) -> nn.Linear | None:
             if getattr(parts[0], name, None) is not None:
                 tensor = joined(*parts, name=name)
                 setattr(merged, name, nn.Parameter(tensor, requires_grad=False))
-        merged.out_features, merged.in_features = merged.weight.shape
+        merged.out_features, merged.in_features = len(merged.weight), parts[0].in_features
+        if hasattr(parts[0], "quantization"):
+            merged.quantization = parts[0].quantization
     return merged

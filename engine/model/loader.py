@@ -8,7 +8,6 @@ cannot be served raises a ModelError of one sentence with the model and the reas
 
 from __future__ import annotations
 
-import gc
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +33,7 @@ from engine.model.checkpoint import (
 )
 from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, own_forward
-from engine.model.precision import is_quantized, named_dtype, pick_dtype, quantization_arguments
+from engine.model.precision import is_quantized, named_dtype, pick_dtype, placement
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
 from engine.progress import report
 from engine.sampling.triton_draws import available
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Unsupported(Exception):
-    """Our own code cannot run the model in int8; the message says why."""
+    """Our own code cannot quantize the model so; the message says why."""
 
 
 def load_model(
@@ -64,14 +63,11 @@ def load_model(
     kind: QuantizationName = "none" if quantization == "auto" else quantization
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
-    if kind == "int8" and (dtype in ("auto", "bfloat16") or available(source.device)):
+    if kind != "none":
         try:
-            own, named = replace(source, own_int8=True), "bfloat16" if dtype == "auto" else dtype
-            return own.load(named, lossy=False)
+            return source.load("bfloat16" if dtype == "auto" else dtype, lossy=False)
         except _Unsupported as error:
-            logger.info("%s is quantised by torchao, which is slow: %s", source.name, error)
-        gc.collect()  # layers that refer to themselves hold the int8 weights
-        torch.cuda.empty_cache()
+            raise ModelError(f"{source.name} cannot be loaded as {kind}: {error}") from None
     loaded = source.load(dtype, lossy=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
@@ -96,7 +92,6 @@ class _Source:
     max_model_len: int | None
     hub: dict[str, Any]
     batch_invariant: bool
-    own_int8: bool = False
 
     @property
     def name(self) -> str:
@@ -104,12 +99,11 @@ class _Source:
 
     def load(self, dtype: DTypeName, *, lossy: bool) -> LoadedModel:
         """Load and verify. `lossy`: compiled code may hold weights in 8 bits. Raises
-        ModelError; with `own_int8` also _Unsupported if our code cannot run int8 weights."""
+        ModelError; also _Unsupported if our code cannot run weights of the quantization."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
         report(f"loading the {role}" if folder else f"fetching and loading the {role}")
-        plain = where.type == "cpu" and (self.quantization == "none" or self.own_int8)
-        llama = read_llama(folder, role) if folder is not None and plain else None
+        llama = read_llama(folder, role) if folder is not None and where.type == "cpu" else None
         if llama is not None:
             make = self._facts(llama.config, dtype, folder)
             llama = llama.to(make.keywords["dtype"]).eval().requires_grad_(False)
@@ -124,8 +118,8 @@ class _Source:
             make = self._facts(config, dtype, folder)
             how = {"config": config, "dtype": make.keywords["dtype"], **hub}
             stored = stored_in(config)
-            if stored or not self.own_int8:
-                how |= quantization_arguments(self.quantization, where, how["dtype"], name, stored)
+            if stored:
+                how |= placement(where)
             whole = f"{name} (stored in {stored})" if stored else name
             model = read_weights(str(folder or self.path), whole, how)
             model = model.eval().requires_grad_(False)
@@ -137,27 +131,36 @@ class _Source:
 
     def _quantised(self, model: Any) -> Quantised | None:
         """Return a CPU's weights for compiled code; on CUDA the model itself holds them."""
-        if self.own_int8 and available(self.device):
+        if self.quantization == "none":
+            return None
+        if available(self.device):
             from engine.model.fused_layers import quantize_layers
 
-            quantize_layers(model, self.device)
+            quantize_layers(model, self.device, self.quantization)
             return ()
-        return quantised(model) if self.own_int8 else None
+        return quantised(model)
 
-    def _obstacle_to_int8(self, config: Any, dtype: torch.dtype) -> str | None:
+    def _obstacle(self, config: Any, dtype: torch.dtype) -> str | None:
+        """Why our code does not run the model with quantized weights, or None."""
+        if stored := stored_in(config):
+            return f"it is stored in {stored} already: set its quantization to 'none'"
         if available(self.device):
-            from engine.model.fused_layers import obstacle_to_int8
+            from engine.model.fused_layers import obstacle_to_quantization
 
-            return obstacle_to_int8(config, dtype)
+            return obstacle_to_quantization(config, dtype)
         if self.device.type == "cuda":
             return "Triton is not installed or does not support the device"
+        if self.quantization != "int8":
+            return "it needs a CUDA device; on a CPU use int8"
+        if dtype != torch.bfloat16:
+            return f"compiled code runs it in bfloat16, and it is to run in {dtype}"
         return obstacle_to_bfloat16(config, every_row=self.role == "target", int8=True)
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
         """Return LoadedModel with the facts known from the configuration. Raises ModelError."""
         role, where = self.role, self.device
         kind = named_dtype(dtype, where)
-        if self.own_int8 and (reason := self._obstacle_to_int8(config, kind)):
+        if self.quantization != "none" and (reason := self._obstacle(config, kind)):
             raise _Unsupported(reason)
         limit = length_limit(config, self.max_model_len, self.name)
         if self.quantization == "none":
@@ -235,7 +238,7 @@ def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> Loaded
     """Return the model with batch-invariant layers and products. Raises ModelError."""
     refused = f"{name} cannot be served with target.batch_invariant"
     if not available(loaded.device) or is_quantized(loaded.model):
-        raise ModelError(f"{refused}: it needs a GPU that Triton supports, and no torchao weights")
+        raise ModelError(f"{refused}: it needs a GPU that Triton supports, and a plain checkpoint")
     from engine.model.fused_layers import fused_layers, make_batch_invariant
 
     fused = fused_layers(loaded.model, loaded.layers)

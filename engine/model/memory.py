@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from engine.config import AttentionName, CacheConfig, Role
 from engine.cpu.fused import FusedDecoder
@@ -37,9 +36,11 @@ def weights_of(model: LoadedModel) -> Part:
         note = f"the first {len(model.layers)} layers of the target, and its head"
         return Part(f"weights of the {model.role}", 0, note)
     tensors = {id(t): t for t in (*model.model.parameters(), *model.model.buffers())}
-    size = sum(held_bytes(t) for t in tensors.values())
-    numbers = sum(p.numel() for p in model.model.parameters())
-    note = f"{numbers / 1e6:.1f} M numbers, {model.dtype_name}"
+    size = sum(t.nbytes for t in tensors.values())
+    note = model.dtype_name
+    if all(t.is_floating_point() for t in model.model.parameters()):
+        numbers = sum(t.numel() for t in model.model.parameters())
+        note = f"{numbers / 1e6:.1f} M numbers, {note}"
     if model.quantization != "none":
         note += f", linear layers {model.quantization}"
     if model.compiled is not None:
@@ -49,14 +50,6 @@ def weights_of(model: LoadedModel) -> Part:
         size += model.logits.packed_bytes
         note += " and a packed copy"
     return Part(f"weights of the {model.role}", size, note)
-
-
-def held_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor, or of all parts of a quantized one."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return tensor.nbytes
-    names, _ = tensor.__tensor_flatten__()
-    return sum(held_bytes(getattr(tensor, name)) for name in names)
 
 
 def _activations(model: LoadedModel, rows: int, logit_rows: int) -> int:

@@ -10,13 +10,10 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torchao.quantization import quantize_
 
 from engine.config import EngineConfig
-from engine.model import loader, precision
 from engine.model.loader import load_model
 from engine.model.pair import Pair, runner_of, shared_cache
 from tests.cuda_host.counts import StandIn
@@ -33,21 +30,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_torchao() -> None:
-    """Quantize all but the head, as transformers does, which `without_values` bypasses."""
-    patched: Any = loader
-    read = patched.read_weights
-
-    def read_weights(source: str, name: str, arguments: dict[str, Any]) -> Any:
-        model = read(source, name, arguments)
-        if "quantization_config" in arguments:
-            quantize_(model.base_model, arguments["quantization_config"].quant_type)
-        return model
-
-    mock.patch.object(loader, "read_weights", read_weights).start()
-    mock.patch.object(precision, "find_spec", return_value=object()).start()
-
-
 def found(folder: Path, settings: dict[str, Any], standin: StandIn) -> dict[str, Any]:
     config = EngineConfig.model_validate({
         "device": "cuda", "attention": "triton", "schedule": {"max_step_tokens": 200},
@@ -59,10 +41,9 @@ def found(folder: Path, settings: dict[str, Any], standin: StandIn) -> dict[str,
         str(folder), role="target", dtype="bfloat16", device="cuda", quantization=kind
     )
     runner = runner_of(config, model, shared_cache(config, Pair(model)))
-    weight = model.model.model.layers[0].mlp.up_proj.weight
-    plain = type(weight) is torch.nn.Parameter
+    linear = model.model.model.layers[0].mlp.up_proj
     return {
-        "weights": str(weight.dtype) if plain else type(weight).__name__,
+        "weights": getattr(linear, "quantization", str(linear.weight.dtype)),
         "keys": str(runner._plane.stacks[0][0].dtype),
         "graphs": bool(runner.padded),
         "kernels": sum(standin.captured.values()),
@@ -73,7 +54,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     without_values()
-    with_torchao()
     standin, results = StandIn(), dict[str, dict[str, Any]]()
     with tempfile.TemporaryDirectory() as name:
         sizes = SIZES | {"model_type": "llama"}

@@ -12,16 +12,15 @@ from tests.cuda_host.build import LIMIT, missing, run
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
 
-pytest.importorskip("torchao")
 pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 
 KEPT = {
     "nothing": ("torch.bfloat16", "torch.bfloat16"),
-    "int8": ("torch.int8", "torch.bfloat16"),
-    "int4": ("Int4TilePackedTo4dTensor", "torch.bfloat16"),
-    "fp8": ("Float8Tensor", "torch.bfloat16"),
+    "int8": ("int8", "torch.bfloat16"),
+    "int4": ("int4", "torch.bfloat16"),
+    "fp8": ("fp8", "torch.bfloat16"),
     "keys in fp8": ("torch.bfloat16", "torch.float8_e4m3fn"),
-    "both in fp8": ("Float8Tensor", "torch.float8_e4m3fn"),
+    "both in fp8": ("fp8", "torch.float8_e4m3fn"),
 }
 
 
@@ -44,9 +43,10 @@ def test_each_variant_is_stored_as_configured_and_captured(
     assert result["graphs"]
 
 
-def test_int8_weights_cost_no_kernels(found: dict[str, dict[str, Any]]) -> None:
-    """Law: a decoding step with int8 weights has the kernels of one without."""
-    assert found["int8"]["kernels"] == found["nothing"]["kernels"]
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_quantized_weights_cost_no_kernels(kind: str, found: dict[str, dict[str, Any]]) -> None:
+    """Law: a decoding step with quantized weights has the kernels of one without."""
+    assert found[kind]["kernels"] == found["nothing"]["kernels"]
 
 
 def test_a_cache_in_eight_bits_costs_few_kernels(found: dict[str, dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
-from engine.config import DTypeName
+from engine.config import DTypeName, QuantizationName
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import own_forward
 from engine.model.loader import load_model
@@ -22,9 +22,9 @@ from tests.support.cuda import ON_CUDA
 
 pytest.importorskip("triton")
 
-from engine.model import fused_layers
+from engine.model import fused_layers, triton_products
 from engine.model.triton_layers import rotated
-from engine.model.triton_products import Product, quantize
+from engine.model.triton_products import WEIGHTS, Product, dequantized, quantize
 
 pytestmark = ON_CUDA
 
@@ -50,19 +50,19 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
 COUNTS = (1, 2, 5, 16, 17, 32, 33, 64, 65, 128, 300)
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("kind", ["none", *WEIGHTS])
 @pytest.mark.parametrize("shape", [(4096, 6144), (4096, 4096), (14336, 4096), (4160, 8)])
 @torch.inference_mode()
-def test_a_product_gives_a_row_its_bits(shape: tuple[int, int], int8: bool) -> None:
+def test_a_product_gives_a_row_its_bits(shape: tuple[int, int], kind: QuantizationName) -> None:
     """Law: gated or not, a bfloat16 row's bits depend on neither the number of rows nor the run;
-    nor do they with int8 weights, where torch multiplies the dequantized ones."""
+    nor do they with quantized weights, where torch multiplies the dequantized ones."""
     generator = torch.Generator("cuda").manual_seed(0)
     linear = torch.nn.Linear(*shape, device="cuda", dtype=torch.bfloat16)
     rows = torch.randn(300, shape[0], device="cuda", generator=generator).bfloat16()
     weight = linear.weight.float()
-    if int8:
-        quantize(linear, linear.weight.device)
-        weight = Product(linear, 0)._weight(torch.float32)
+    if kind != "none":
+        quantize(linear, linear.weight.device, kind)
+        weight = dequantized(linear)
     ours = Product(linear, 1 << 62)
     found, gated = ours(rows), ours.gated(rows, 0)
     expected = functional.linear(rows.float(), weight, linear.bias.float())
@@ -73,14 +73,17 @@ def test_a_product_gives_a_row_its_bits(shape: tuple[int, int], int8: bool) -> N
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
-def test_our_products_serve_int8_weights(tiny_target: str, dtype: DTypeName) -> None:
-    """Law: a layer's weights take half of the memory, and our kernel multiplies all rows."""
-    model = load_model(tiny_target, role="target", device="cuda", dtype=dtype, quantization="int8")
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_our_products_serve_quantized_weights(
+    tiny_target: str, kind: QuantizationName, dtype: DTypeName
+) -> None:
+    """Law: all layers hold words of quantized weights, and our kernel multiplies all rows."""
+    model = load_model(tiny_target, role="target", device="cuda", dtype=dtype, quantization=kind)
     linear = [m for m in model.model.base_model.modules() if type(m) is torch.nn.Linear]
-    assert {part.weight.dtype for part in linear} == {torch.int8}
+    assert {part.weight.dtype for part in linear} == {torch.int16}
     runner = ModelRunner(model, KVCache(80, 16, model.device), "target")
     tokens = [(7 * i) % 120 + 4 for i in range(70)]
-    with patch.object(Product, "_weight", None):  # torch must not be called
+    with patch.object(triton_products, "dequantized", None):  # torch must not be called
         found = runner.forward([Segment(tokens, 0, [1, 2, 3, 4, 5], 3)]).logits
     assert found.isfinite().all()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,9 @@ def test_what_cannot_fit_is_refused(tiny_target: str, tiny_draft: str) -> None:
         build(tiny_target, tiny_draft, cache={"memory_fraction": 1e-6})
 
 
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # from torchao's docstrings, on Python 3.12
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
 def test_quantized_weights_serve(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Law: each request ends with all of its tokens, with a padding token's row of zeros, too;
-    int8, by our kernel, needs no torchao. The kernels require these widths."""
-    if kind != "int8" and not (find_spec("torchao") and find_spec("accelerate")):
-        pytest.skip("torchao or accelerate is absent")
+    """Law: each request ends with all of its tokens, with a padding token's row of zeros, too."""
     wide = {**tiny.GROUPED, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     model = tiny.build(LlamaForCausalLM, LlamaConfig(**wide))
     folder = tmp_path_factory.mktemp("quantized")

@@ -63,7 +63,6 @@ ALLOWED_IMPORTERS = {
                      "engine.grammar.vocabulary",
                      "server.text.tokenizer"],
     "flashinfer": ["engine.model.attention_choice"],
-    "torchao": ["engine.model.precision"],
     "triton": ["engine.attention.triton_kernels", "engine.model.triton_layers",
                "engine.model.triton_products", "engine.sampling.triton_kernels"],
     "numba": ["engine.cpu"],

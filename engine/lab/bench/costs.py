@@ -25,7 +25,6 @@ from engine.lab.comparison.workload import MAX_K, OFF
 from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
-from engine.model.memory import held_bytes
 from engine.model.pair import Pair, build_cache, runner_of
 from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
 from engine.scheduling.segment import Segment
@@ -133,7 +132,7 @@ def weight_bytes(model: LoadedModel) -> int:
         return model.logits.packed_bytes
     head = model.model.get_output_embeddings().weight
     embedding = model.model.get_input_embeddings().weight
-    held = sum(held_bytes(parameter) for parameter in model.model.parameters())
+    held = sum(parameter.nbytes for parameter in model.model.parameters())
     return int(held - embedding.nbytes * (head is not embedding))
 
 

@@ -143,7 +143,7 @@ On paper:
 - the parts of a pass add up, and nothing else takes time: real steps are slower
 - a round is K draft steps and a target pass over K + 1 rows, which reads a sequence's KV once
 - draft tokens are accepted independently, with the same chance
-- int4 is multiplied in bf16, fp8 in fp8 where the device can; embeddings and head have 16 bits
+- quantized weights are multiplied in bf16; embeddings and head have 16 bits
 - tokens choose experts independently and evenly; devices share evenly, communication is free
 - memory is counted for weights and KV alone"""
 
@@ -160,11 +160,10 @@ def card(settings: Settings) -> str:
 
 
 def device_line(device: Device) -> str:
-    """Return a line like `4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s (fp8 7.92 PFLOP/s), 320 GB`."""
+    """Return a line like `4 x h100-sxm: 13.4 TB/s, 3.96 PFLOP/s, 320 GB`."""
     rate, flops = amount(device.bandwidth, "B/s"), amount(device.bf16_flops, "FLOP/s")
-    fp8 = f" (fp8 {amount(device.fp8_flops, 'FLOP/s')})" if device.fp8_flops else ""
     memory = f", {amount(device.memory)}" if device.memory is not None else ""
-    return f"{device.count} x {device.name}: {rate}, {flops}{fp8}{memory}"
+    return f"{device.count} x {device.name}: {rate}, {flops}{memory}"
 
 
 def model_line(shape: ModelShape) -> str:

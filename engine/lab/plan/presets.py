@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.attention.torchao_warnings import silence
 from engine.config import BUILTIN, Role, model_folder
 from engine.errors import ModelError, one_line
 from engine.lab.plan.shape import ModelShape, model_shape
@@ -32,7 +31,6 @@ with Path(__file__).with_name("models.csv").open(encoding="utf-8", newline="") a
 
 def find_model(name: str, role: Role) -> ModelShape:
     """Return the shape of the model named `name`. Raises ModelError."""
-    silence()
     from transformers import AutoConfig
     from transformers.utils import logging
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from engine.errors import ConfigError
 from engine.lab.plan.shape import ModelShape
 
-# Bytes per weight inside the layers; int4: 128 weights share one 16-bit scale. Embeddings and the
-# output head stay in 16 bits, as in published quantised checkpoints.
-PRECISIONS = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}
+# Bytes per weight inside the layers; 128 quantized weights share one 32-bit scale, and are
+# multiplied in bf16. Embeddings and the output head stay in 16 bits.
+PRECISIONS = {"bf16": 2.0, "fp8": 1.0 + 4 / 128, "int4": 0.5 + 4 / 128}
 TABLE_BYTES = 2.0
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
 CUSTOM = "cpu"  # any machine: the caller gives its figures, or `machine` measures this one
@@ -27,32 +27,25 @@ CUSTOM = "cpu"  # any machine: the caller gives its figures, or `machine` measur
 class Device:
     """`count` devices that share every matrix evenly. All figures are totals over the devices, from
     the makers' data sheets: bytes/s, and dense FLOPs per second (no structured sparsity) with
-    32-bit accumulation. `fp8_flops` None: no fp8 units. `memory` in bytes; None: unknown, so that
-    fit is not reported."""
+    32-bit accumulation. `memory` in bytes; None: unknown, so that fit is not reported."""
 
     name: str
     count: int
     bandwidth: float
     bf16_flops: float
-    fp8_flops: float | None
     memory: float | None
 
-    def flops(self, precision: str) -> float:
-        """Return FLOPs per second for weights in this precision. int4 weights are multiplied in
-        bf16, and fp8 weights too if the device has no fp8 units."""
-        return self.fp8_flops or self.bf16_flops if precision == "fp8" else self.bf16_flops
 
-
-# GB/s, TFLOP/s in bf16 and fp8, GB.
-DEVICES: dict[str, tuple[float, float, float | None, float]] = {
-    "h100-sxm": (3350, 989.4, 1978.9, 80),
-    "h200": (4800, 989.4, 1978.9, 141),
-    "a100-80": (2039, 312, None, 80),
-    "l4": (300, 121, 242, 24),
-    "l40s": (864, 362, 733, 48),
-    "rtx-4090": (1008, 165.2, 330.3, 24),
-    "rtx-3090": (936, 71, None, 24),
-    "mi300x": (5300, 1307.4, 2614.9, 192),
+# GB/s, TFLOP/s in bf16, GB.
+DEVICES: dict[str, tuple[float, float, float]] = {
+    "h100-sxm": (3350, 989.4, 80),
+    "h200": (4800, 989.4, 141),
+    "a100-80": (2039, 312, 80),
+    "l4": (300, 121, 24),
+    "l40s": (864, 362, 48),
+    "rtx-4090": (1008, 165.2, 24),
+    "rtx-3090": (936, 71, 24),
+    "mi300x": (5300, 1307.4, 192),
 }
 
 
@@ -62,9 +55,8 @@ def device_of(
 ) -> Device:  # fmt: skip
     """Return `count` tensor-parallel devices of a preset; the caller's figures (GB/s, TFLOP/s, GB
     of one device) override its own. Raises ConfigError if a figure is missing."""
-    sheet = DEVICES.get(name, (bandwidth, tflops, None, memory))
-    rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[3]
-    fp8 = None if tflops else sheet[2]
+    sheet = DEVICES.get(name, (bandwidth, tflops, memory))
+    rate, bf16, room = bandwidth or sheet[0], tflops or sheet[1], memory or sheet[2]
     if rate is None or bf16 is None:
         raise ConfigError(
             f"say where with --device ({', '.join(DEVICES)}), or give any machine's --bandwidth in"
@@ -75,7 +67,6 @@ def device_of(
         count,
         bandwidth=count * rate * 1e9,
         bf16_flops=count * bf16 * 1e12,
-        fp8_flops=fp8 and count * fp8 * 1e12,
         memory=room and count * room * 1e9,
     )
 
@@ -126,7 +117,7 @@ class Served:
         """Return the work of such a pass: dense weights, experts, head, attention. A sequence's KV
         cache is read once for all its tokens."""
         shape, rows, experts = self.shape, batch * tokens, self.shape.experts
-        rate, wide = self.device.flops(self.precision), self.device.flops("bf16")
+        rate = self.device.bf16_flops
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
         read = experts.touched(rows) * experts.weights if experts else 0.0
         used = experts.per_token * experts.weights if experts else 0
@@ -134,8 +125,8 @@ class Served:
         return (
             Work(dense * width, 2.0 * dense * rows, rate),
             Work(read * width, 2.0 * used * rows, rate),
-            Work(head * TABLE_BYTES, 2.0 * head * rows, wide),
-            Work(batch * self.cache_bytes(context), attended, wide),
+            Work(head * TABLE_BYTES, 2.0 * head * rows, rate),
+            Work(batch * self.cache_bytes(context), attended, rate),
         )
 
 

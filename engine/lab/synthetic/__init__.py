@@ -3,7 +3,3 @@
 For measurements only: the cost of a step does not depend on the values of the weights, and the
 acceptance can be chosen. `python -m engine.lab.synthetic --output DIR`.
 """
-
-from engine.attention.torchao_warnings import silence
-
-silence()  # must precede the import of transformers in this package's modules

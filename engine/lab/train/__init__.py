@@ -5,7 +5,3 @@ data.py (rows of token ids, also those that the target writes) -> learning.py (l
 loop.py (steps until the budget is used up) -> agreement.py (the report). program.py has what the
 programs share, including checkpoints. Each program trains one kind: draft.py, medusa.py, eagle.py.
 """
-
-from engine.attention.torchao_warnings import silence
-
-silence()  # must precede the import of transformers in this package's modules

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from engine.cpu import decoder, fused
+from engine.errors import ModelError
 from engine.lab.bench.costs import weight_bytes
 from engine.model import loader
 from engine.model.kv_cache import KVCache
@@ -56,28 +57,21 @@ def test_it_is_nearly_exact_and_half_as_large(
     assert torch.equal(logits_of(draft), found)
 
 
-def test_unsupported_models_are_quantised_by_torchao(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: other shapes, biases, another precision, too many threads and models that fail the proof
-    are quantised by torchao in their old precision; the log says that this is slow, and why."""
-    pytest.importorskip("torchao")
-    caplog.set_level("INFO")
+    are refused; the message says why."""
 
     def reason(**more: Any) -> str:
-        caplog.clear()
-        loaded = load(tmp_path, kind="int8", **{**WIDE, **more})
-        assert loaded.compiled is None
-        assert loaded.quantization == "int8"
-        assert loaded.dtype == torch.float32
-        return caplog.text
+        with pytest.raises(ModelError, match="as int8: ") as e:
+            load(tmp_path, kind="int8", **{**WIDE, **more})
+        return str(e.value)
 
-    assert "which is slow: compiled code runs Llamas only" in reason(head_dim=16)
-    assert "which is slow: compiled code does not support" in reason(attention_bias=True)
-    assert reason(dtype="float32") == ""
+    assert "compiled code runs Llamas only" in reason(head_dim=16)
+    assert "compiled code does not support" in reason(attention_bias=True)
+    assert "in bfloat16, and it is to run in torch.float32" in reason(dtype="float32")
     monkeypatch.setattr(decoder, "SMALL", 1000)
     monkeypatch.setattr(decoder, "MOST_THREADS", 0)
     assert "threads compiled code would not run all" in reason()
     monkeypatch.undo()
     monkeypatch.setattr(loader, "is_proven", lambda *given: False)
-    assert "which is slow: compiled code does not support" in reason()
+    assert "compiled code does not support" in reason()
