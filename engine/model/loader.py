@@ -41,10 +41,6 @@ from engine.sampling.triton_draws import available
 logger = logging.getLogger(__name__)
 
 
-class _Unsupported(Exception):
-    """Our own code cannot quantize the model so; the message says why."""
-
-
 def load_model(
     path: str,
     *,
@@ -64,10 +60,7 @@ def load_model(
     hub = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = _Source(path, role, kind, pick_device(device), max_model_len, hub, batch_invariant)
     if kind != "none":
-        try:
-            return source.load("bfloat16" if dtype == "auto" else dtype, lossy=False)
-        except _Unsupported as error:
-            raise ModelError(f"{source.name} cannot be loaded as {kind}: {error}") from None
+        return source.load("bfloat16" if dtype == "auto" else dtype, lossy=False)
     loaded = source.load(dtype, lossy=quantization == "auto")
     chosen = dtype == "auto" and loaded.device.type == "cpu" and loaded.dtype == torch.bfloat16
     if chosen and loaded.compiled is None:
@@ -98,8 +91,7 @@ class _Source:
         return f"the {self.role} model {self.path!r}"
 
     def load(self, dtype: DTypeName, *, lossy: bool) -> LoadedModel:
-        """Load and verify. `lossy`: compiled code may hold weights in 8 bits. Raises
-        ModelError; also _Unsupported if our code cannot run weights of the quantization."""
+        """Load and verify. `lossy`: compiled code may hold weights in 8 bits. Raises ModelError."""
         name, where, hub, role = self.name, self.device, self.hub, self.role
         folder = folder_of(self.path, role)
         report(f"loading the {role}" if folder else f"fetching and loading the {role}")
@@ -161,7 +153,7 @@ class _Source:
         role, where = self.role, self.device
         kind = named_dtype(dtype, where)
         if self.quantization != "none" and (reason := self._obstacle(config, kind)):
-            raise _Unsupported(reason)
+            raise _refusal(self, reason)
         limit = length_limit(config, self.max_model_len, self.name)
         if self.quantization == "none":
             kind = pick_dtype(dtype, where, config=config, folder=folder, role=role)
@@ -169,6 +161,12 @@ class _Source:
             LoadedModel, config=config, path=self.path, folder=folder, role=role, dtype=kind,
             device=where, max_model_len=limit, quantization=self.quantization,
         )  # fmt: skip
+
+
+def _refusal(of: _Source | LoadedModel, reason: str) -> ModelError:
+    """Return the error for a quantization that our own code does not run."""
+    name = f"the {of.role} model {of.path!r}"
+    return ModelError(f"{name} cannot be loaded as {of.quantization}: {reason}")
 
 
 def _proven(
@@ -206,7 +204,7 @@ def _with_own_code(
     if available(loaded.device):
         found = _with_kernels(loaded, expected)
         if int8 is not None and found is loaded:
-            raise _Unsupported("its fused layers fail")
+            raise _refusal(loaded, "its fused layers fail")
         return found
     loaded = _called(loaded, fused_decoder(model), expected)
     every_row = loaded.role == "target"  # its text must not depend on the batch
@@ -217,7 +215,7 @@ def _with_own_code(
         if compiled is not None and is_proven(compiled, loaded.layers, expected, model):
             return replace(loaded, compiled=compiled)
     if int8 is not None:
-        raise _Unsupported("compiled code does not support a feature of this model")
+        raise _refusal(loaded, "compiled code does not support a feature of this model")
     return _called(loaded, packed_decoder(model), expected)
 
 
