@@ -35,8 +35,7 @@ from engine.cpu.weights import (
     packed_weights,
     padded,
 )
-from engine.cpu.weights import int8_of as int8_of  # re-exported for other packages
-from engine.cpu.weights import quantised as quantised
+from engine.cpu.weights import quantised as quantised  # re-exported for other packages
 from engine.messages import SamplingParams
 from engine.sampling.noise import words_of
 from engine.sampling.penalties import Penalties, packed

@@ -83,7 +83,7 @@ def obstacle_to_quantization(config: Any, dtype: torch.dtype) -> str | None:
     """Why these layers do not run the model with quantized weights, or None."""
     if config.model_type not in FAMILIES or hasattr(config, "num_local_experts"):
         return "there are no fused layers for its model type, or it is a mixture of experts"
-    return None if dtype.itemsize == 2 else f"it is to run in {dtype}"
+    return None if dtype.itemsize == 2 else "set its dtype to 'auto', 'bfloat16' or 'float16'"
 
 
 def quantize_layers(model: Any, device: torch.device, kind: QuantizationName) -> None:

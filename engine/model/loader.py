@@ -142,11 +142,12 @@ class _Source:
             return obstacle_to_quantization(config, dtype)
         if self.device.type == "cuda":
             return "Triton is not installed or does not support the device"
+        reason = obstacle_to_bfloat16(config, every_row=self.role == "target", int8=True)
         if self.quantization != "int8":
-            return "it needs a CUDA device; on a CPU use int8"
-        if dtype != torch.bfloat16:
-            return f"compiled code runs it in bfloat16, and it is to run in {dtype}"
-        return obstacle_to_bfloat16(config, every_row=self.role == "target", int8=True)
+            return "it needs a CUDA device" + ("" if reason else "; on a CPU use int8")
+        if reason or dtype == torch.bfloat16:
+            return reason
+        return "compiled code runs it in bfloat16: set its dtype to 'auto' or 'bfloat16'"
 
     def _facts(self, config: Any, dtype: DTypeName, folder: Path | None) -> partial[LoadedModel]:
         """Return LoadedModel with the facts known from the configuration. Raises ModelError."""

@@ -33,6 +33,7 @@ OUTS, LEAST = 64, 1024  # outputs per tile; inputs per part, at least
 GROUP = tl.constexpr(128)  # inputs that share a scale; a part's are a multiple
 LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": -8.0}  # what a group's largest weight becomes
 WEIGHTS = {"int8": 2, "fp8": 2, "int4": 4}  # in a word
+SOME = 1024  # outputs that are quantized together: it takes 15 times their memory
 
 
 class Tile(NamedTuple):
@@ -187,8 +188,9 @@ def multiply_rows(
     place = tl.program_id(0) % (TOGETHER * across)
     row = ((band + place % high) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     out = (place // high * OUTS + tl.arange(0, OUTS)).to(tl.int64)
-    groups = tl.cdiv(IN, GROUP)
-    others = OUT.to(tl.int64) * (IN if KIND == "none" else groups * (GROUP // PER))
+    groups, others = tl.cdiv(IN, GROUP), 0
+    if GATE >= 0:
+        others = OUT.to(tl.int64) * (IN if KIND == "none" else groups * (GROUP // PER))
     if PARTS == 1:
         found = _whole(
             rows, weight, scales, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN, KIND, PER
@@ -228,9 +230,17 @@ def quantize(linear: Any, device: torch.device, kind: QuantizationName) -> None:
     """Replace the weight by words `[OUT, groups * words]` and `scales` `[OUT, groups]` on the
     device. The layer then multiplies by the dequantized weight with torch, as a reference, until
     `make_batch_invariant`."""
+    parts = linear.weight.split(SOME)
+    words, scales = zip(*(_packed(part.to(device).float(), kind) for part in parts), strict=True)
+    linear.weight = nn.Parameter(torch.cat(words), requires_grad=False)
+    linear.scales = nn.Parameter(torch.cat(scales), requires_grad=False)
+    linear.quantization = kind
+    linear.forward = Product(linear, 0)
+
+
+def _packed(weight: Tensor, kind: QuantizationName) -> tuple[Tensor, Tensor]:
     size, per = GROUP.value, WEIGHTS[kind]
-    groups = functional.pad(linear.weight.to(device).float(), (0, -linear.in_features % size))
-    groups = groups.unflatten(1, (-1, size))
+    groups = functional.pad(weight, (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scales = torch.where(largest == 0, 1.0, largest / LARGEST[kind])
     numbers = groups / scales
@@ -242,27 +252,29 @@ def quantize(linear: Any, device: torch.device, kind: QuantizationName) -> None:
         numbers = numbers.round().clamp(max=7) + 8
     bits = 16 // per
     fields = (numbers.int() & (1 << bits) - 1).unflatten(-1, (per, -1))
-    places = torch.arange(0, 16, bits, device=device)[:, None]
-    words = (fields << places).sum(-2).short().flatten(1)
-    linear.weight = nn.Parameter(words, requires_grad=False)
-    linear.scales = nn.Parameter(scales.squeeze(-1), requires_grad=False)
-    linear.quantization = kind
-    linear.forward = Product(linear, 0)
+    places = torch.arange(0, 16, bits, dtype=torch.int32, device=weight.device)[:, None]
+    words = (fields << places).sum(-2, dtype=torch.int32)
+    return words.short().flatten(1), scales.squeeze(-1)
 
 
-def dequantized(linear: Any) -> Tensor:
-    """Return the float32 weight `[OUT, IN]` of a quantized layer."""
-    words = linear.weight.int().unflatten(1, (linear.scales.shape[1], -1))
-    bits = 16 // WEIGHTS[linear.quantization]
+def dequantized(linear: Any, dtype: torch.dtype) -> Tensor:
+    """Return the weight `[OUT, IN]` of a quantized layer."""
+    parts = zip(linear.weight.split(SOME), linear.scales.split(SOME), strict=True)
+    return torch.cat([_unpacked(*part, linear.quantization).to(dtype) for part in parts])[
+        :, : linear.in_features
+    ]
+
+
+def _unpacked(words: Tensor, scales: Tensor, kind: QuantizationName) -> Tensor:
+    words, bits = words.int().unflatten(1, (scales.shape[1], -1)), 16 // WEIGHTS[kind]
     fields = torch.cat([words >> at & (1 << bits) - 1 for at in range(0, 16, bits)], -1)
-    if linear.quantization == "fp8":
+    if kind == "fp8":
         numbers = fields.to(torch.uint8).view(torch.float8_e4m3fn).float()
-    elif linear.quantization == "int8":
+    elif kind == "int8":
         numbers = (fields & 127) * (1.0 - 2.0 * (fields > 127))
     else:
         numbers = fields - 8.0
-    weight: Tensor = (numbers * linear.scales[..., None]).flatten(1)[:, : linear.in_features]
-    return weight
+    return (numbers * scales[..., None]).flatten(1)
 
 
 class Product:
@@ -293,7 +305,7 @@ class Product:
         module = self._module
         if self.takes(rows):
             return self._multiplied(rows, len(module.weight), -1)
-        weight = module.weight if self._kind == "none" else dequantized(module).to(rows.dtype)
+        weight = module.weight if self._kind == "none" else dequantized(module, rows.dtype)
         return functional.linear(rows, weight, module.bias)
 
     def gated(self, rows: Tensor, activation: int) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_product_gives_a_row_its_bits(shape: tuple[int, int], kind: Quantizati
     weight = linear.weight.float()
     if kind != "none":
         quantize(linear, linear.weight.device, kind)
-        weight = dequantized(linear)
+        weight = dequantized(linear, torch.float32)
     ours = Product(linear, 1 << 62)
     found, gated = ours(rows), ours.gated(rows, 0)
     expected = functional.linear(rows.float(), weight, linear.bias.float())

@@ -31,6 +31,7 @@ from engine.model.early_exit import _shortened
 from engine.model.kv_cache import KVCache, Plane
 from engine.model.loaded import own_forward
 from engine.model.loader import load_model
+from engine.model.memory import weights_of
 from engine.model.proof import is_proven, probe_layers, reference
 from engine.scheduling.segment import LAST, Segment
 from tests.support import tiny
@@ -218,7 +219,7 @@ def check_products(count: int, shape: tuple[int, int], kind: QuantizationName) -
         exact, bits = linear.weight.float(), 4 if kind == "int4" else 8
         products.quantize(linear, CPU, kind)
         assert linear.weight.nbytes == shape[1] * -(-shape[0] // 128) * 128 * bits // 8
-        error = (products.dequantized(linear) - exact).norm() / exact.norm()
+        error = (products.dequantized(linear, torch.float32) - exact).norm() / exact.norm()
         assert 0 < error < {"int8": 5e-3, "fp8": 3e-2, "int4": 8e-2}[kind]
     ours = Product(linear, EVERY)
     with torch.inference_mode():
@@ -260,6 +261,9 @@ def check_quantized(kind: QuantizationName, served: str, *refused: str) -> None:
         assert (loaded.quantization, loaded.dtype) == (kind, torch.float16)
         linear = [m for m in loaded.model.base_model.modules() if type(m) is torch.nn.Linear]
         assert {part.weight.dtype for part in linear} == {torch.int16}
+        part = weights_of(loaded)
+        assert part.size == sum(p.nbytes for p in loaded.model.parameters())
+        assert part.note == f"float16, linear layers {kind}"
         whole = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float16)
         exact, expected = reference(whole, "it"), reference(loaded.model, "it")
         allowed = {"int8": 0.1, "fp8": 0.3, "int4": 1.0}[kind]
@@ -429,7 +433,7 @@ CONSTANTS: dict[str, list[dict[str, Any]]] = {
             "BIASED": 1, "GATE": gate, "KIND": kind, "PER": products.WEIGHTS.get(kind, 1),
         }
         for kind, tile in TILED
-        for even, parts, gate in ((1, 1, 0), (0, 1, -1), (1, 4, 0))
+        for even, parts, gate in ((1, 1, 0), (0, 1, -1), (1, 4, 0), (1, 4, -1))
     ],
 }  # fmt: skip
 FLOATS = ("factor", "offset", "post_epsilon", "pre_epsilon", "query_epsilon", "key_epsilon")

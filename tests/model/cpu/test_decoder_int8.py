@@ -52,6 +52,7 @@ def test_it_is_nearly_exact_and_half_as_large(
     assert small.compiled.packed_bytes < 0.6 * whole.compiled.packed_bytes
     assert weight_bytes(small) == small.compiled.packed_bytes
     assert "linear layers int8 and a packed copy in eight bits" in weights_of(small).note
+    assert weights_of(small).size < weights_of(whole).size
     draft = load(tmp_path, role="draft", kind="int8", **shape)
     assert draft.compiled is not None
     assert torch.equal(logits_of(draft), found)
@@ -68,7 +69,7 @@ def test_unsupported_models_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
     assert "compiled code runs Llamas only" in reason(head_dim=16)
     assert "compiled code does not support" in reason(attention_bias=True)
-    assert "in bfloat16, and it is to run in torch.float32" in reason(dtype="float32")
+    assert "in bfloat16: set its dtype to 'auto' or 'bfloat16'" in reason(dtype="float32")
     monkeypatch.setattr(decoder, "SMALL", 1000)
     monkeypatch.setattr(decoder, "MOST_THREADS", 0)
     assert "threads compiled code would not run all" in reason()
