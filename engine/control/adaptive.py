@@ -51,6 +51,7 @@ class AdaptiveK:
         self.reason: Reason = "off"
         self.uses_hindsight = True
         self.branches = False  # whether second-best tokens pay
+        self.drafting = 0.0, 0.0
         self._guesses = ProposalModel(k_max, trees=trees)
         self._costs = CostModel()
         self._goodput = Goodput(k_max, self._guesses, self._costs)
@@ -125,7 +126,7 @@ class AdaptiveK:
         if (best > 0) != was_on:
             self._explore.switched(back=best > 0 and not changed)
             self._since_change = 0
-        self._size, self._k, goodput.present = size, best, goodput.rates[best]
+        self._size, self._k, self.drafting = size, best, goodput.choose(best)
         self._usual = self._sequences * goodput.each[best][0] / goodput.present
         self.branches = goodput.branching(best) > _BRANCHES
         self._trims = self._stops or not present or goodput.trimming[best] > _TRIMS
@@ -181,9 +182,9 @@ class AdaptiveK:
         numbers = self._goodput.kept_counts(chances, behind=sum(kept))
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
 
-    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
-        """Return how many free draft tokens pay for one sequence if the others use the chosen K."""
-        return self._goodput.free_count(survival, self._k, instead=instead)
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        """See KController."""
+        return self._goodput.free_count(survival)
 
     def gain(self, load: Load, agreement: float) -> float:
         """See KController."""

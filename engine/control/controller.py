@@ -49,6 +49,12 @@ class KController(Protocol):
         """Return how many sequences may speculate under the last choice; None: all."""
         ...
 
+    @property
+    def drafting(self) -> tuple[float, float]:
+        """Return what the main proposer costs if it is asked at all, and what it gains for each
+        sequence, in tokens, under the last choice."""
+        ...
+
     def profile(self, measured: Profile) -> None:
         """Take the step costs measured at start; served steps will correct them."""
         ...
@@ -81,10 +87,9 @@ class KController(Protocol):
         token is worth a row too, best first. Called after `kept_counts`."""
         ...
 
-    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
-        """Return how many tokens of a free proposal pay for one sequence. `survival`: for each
-        token, the chance that it and all before it are accepted. Returns 0, too, if the main
-        proposer is better and may be asked `instead`."""
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        """Return how many tokens of a free proposal pay for one sequence, and what they gain, in
+        tokens. `survival`: for each token, the chance that it and all before it are accepted."""
         ...
 
     def plain_seconds(self, sequences: int, context: int) -> float:
@@ -120,6 +125,7 @@ class FixedK:
     uses_hindsight = False
     branches = True
     max_speculating: int | None = None
+    drafting = 0.0, 0.0
 
     def __init__(self, k: int) -> None:
         self.k_max = k
@@ -143,10 +149,8 @@ class FixedK:
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return [[*range(length)] for length in kept]
 
-    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
-        if instead and survival and survival[0] < _LIKELIER_THAN_NOT:
-            return 0
-        return min(len(survival), self.k_max)
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        return min(len(survival), self.k_max), survival[0] - _LIKELIER_THAN_NOT
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         return 0.0

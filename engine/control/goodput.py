@@ -33,9 +33,8 @@ class Goodput:
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # gain at the best K if all tokens were right
-        # For `free_count`, by `k` and `instead`: the cost in tokens of 0, 1, 2, ... draft tokens
-        # of one sequence if all have as many, and the net tokens gained by drafting.
-        self._offers: dict[tuple[int, bool], tuple[list[float], float]] = {}
+        # In tokens: the cost of 0, 1, 2, ... draft tokens of one sequence if all have as many.
+        self._row_costs = [0.0] * (k_max + 1)
         self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
         self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
@@ -43,7 +42,6 @@ class Goodput:
         """Take the current estimates and costs, at the `present` goodput."""
         self.sequences, self.present = sequences, present
         self._guesses.refresh()
-        self._offers.clear()
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
         seconds = self._costs.by_rows(sequences, most)
         self.by_row = seconds.tolist()
@@ -109,27 +107,23 @@ class Goodput:
         ]
         return max(gains, default=0.0) / tokens
 
-    def free_count(self, survival: Sequence[float], k: int, *, instead: bool) -> int:
-        """Return how many free draft tokens pay for one sequence if the others draft `k` steps; 0,
-        too, if drafting is better and allowed `instead`."""
-        if (k, instead) not in self._offers:
-            n, rows = self.sequences, self.by_row[self.sequences :: self.sequences]
-            costs = [self.present * (seconds - rows[0]) / n for seconds in rows[: self._k_max + 1]]
-            self._offers[k, instead] = costs, self._rival(k, costs) if instead and k else 0.0
-        costs, most = self._offers[k, instead]
-        value, best = 0.0, 0
-        for length, (chance, cost) in enumerate(zip(survival, costs[1:], strict=False), 1):
+    def choose(self, k: int) -> tuple[float, float]:
+        """Take `k` draft steps as the choice for the batch. Return KController.drafting."""
+        n, (tokens, rows), self.present = self.sequences, self.each[k], self.rates[k]
+        first, *more = self.by_row[n : (self._k_max + 2) * n : n]
+        self._row_costs = [0.0, *(self.present * (seconds - first) / n for seconds in more)]
+        own = float(np.interp(rows - 1.0, range(len(more) + 1), self._row_costs))
+        whole, alone = (
+            self.present * (begin + k * step) for begin, step in map(self._costs.drafting, (n, 1))
+        )
+        each = max(whole - alone, 0.0) / (n - 1) if n > 1 else alone  # of one more sequence
+        return (alone - each, max(tokens - 1.0 - own - each, 0.0)) if k else (0.0, 0.0)
+
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        """See KController."""
+        value, best, most = 0.0, 0, 0.0
+        for length, (chance, cost) in enumerate(zip(survival, self._row_costs[1:], strict=False)):
             value += chance
             if value - cost > most:
-                best, most = length, value - cost
-        return best
-
-    def _rival(self, k: int, costs: Sequence[float]) -> float:
-        """Return the net tokens that drafting gains for one sequence, after the cost of its rows
-        and draft steps."""
-        n, (tokens, rows) = self.sequences, self.each[k]
-        begin, step = self._costs.drafting(n)
-        less, shorter = self._costs.drafting(n - 1) if n > 1 else (0.0, 0.0)
-        drafting = max(begin - less + k * (step - shorter), 0.0)
-        own = float(np.interp(rows - 1.0, range(len(costs)), costs))
-        return max(tokens - 1.0 - own - self.present * drafting, 0.0)
+                best, most = length + 1, value - cost
+        return best, most

@@ -77,6 +77,10 @@ class Modes:
     def max_speculating(self) -> int | None:
         return self._present.max_speculating
 
+    @property
+    def drafting(self) -> tuple[float, float]:
+        return self._present.drafting
+
     def profile(self, measured: Profile) -> None:
         self._configured.profile(measured)
 
@@ -113,8 +117,8 @@ class Modes:
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return self._present.branch(confidences, kept)
 
-    def free_count(self, survival: Sequence[float], *, instead: bool) -> int:
-        return self._present.free_count(survival, instead=instead)
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        return self._present.free_count(survival)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
         return self._configured.plain_seconds(sequences, context)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import accumulate, repeat
+from math import inf
 from operator import itemgetter
 
 from engine.config import MAX_K
@@ -33,6 +34,8 @@ class Allowance:
         self._main = main
         self._free = {proposer.name: proposer for proposer in free}
         self._limits: dict[Sequence, dict[str, int]] = {}
+        # Look-ups that gain less than the main proposer: limits without it, and the gains.
+        self._replaced: dict[Sequence, tuple[dict[str, int], float]] = {}
         self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
         self._k, self._leaves, self._num_sequences = 0, 0, 1
         self._probed: set[Sequence] | None = None  # sequences of a probe
@@ -52,6 +55,7 @@ class Allowance:
         if self._catch_up_rows is not None:
             self._hold(running, self._catch_up_rows)
         self._limits.clear()
+        self._replaced.clear()
         self.cut.clear()
 
     def take_turns(self, rows: int) -> None:
@@ -86,11 +90,23 @@ class Allowance:
         limits = self._limits[seq] = {**free, self._main: main}
         return max(limits.values())
 
+    def settle(self, chunks: Seq[Chunk]) -> None:
+        """Call between `want` and `limits`. Leaves the main proposer out, for the look-ups that it
+        would have replaced, if it gains less than it costs."""
+        (cost, gain), limits = self._controller.drafting, self._limits
+        asked = [seq for seq, _, _, k in chunks if k and len(limits.get(seq, ())) < 2]
+        replaced = [self._replaced[seq][1] for seq in asked if seq in self._replaced]
+        if limits and gain * len(asked) - sum(replaced) < cost:
+            self._k = 0
+            for own in limits.values():
+                own[self._main] = 0
+            limits.update({seq: own for seq, (own, _) in self._replaced.items() if seq in asked})
+
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """Return how many tokens each proposer may propose, by name. None if only the main one is
         asked, without a bound of the request. Call after `want`."""
         own = self._limits.get(seq)
-        return {self._main: self._k} if own is None and self._leaves else own
+        return {self._main: self._k} if own is None and (self._leaves or not self._k) else own
 
     def main_limit(self, chunk: Chunk) -> int:
         """Return how many tokens the main proposer may propose if no proposer before it has any."""
@@ -153,8 +169,12 @@ class Allowance:
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
         lengths: dict[str, int] = {}
+        gain = self._controller.drafting[1] if self._may_ask(seq) else -inf
         for name in (seq.sources or ()) if most else ():
-            chances = self._free[name].forecast(seq, most) if name != self._main else []
-            if chances and (n := self._controller.free_count(chances, instead=self._may_ask(seq))):
-                lengths[name] = n
+            if name != self._main and (chances := self._free[name].forecast(seq, most)):
+                n, own = self._controller.free_count(chances)
+                if n and own >= gain:
+                    lengths[name] = n
+                elif n:
+                    self._replaced[seq] = {name: n, self._main: 0}, own
         return lengths

@@ -178,12 +178,13 @@ class Spy(FixedK):
     def __init__(self, k: int, *, count: int | None = None, probing: int | None = None) -> None:
         super().__init__(k)
         self.max_speculating = probing
-        self.priced: list[tuple[list[float], bool]] = []
+        self.priced = list[list[float]]()
         self._count = count
 
-    def free_count(self, survival: Seq[float], *, instead: bool) -> int:
-        self.priced.append((list(survival), instead))
-        return super().free_count(survival, instead=instead) if self._count is None else self._count
+    def free_count(self, survival: Seq[float]) -> tuple[int, float]:
+        self.priced.append(list(survival))
+        count, gain = super().free_count(survival)
+        return count if self._count is None else self._count, gain
 
 
 def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Sampled:
@@ -338,14 +339,13 @@ def test_the_controller_learns_from_all_requests_without_a_list() -> None:
 
 
 def test_free_proposals_are_priced_by_their_forecasts() -> None:
-    """Law: each free proposer has its own chances, cut at the request's bound; the controller is
-    told whether the main proposer may be asked instead."""
+    """Law: each free proposer has its own chances, cut at the request's bound."""
     spy = Spy(4)
     both, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
     allowance = allowance_of(spy)
     allowance.begin(Load(2))
     assert (allowance.want(both), allowance.want(alone)) == (4, 2)
-    assert spy.priced == [([0.5, 0.25, 0.125, 0.0625], True), ([0.9, 0.8], False)]
+    assert spy.priced == [[0.5, 0.25, 0.125, 0.0625], [0.9, 0.8]]
     assert allowance.limits(both) == {"ngram": 4, "draft_model": 4}
     assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
@@ -357,6 +357,28 @@ def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
     assert (allowance.want(seq), allowance.want(alone)) == (4, 0)
     assert allowance.limits(seq) is None, "as if it had no wishes"
     assert allowance.limits(alone) == {"draft_model": 0}
+
+
+@pytest.mark.parametrize(("cost", "drafts"), [(0.5, True), (0.7, False)])
+def test_drafting_for_a_few_sequences_must_pay_its_start(cost: float, drafts: bool) -> None:
+    """Law: what drafting gains over no proposal, and over look-ups that it replaces, must exceed
+    what it costs once per step. Bug: seven of eight sequences had predictions, and the draft ran
+    for the last one."""
+    controller = FixedK(4)
+    controller.drafting = cost, 0.5  # the n-gram gains 0.4, the prediction more
+    allowance = allowance_of(controller, chance=0.9)
+    seqs = [
+        sequence("a", ("ngram", "draft_model")),
+        sequence("b", None),
+        sequence("c", ("prediction",)),
+    ]
+    allowance.begin(Load(3))
+    chunks = [Chunk(seq, 0, 1, allowance.want(seq)) for seq in seqs]
+    allowance.settle(chunks)
+    assert [allowance.main_limit(chunk) for chunk in chunks] == [4 * drafts, 4 * drafts, 0]
+    found = {"draft_model": 4} if drafts else {"ngram": 4, "draft_model": 0}
+    assert (allowance.limits(seqs[0]) or {"draft_model": 4}) == found
+    assert allowance.limits(seqs[2]) == {"prediction": 3, "draft_model": 0}
 
 
 def test_a_probe_asks_a_few_sequences() -> None:

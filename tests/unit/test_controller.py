@@ -287,13 +287,13 @@ def test_free_proposals_are_as_long_as_they_pay() -> None:
     controller = adaptive(World(alpha=0.5, row=8e-4))
     controller.choose(Load(1))
     lengths = [
-        controller.free_count([alpha**j for j in range(1, K_MAX + 5)], instead=False)
+        controller.free_count([alpha**j for j in range(1, K_MAX + 5)])[0]
         for alpha in (0.99, 0.6, 0.05)
     ]
     assert lengths[0] == K_MAX
     assert 0 < lengths[1] < K_MAX
     assert lengths[2] == 0
-    assert controller.free_count([], instead=False) == 0
+    assert controller.free_count([]) == (0, 0.0)
 
 
 def test_free_proposals_give_way_to_a_better_draft() -> None:
@@ -302,9 +302,9 @@ def test_free_proposals_give_way_to_a_better_draft() -> None:
     play(controller, World(alpha=0.9), 100)
     controller.choose(Load(1))
     poor, good = [0.4, 0.2], [0.99**j for j in range(1, K_MAX + 1)]
-    assert controller.free_count(poor, instead=False) > 0
-    assert controller.free_count(poor, instead=True) == 0
-    assert controller.free_count(good, instead=True) == K_MAX
+    (few, little), (many, much) = controller.free_count(poor), controller.free_count(good)
+    assert 0 < few < many == K_MAX
+    assert little < controller.drafting[1] < much
 
 
 def test_draft_tokens_cost_more_in_a_large_batch() -> None:
@@ -314,7 +314,7 @@ def test_draft_tokens_cost_more_in_a_large_batch() -> None:
     lengths = []
     for sequences in (1, 64):
         controller.choose(Load(sequences))
-        lengths.append(controller.free_count([0.7**j for j in range(1, 9)], instead=False))
+        lengths.append(controller.free_count([0.7**j for j in range(1, 9)])[0])
     assert lengths[0] > lengths[1]
 
 

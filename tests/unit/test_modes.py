@@ -87,9 +87,9 @@ def test_guesses_without_a_draft_follow_the_mode() -> None:
     controller = modes(World(alpha=0.9))
     controller.choose(Load(1))
     controller.set("off")
-    assert controller.free_count([0.99] * 8, instead=False) == 0
+    assert controller.free_count([0.99] * 8)[0] == 0
     controller.set("fixed", 2)
-    assert controller.free_count([0.99] * 8, instead=False) == 2
+    assert controller.free_count([0.99] * 8)[0] == 2
 
 
 def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
