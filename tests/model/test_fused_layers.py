@@ -262,7 +262,8 @@ def check_quantized(kind: QuantizationName, served: str, *refused: str) -> None:
         linear = [m for m in loaded.model.base_model.modules() if type(m) is torch.nn.Linear]
         assert {part.weight.dtype for part in linear} == {torch.int16}
         part = weights_of(loaded)
-        assert part.size == sum(p.nbytes for p in loaded.model.parameters())
+        held = (*loaded.model.parameters(), *loaded.model.buffers())
+        assert part.size == sum(t.nbytes for t in held)
         assert part.note == f"float16, linear layers {kind}"
         whole = AutoModelForCausalLM.from_pretrained(served, dtype=torch.float16)
         exact, expected = reference(whole, "it"), reference(loaded.model, "it")

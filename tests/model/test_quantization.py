@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import BUILTIN, EngineConfig, model_folder
 from engine.core import Engine
 from engine.errors import ModelError
 from engine.lab.bench.options import pair_config
@@ -73,7 +73,8 @@ def test_the_benchmark_asks_for_it() -> None:
 @pytest.mark.parametrize("kind", ["int4", "fp8"])
 def test_what_needs_a_gpu_is_refused(kind: Any, tiny_target: str) -> None:
     """Law: int8 is named where it would be possible."""
-    for path, end in (("demo", "; on a CPU use int8"), (tiny_target, "")):
+    builtin = model_folder(BUILTIN, "target")
+    for path, end in ((builtin, "; on a CPU use int8"), (tiny_target, "")):
         with pytest.raises(ModelError, match=f"as {kind}: it needs a CUDA device{end}$"):
             load_model(path, role="target", device="cpu", quantization=kind)
 
