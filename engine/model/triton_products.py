@@ -27,8 +27,7 @@ from engine.config import QuantizationName
 from engine.model.triton_layers import activated
 
 TOGETHER = tl.constexpr(8)  # row tiles that run together, to read a weight once from memory
-# Programs wanted at least: for few rows, the sums are split.
-PROGRAMS = {"none": 256, "int8": 384, "fp8": 384, "int4": 512}
+PROGRAMS = {"none": 256, "int8": 384, "fp8": 384, "int4": 512}  # at least: few rows' sums split
 OUTS, LEAST = 64, 1024  # outputs per tile; inputs per part, at least
 GROUP = tl.constexpr(128)  # inputs that share a scale; a part's are a multiple
 LARGEST = {"int8": 127.0, "fp8": 448.0, "int4": -8.0}  # what a group's largest weight becomes
@@ -47,7 +46,7 @@ class Tile(NamedTuple):
 
 
 # By the most rows of a product. `outs` are multiples of 64: all use the same matrix instruction.
-MOST, FEW = 1 << 62, 256  # rows; with fewer tiles than FEW, sums are split, too
+MOST, FILLED = 1 << 62, 256  # rows, no limit; tiles: with fewer, sums are split, too
 TILES = {
     16: Tile(16, 64, 128, 4, 4), 32: Tile(32, 64, 128, 4, 4), 64: Tile(64, 64, 64, 4, 5),
     256: Tile(64, 128, 64, 8, 4), MOST: Tile(128, 128, 64, 8, 4),
@@ -106,7 +105,7 @@ def _given(rows, row, count, at, end, IN, EVEN: tl.constexpr):
 def _part(
     rows, weight, scales, row, out, count, begin, end, OUT, IN,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-    KIND: tl.constexpr, PER: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """Return the sums over inputs `begin .. end`, `[OUTS, ROWS]`."""
     found = tl.zeros([OUTS, ROWS], tl.float32)
@@ -121,7 +120,7 @@ def _part(
             given = _given(rows, row, count, at, end, IN, EVEN)
             found = tl.dot(by, given, found, input_precision="ieee")
     else:
-        WORDS: tl.constexpr = GROUP // PER
+        WORDS: tl.constexpr = 32 if KIND == "int4" else 64
         groups = tl.cdiv(IN, GROUP)
         for group in range(begin // GROUP, tl.cdiv(end, GROUP)):
             word = tl.arange(0, WORDS)
@@ -129,7 +128,7 @@ def _part(
             words = tl.load(words) if EVEN else tl.load(words, (out < OUT)[:, None], 0)
             scale = tl.load(scales + out * groups + group, out < OUT, 0.0)
             sums = tl.zeros([OUTS, ROWS], tl.float32)
-            for at in tl.static_range(PER):
+            for at in tl.static_range(GROUP // WORDS):
                 given = _given(rows, row, count, word + group * GROUP + at * WORDS, end, IN, EVEN)
                 by = _weights(words, at, KIND, given.dtype)
                 sums = tl.dot(by, given, sums, input_precision="ieee")
@@ -143,7 +142,7 @@ def _part(
 def _whole(
     rows, weight, scales, row, out, count, OUT, IN, EACH,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-    KIND: tl.constexpr, PER: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # fmt: skip
     """Return the sum of all parts, in their order."""
     found = tl.zeros([OUTS, ROWS], tl.float32)
@@ -151,7 +150,7 @@ def _whole(
         end = tl.minimum(begin + EACH, IN)
         found += _part(
             rows, weight, scales, row, out, count, begin, end, OUT, IN,
-            ROWS, OUTS, STEP, EVEN, KIND, PER,
+            ROWS, OUTS, STEP, EVEN, KIND,
         )  # fmt: skip
     return found
 
@@ -176,10 +175,9 @@ def multiply_rows(
     output, rows, weight, bias, scales, sums, arrived, count, OUT, IN, EACH,
     ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     PARTS: tl.constexpr, BIASED: tl.constexpr, GATE: tl.constexpr, KIND: tl.constexpr,
-    PER: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of `output` `[count, OUT]` from `rows` `[count, IN]` and `weight` `[OUT, IN]`,
-    or words of PER weights of a KIND; with a GATE, `weight` is `[2 OUT, IN]`, gates first. With
+    or words of a quantized KIND; with a GATE, `weight` is `[2 OUT, IN]`, gates first. With
     PARTS > 1, so many programs write their sums to float32 `sums` `[PARTS, count, OUT]`, with a
     GATE half of them those of gates; the last that has `arrived` adds them."""
     across = tl.cdiv(OUT, OUTS)
@@ -190,16 +188,18 @@ def multiply_rows(
     out = (place // high * OUTS + tl.arange(0, OUTS)).to(tl.int64)
     groups, others = tl.cdiv(IN, GROUP), 0
     if GATE >= 0:
-        others = OUT.to(tl.int64) * (IN if KIND == "none" else groups * (GROUP // PER))
+        others = OUT.to(tl.int64) * (
+            IN if KIND == "none" else groups * (32 if KIND == "int4" else 64)
+        )
     if PARTS == 1:
         found = _whole(
-            rows, weight, scales, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN, KIND, PER
+            rows, weight, scales, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN, KIND
         )
         other = found
         if GATE >= 0:
             other = _whole(
                 rows, weight + others, scales + OUT * groups, row, out, count, OUT, IN, EACH,
-                ROWS, OUTS, STEP, EVEN, KIND, PER,
+                ROWS, OUTS, STEP, EVEN, KIND,
             )  # fmt: skip
         _finish(output, found, other, bias, row, out, count, OUT, BIASED, GATE)
     else:
@@ -208,7 +208,7 @@ def multiply_rows(
         end = tl.minimum(begin + EACH, IN)
         found = _part(
             rows, weight + half * others, scales + half * OUT * groups, row, out, count, begin, end,
-            OUT, IN, ROWS, OUTS, STEP, EVEN, KIND, PER,
+            OUT, IN, ROWS, OUTS, STEP, EVEN, KIND,
         )  # fmt: skip
         there = (row < count)[None, :] & (out < OUT)[:, None]
         partial = sums + row[None, :] * OUT + out[:, None]
@@ -239,6 +239,7 @@ def quantize(linear: Any, device: torch.device, kind: QuantizationName) -> None:
 
 
 def _packed(weight: Tensor, kind: QuantizationName) -> tuple[Tensor, Tensor]:
+    """Return words and scales of a float32 weight."""
     size, per = GROUP.value, WEIGHTS[kind]
     groups = functional.pad(weight, (0, -weight.shape[1] % size)).unflatten(1, (-1, size))
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
@@ -259,13 +260,13 @@ def _packed(weight: Tensor, kind: QuantizationName) -> tuple[Tensor, Tensor]:
 
 def dequantized(linear: Any, dtype: torch.dtype) -> Tensor:
     """Return the weight `[OUT, IN]` of a quantized layer."""
-    parts = zip(linear.weight.split(SOME), linear.scales.split(SOME), strict=True)
-    return torch.cat([_unpacked(*part, linear.quantization).to(dtype) for part in parts])[
-        :, : linear.in_features
-    ]
+    pairs = zip(linear.weight.split(SOME), linear.scales.split(SOME), strict=True)
+    parts = [_unpacked(*pair, linear.quantization).to(dtype) for pair in pairs]
+    return torch.cat(parts)[:, : linear.in_features]
 
 
 def _unpacked(words: Tensor, scales: Tensor, kind: QuantizationName) -> Tensor:
+    """Return the float32 weight of words and scales, padded to whole groups."""
     words, bits = words.int().unflatten(1, (scales.shape[1], -1)), 16 // WEIGHTS[kind]
     fields = torch.cat([words >> at & (1 << bits) - 1 for at in range(0, 16, bits)], -1)
     if kind == "fp8":
@@ -290,7 +291,7 @@ class Product:
         group = GROUP.value
         self._each = triton.cdiv(triton.cdiv(width, parts), group) * group
         self._parts = triton.cdiv(width, self._each)
-        self._arrived = module.weight.new_zeros(max(tiles, FEW), dtype=torch.int32)
+        self._arrived = module.weight.new_zeros(max(tiles, FILLED), dtype=torch.int32)
         self._tiles = dict(TILES if self._kind == "none" else QUANTIZED)
         if module.weight.is_cuda:
             device = torch.cuda.get_device_properties(module.weight.device)
@@ -316,25 +317,24 @@ class Product:
         weight, bias, rows = self._module.weight, self._module.bias, rows.contiguous()
         quantized, width = self._kind != "none", rows.shape[-1]
         output, count = rows.new_empty(*rows.shape[:-1], outs), rows.numel() // width
-        tile = FLOAT32
-        if rows.element_size() < 4:
-            tile = next(tile for most, tile in self._tiles.items() if count <= most)
+        tile = next(tile for most, tile in self._tiles.items() if count <= most)
+        if rows.element_size() == 4 and not quantized:
+            tile = FLOAT32
         tiles = triton.cdiv(count, tile.rows) * triton.cdiv(outs, tile.outs)
-        split = count <= tile.rows or tiles < FEW
+        split = count <= tile.rows or tiles < FILLED
         parts, sums = self._parts if split else 1, rows
         if gate >= 0 and (parts > 1 or split and quantized):
             parts *= 2
         if parts > 1:
             sums = torch.empty(parts, count, outs, dtype=torch.float32, device=rows.device)
-        step = GROUP.value if quantized else tile.step
         with torch.cuda.device_of(rows):
             multiply_rows[tiles, parts](
                 output, rows, weight, weight if bias is None else bias,
                 self._module.scales if quantized else weight, sums, self._arrived,
                 count, outs, width, self._each,
-                ROWS=tile.rows, OUTS=tile.outs, STEP=step,
-                EVEN=outs % tile.outs == 0 and width % step == 0,
+                ROWS=tile.rows, OUTS=tile.outs, STEP=tile.step,
+                EVEN=outs % tile.outs == 0 and width % tile.step == 0,
                 PARTS=parts, BIASED=bias is not None, GATE=gate, KIND=self._kind,
-                PER=WEIGHTS.get(self._kind, 1), num_warps=tile.warps, num_stages=tile.stages,
+                num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
         return output

@@ -431,7 +431,7 @@ CONSTANTS: dict[str, list[dict[str, Any]]] = {
     "multiply_rows": [
         {
             "ROWS": tile.rows, "OUTS": tile.outs, "STEP": tile.step, "EVEN": even, "PARTS": parts,
-            "BIASED": 1, "GATE": gate, "KIND": kind, "PER": products.WEIGHTS.get(kind, 1),
+            "BIASED": 1, "GATE": gate, "KIND": kind,
         }
         for kind, tile in TILED
         for even, parts, gate in ((1, 1, 0), (0, 1, -1), (1, 4, 0), (1, 4, -1))
