@@ -25,7 +25,7 @@ FolderRole = Literal["target", "draft", "medusa", "eagle"]  # the model a folder
 
 BUILTIN = "demo"
 MOST_RANKS = 64  # candidate tokens of a Medusa head
-MAX_K = 16  # the largest K that may be configured
+MAX_K = 63  # the largest K that may be configured: a tree with its root fills a mask of 64 bits
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -236,7 +236,7 @@ class EagleConfig(Part):
     kind: Literal["eagle"] = "eagle"
     path: str = Field(description="folder or hub name of a head that was trained for this target")
     revision: str | None = Field(None, description="as target.revision")
-    depth: int = Field(6, ge=1, le=MAX_K, description="maximum levels of a tree")
+    depth: int = Field(6, ge=1, le=16, description="maximum levels of a tree")
 
 
 # Every name that a proposer may have, in the order in which they are shown.

@@ -10,15 +10,15 @@ Points = Sequence[tuple[int, float]]  # (size, seconds)
 
 CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows; the longer shows their cost
 
-ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17)  # rows of one sequence
+ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17, 33, 64)  # rows of one sequence
 
 # (Sequences, rows of each), the most informative first, in case time runs out. Larger batches are
 # measured up to the longest proposals: costs beyond the last point are extrapolated from the last
 # two, but grow in tiles. On some processors attention takes up to eight rows of a sequence at once,
 # and a ninth row reads the context again.
 BATCHES = (
-    (4, (1, 2, 3, 5, 8, 9)),
-    (16, (1, 2, 3, 4, 5, 8, 9)),
+    (4, (1, 2, 3, 5, 8, 9, 17, 33, 64)),
+    (16, (1, 2, 3, 4, 5, 8, 9, 17)),
     (64, (1, 2, 3)),
     (32, (1, 2, 3, 5, 8, 9)),
     (8, (1, 2, 3, 5, 8, 9)),

@@ -13,14 +13,13 @@ from itertools import accumulate, repeat
 from math import inf
 from operator import itemgetter
 
-from engine.config import MAX_K
 from engine.control.controller import KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
 
+_NEAR = 32  # catch-up rows that normal operation sometimes leaves, at least
 _FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at first; least bound
-_NEAR = 2 * MAX_K  # catch-up rows that normal operation sometimes leaves
 
 
 class Allowance:
@@ -65,7 +64,8 @@ class Allowance:
 
     def _hold(self, running: Seq[Sequence], most: int) -> None:
         behind = [(seq.num_tokens - seq.num_draft_computed, seq) for seq in running]
-        behind = sorted((pair for pair in behind if pair[0] > _NEAR), key=itemgetter(0))
+        near = max(2 * self._controller.k_max, _NEAR)
+        behind = sorted((pair for pair in behind if pair[0] > near), key=itemgetter(0))
         rows = list(accumulate(backlog for backlog, _ in behind))
         turn = max(sum(total <= most for total in rows), 1)
         self.held = {seq for _, seq in behind[turn:]}

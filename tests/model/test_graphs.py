@@ -201,7 +201,7 @@ def test_all_chains_are_kept(draft: LoadedModel) -> None:
     ours = captured(draft, recorder)
     assert ours._chains is not None
     pool, sizes = ours._chains._pool, ours._chains._sizes
-    assert pool._most == len(sizes) * MAX_K * 3 == 528
+    assert pool._most == len(sizes) * MAX_K * 3
 
 
 def test_uncaptured_attention_is_warmed_up(

@@ -235,8 +235,8 @@ def test_intervals_hold_the_median() -> None:
     [
         (["--modes", "off,fast"], "unknown mode 'fast'; allowed are off, auto"),
         (
-            ["--modes", "17"],
-            "unknown mode '17'; allowed are off, auto, and a number K",
+            ["--modes", "64"],
+            "unknown mode '64'; allowed are off, auto, and a number K",
         ),
         (["--modes", "2,off,2"], "names a mode twice"),
         (["--tokens", "64", "--minutes", "3"], "and --tokens how long they are"),

@@ -44,7 +44,7 @@ def test_an_unknown_key_is_refused_by_name(config: dict[str, Any], key: str) -> 
         ({"target": {"max_model_len": 1}}, "target.max_model_len"),
         ({"target": {"dtype": "int3"}}, "target.dtype"),
         ({"threads": 0}, "threads"),
-        ({"speculation": {"controller": {"k": 17}}}, "k"),
+        ({"speculation": {"controller": {"k": 64}}}, "k"),
         ({"speculation": {"controller": {"k": -1}}}, "k"),
         ({"speculation": {"proposer": {"kind": "oracle"}}}, "speculation.proposer"),
     ],

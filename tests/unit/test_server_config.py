@@ -181,7 +181,7 @@ def test_model_name_of_a_folder() -> None:
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("speculation.controller.k=99", ["speculation.controller.k = 99", "equal to 16"]),
+        ("speculation.controller.k=99", ["speculation.controller.k = 99", "equal to 63"]),
         ("server.port=x", ["server.port = x", "integer"]),
         ("server.port=70000", ["server.port = 70000", "65535"]),
         ("server.port=true", ["server.port = True", "integer"]),

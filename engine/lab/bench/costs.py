@@ -21,7 +21,7 @@ from engine.cpu.fused import FusedDecoder
 from engine.lab.bench.offline import Clock
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.report import table
-from engine.lab.comparison.workload import MAX_K, OFF
+from engine.lab.comparison.workload import OFF
 from engine.lab.plan.roofline import expected_tokens
 from engine.model.kv_cache import KVCache, bytes_per_token
 from engine.model.loaded import LoadedModel
@@ -30,7 +30,7 @@ from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
 from engine.scheduling.segment import Segment
 from engine.step.profiling import CHAINED, ForwardTimer
 
-CONTEXT = 256  # tokens before the timed rows
+CONTEXT, ROWS = 256, 17  # tokens before the timed rows; the most rows
 COPIED, COPIES = 1 << 26, 8  # float32 numbers, more than caches hold; how often they are copied
 SETTLING = 4  # untimed forwards that bring a small model back into the caches after a copy
 
@@ -54,8 +54,8 @@ class Costs:
 def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock) -> Costs:
     """Measure all costs once per round and return the medians, for ratios those of per-round ones.
     Raises EngineError."""
-    longest = min(CONTEXT + MAX_K + 1, pair.target.max_model_len)
-    start = longest - MAX_K - 1
+    longest = min(CONTEXT + ROWS, pair.target.max_model_len)
+    start = longest - ROWS
     found = _measured(config, pair, longest, rounds=rounds, clock=clock)
     if pair.target.device.type == "cuda":
         gc.collect()
@@ -78,20 +78,20 @@ def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock
 def _measured(
     config: EngineConfig, pair: Pair, longest: int, *, rounds: int, clock: Clock
 ) -> list[list[float]]:
-    """Return per round: seconds of 1 to MAX_K + 1 rows and of a draft step, and the rate of a copy.
+    """Return per round: seconds of 1 to ROWS rows and of a draft step, and the rate of a copy.
     Uses a KV pool of an engine's size, since the cost of a step may depend on it."""
     cache, _ = build_cache(config, pair)
     blocks = list(cache.own[: -(-longest // cache.block_size)])
     target = runner_of(config, pair.target, cache, clock)
     draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
-    start = longest - MAX_K - 1
+    start = longest - ROWS
     source = torch.ones(COPIED, device=cache.device)
     sink = torch.empty_like(source)
     found: list[list[float]] = []
     for _ in range(rounds + 1):
         for _ in range(SETTLING):
             _forward(target, start, blocks, 1)
-        seconds = [_forward(target, start, blocks, n) for n in range(1, MAX_K + 2)]
+        seconds = [_forward(target, start, blocks, n) for n in range(1, ROWS + 1)]
         seconds.append(_drafted(draft, cache, start, blocks) if draft else 0.0)
         found.append([*seconds, _copy(source, sink, clock)])
     return found[1:]  # the first round is a warm-up

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from engine.config import MAX_K
 from engine.demo.chat import edits
 from engine.demo.corpus import asked, heldout_prompts
 from engine.errors import ConfigError
@@ -24,7 +25,6 @@ KINDS = (*USUAL, "chat", EDITS)
 RANDOM, FROM_FILE = "random", "file"  # unpredictable characters; the prompts of --prompts
 SEED = 20261120
 POOL = 32  # prompts per kind
-MAX_K = 16  # the largest K of any configuration (config.FixedConfig)
 _CHARACTERS, _RANDOM_CHARACTERS = 160, 48  # per prompt; short, because decoding is measured
 
 Pools = Mapping[str, Sequence[str]]  # prompts by kind of text

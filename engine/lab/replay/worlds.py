@@ -21,7 +21,7 @@ from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-_ALONE, _PLAIN = row_counts(ALONE, 16), tuple(in_fours(16, 64))
+_ROWS = {n: row_counts(rows, 16) for n, rows in ((1, ALONE), *BATCHES)}
 BEYOND = 24  # positions after the end of a request, where draft tokens are wasted
 
 _SHORTEST, _LONGEST = 200, 600
@@ -60,13 +60,13 @@ class Roofline:
 
     def profile(self) -> Profile:
         """Return this machine's start-up profile, in the form of engine.step.profiling."""
-        alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ALONE]
+        alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ROWS[1]]
         return Profile(
-            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in _PLAIN],
+            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in in_fours(16, 64)],
             draft=[(n, self.draft(n)) for n in in_fours(1, 64)],
             batches={
                 n: [(n * rows, self.target(n * rows, n, n * CONTEXT)) for rows in each]
-                for n, each in ((1, _ALONE), *BATCHES)
+                for n, each in _ROWS.items()
             },
             padded=BUCKETS,
             token_seconds={1: (self.kv_token, 0.0)},
