@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.lab.bench.__main__ import main
 from engine.lab.bench.assisted import NAMES, other_arms
-from engine.lab.bench.offline import PROPOSERS, Offline, in_turns
+from engine.lab.bench.offline import ALL, PROPOSERS, Offline, in_turns
 from engine.lab.comparison.figures import Reply, Run
 from engine.lab.comparison.race import Race
 from engine.lab.comparison.workload import AUTO, Arm, Workload, lanes, parse_arms
@@ -65,15 +65,20 @@ def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> N
     assert set(explored[64:]) == {"usual"}
 
 
-def test_every_proposer_is_played_alone(config: EngineConfig, pair: Pair) -> None:
-    """Law: over one target all proposers give the same texts, and only the named one guesses."""
-    names = [name for name in PROPOSERS if name != "medusa"]  # no heads exist for this target
+def test_every_proposer_is_played_alone_and_all_together(config: EngineConfig, pair: Pair) -> None:
+    """Law: over one target all proposers give the same texts, and only the named one guesses; in
+    `all` the draft and every companion do."""
+    names = [ALL, *PROPOSERS]
+    names.remove("medusa")  # no heads exist for this target
     arms = parse_arms(f"off,{','.join(names)}", variants=names)
     player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
     comparison = Race(arms, [Workload("code", 0.0, 2, 24)], POOLS, rounds=1).run(player)
     assert comparison.texts_equal == comparison.texts_compared > 0
-    for arm in arms[1:]:
-        engine = player.engines[arm][0]
+    both, *each = (player.engines[arm][0] for arm in arms[1:])
+    assert both.ready.default_proposers == (
+        "grammar", "prediction", "suffix", "ngram", "draft_model",
+    )  # fmt: skip
+    for arm, engine in zip(arms[2:], each, strict=True):
         assert engine._runner.model is pair.target
         assert arm.label in engine.ready.default_proposers
         assert len(engine.ready.default_proposers) == (2 if arm.label == "prediction" else 1)

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
-from engine.lab.bench.offline import PROPOSERS, TREE, Offline
+from engine.lab.bench.offline import ALL, PROPOSERS, TREE, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
@@ -32,7 +32,7 @@ SUITE = Preset(
 )
 MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
 TEXTS = (*(kind for kind in KINDS if kind != RANDOM),)
-ALONE = Preset(f"off,auto,{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
+ALONE = Preset(f"off,auto,{ALL},{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
 # Each preset, and its --quick version.
 PRESETS = {
     "": (GRID, QUICK),
@@ -63,12 +63,10 @@ def _parser(name: str) -> Parser:
 
 def compare(name: str, parsed: argparse.Namespace) -> int:
     """Measure and print; return the exit code. Raises EngineError."""
-    variants = [*(each for each in VARIANTS if each != WHOLE), *PROPOSERS, TREE]
+    variants = [*(each for each in VARIANTS if each != WHOLE), ALL, *PROPOSERS, TREE]
     usual, quick = PRESETS[name]
     if parsed.target != BUILTIN and parsed.medusa is None:  # no Medusa heads for this target
-        usual, quick = (
-            replace(each, modes=each.modes.replace(",medusa", "")) for each in (usual, quick)
-        )
+        usual, quick = (replace(p, modes=p.modes.replace(",medusa", "")) for p in (usual, quick))
     race, clock = settings(parsed, usual, quick, NAMES, variants), clock_of(parsed)
     most = max(workload.concurrency for workload in race.workloads)
     _check(race.arms, most)

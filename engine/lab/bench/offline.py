@@ -18,7 +18,7 @@ from itertools import count
 from random import Random
 from typing import get_args
 
-from engine.config import AnyProposer, EngineConfig, SpeculationConfig
+from engine.config import AnyProposer, Companion, EngineConfig, SpeculationConfig
 from engine.control.controller import KController
 from engine.control.modes import build_controller
 from engine.core import Engine
@@ -36,9 +36,9 @@ Encode = Callable[[str], list[int]]
 
 # Arms that are auto with a single proposer: a configured kind (except EAGLE), or a free one.
 KINDS = tuple(get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(AnyProposer))
-FREE = ("prediction",)
-PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), *FREE)
-TREE = "tree"  # auto with draft trees from the draft model's second-best tokens
+PROPOSERS = (*(kind for kind in KINDS if kind not in ("none", "eagle")), "prediction")
+# auto with all proposers that need no other weights; with trees of second-best tokens of the draft
+ALL, TREE = "all", "tree"
 REMEMBERED = 1 << 16  # tokens of earlier replies kept for `suffix`
 LONGEST_PROMPT = 128  # tokens
 # Seconds of a turn, about: long enough that an arm runs as if alone. After another arm's turn, a
@@ -315,11 +315,13 @@ def _config(
         values["speculation"]["controller"] = {"kind": "fixed", "k": max(arm.k, 1)}
     if arm.label == TREE:
         values["speculation"]["proposer"]["branches"] = 4
+    if arm.label == ALL:
+        values["speculation"].update(companions=get_args(Companion), remembered_tokens=REMEMBERED)
     if arm.label in KINDS:
         if arm.label != config.speculation.proposer.kind:
             values["speculation"]["proposer"] = {"kind": arm.label}
         values["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
-    elif arm.label in FREE:
+    elif arm.label == "prediction":
         values["speculation"].update(proposer={"kind": "ngram"}, companions=[arm.label])
     return EngineConfig.model_validate(values)
 
