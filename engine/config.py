@@ -337,8 +337,8 @@ class SpeculationConfig(Part):
         ge=0,
         le=1 << 24,
         description="tokens of earlier replies that `suffix` may propose from; 0: only from the"
-        " request's own text. Above 0, acceptance counts tell a client whether another client"
-        " with the same `cache_salt` received a similar reply",
+        " request's own text. A request finds only replies of its own API key and `cache_salt`:"
+        " acceptance counts tell clients who share both whether another got a similar reply",
     )
     controller: ControllerConfig = AdaptiveConfig()
     trace: str | None = Field(

@@ -28,16 +28,17 @@ _CONTEXT = 16  # prompt tokens stored before a reply, so that its start is found
 _END = -1  # marks the end of a reply; never proposed
 _PRIORS = (0.3, 0.3, 0.3, 0.5, 0.65, 0.8, 0.85)  # by grade of evidence
 
+_Owner = tuple[str, str]  # tenant (API key) and cache salt
 _Place = tuple[list[int], int]  # a text, and the index of the next token in it
 
 
 class Replies:
-    """Finished replies by cache salt; requests with another salt never see them. Keeps at most
+    """Finished replies by tenant and cache salt: requests of others never see them. Keeps at most
     `most` tokens in two halves: when the newer one is full, it replaces the older one."""
 
     def __init__(self, most: int, shortest: int) -> None:
         self._most, self._shortest = most, shortest
-        self._newer, self._older = dict[str, Occurrences](), dict[str, Occurrences]()
+        self._newer, self._older = dict[_Owner, Occurrences](), dict[_Owner, Occurrences]()
         self._size = 0  # tokens in the newer half
 
     def add(self, seq: Sequence) -> None:
@@ -47,12 +48,13 @@ class Replies:
         if 2 * (self._size + len(text)) > self._most:
             self._newer, self._older, self._size = {}, self._newer, 0
         self._size += len(text)
-        texts = self._newer.setdefault(seq.params.cache_salt, Occurrences([], self._shortest))
+        owner = seq.tenant, seq.params.cache_salt
+        texts = self._newer.setdefault(owner, Occurrences([], self._shortest))
         texts.tokens += text
         texts.note(len(texts.tokens))
 
-    def of(self, salt: str) -> list[Occurrences]:
-        return [half[salt] for half in (self._newer, self._older) if salt in half]
+    def of(self, owner: _Owner) -> list[Occurrences]:
+        return [half[owner] for half in (self._newer, self._older) if owner in half]
 
 
 class SuffixProposer(LookUp):
@@ -80,7 +82,7 @@ class _Follower(Follower):
         super().__init__(Evidence(shared), None, 0)
         shortest, self._longest = sizes
         self._own, self._replies = Occurrences(seq.tokens, shortest), replies
-        self._salt = seq.params.cache_salt
+        self._owner = seq.tenant, seq.params.cache_salt
         self._places: list[_Place] = []
         self._moved = 0  # committed tokens since the places were found
         # The proposal: tokens, their shares, and the places that have all of them.
@@ -127,7 +129,7 @@ class _Follower(Follower):
     def _find(self, tokens: list[int]) -> None:
         """Find the places after the longest matches of the current suffix."""
         matches = list[tuple[int, _Place]]()
-        for text in (self._own, *self._replies.of(self._salt)):
+        for text in (self._own, *self._replies.of(self._owner)):
             for end in islice(text.behind(tokens), _MOST):
                 matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
         self._run = max((run for run, _ in matches), default=0)

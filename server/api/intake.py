@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,9 +243,8 @@ def _spec(
 ) -> GenerationSpec:
     num_tokens, most = sum(map(len, prompts.ids)), services.config.server.max_logprobs
     max_tokens = _most_tokens(num_tokens, request, ready, most=most)
-    params = _sampling_params(
-        request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=tenant.salt
-    )
+    salt = tenant.salt(request.cache_salt)
+    params = _sampling_params(request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=salt)
     bounds = (services.config.server.request_timeout_seconds, request.timeout)
     drafting, proposers = Drafting(), proposers_of(params, ready)
     if proposers:
@@ -278,13 +276,7 @@ def _spec(
 
 
 def _sampling_params(
-    request: CommonRequest,
-    prompts: Prompts,
-    ready: Ready,
-    *,
-    max_tokens: int,
-    seed: int,
-    salt: Callable[[str], str],
+    request: CommonRequest, prompts: Prompts, ready: Ready, *, max_tokens: int, seed: int, salt: str
 ) -> SamplingParams:
     """Return the engine's parameters. Fields of the same name are copied unless changed here."""
     counts = [request.alternatives if prompts.echoes else None, request.prompt_logprobs]
@@ -303,7 +295,7 @@ def _sampling_params(
         "prediction": prompts.prediction,
         "speculation": _speculation(request.speculation, ready),
         "grammar": _with_lead(prompts.grammar or request.grammar, prompts.lead),
-        "cache_salt": salt(request.cache_salt),
+        "cache_salt": salt,
     }
     same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)
     return SamplingParams(**{name: getattr(request, name) for name in same} | changed)

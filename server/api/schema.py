@@ -224,7 +224,7 @@ class Generating(RequestBody):
         "Extension. Default true: special tokens leave no text.")
     cache_salt: Label = described("",
         "Extension. Only requests of the same salt share cached prompt prefixes, and replies that"
-        " `suffix` remembers.")
+        " `suffix` remembers; these also only with the same API key.")
     priority: int = described(0,
         "Extension. Default 0; lower is served earlier, and preempted later when the KV cache is"
         " full. Only for API keys that may set it.", neutral=(0,), unless=no_priority,

@@ -283,6 +283,19 @@ def test_earlier_replies_change_no_text(
     assert kept[1] > kept[0]
 
 
+def test_earlier_replies_are_proposed_to_their_own_key_only(
+    pair: Pair, tiny_target: str, tiny_draft: str
+) -> None:
+    """Law: of three equal requests, only the one whose key has received the reply gains by it."""
+    engine = Engine(config_for(tiny_target, tiny_draft, "suffix", 6, {}), pair=pair)
+    params = SamplingParams(seed=3, max_tokens=LENGTH, temperature=1.0, ignore_eos=True)
+    accepted = []
+    for tenant in ("one", "another", "one"):
+        engine.add(Submit("a", PROMPT, params, 0.0, tenant=tenant))
+        accepted.append(Replies(run(engine)).last["a"].accepted)
+    assert accepted[1] <= accepted[0] < accepted[2]
+
+
 class Whims(FixedK):
     """Chooses K, stops drafting and cuts proposals at random."""
 

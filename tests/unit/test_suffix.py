@@ -23,9 +23,9 @@ def remembering(tokens: int) -> SuffixProposer:
     return SuffixProposer("suffix", remembered=tokens, shortest=2, longest=16)
 
 
-def sequence(tokens: list[int], salt: str = "") -> Sequence:
+def sequence(tokens: list[int], salt: str = "", tenant: str = "") -> Sequence:
     params = SamplingParams(seed=0, max_tokens=1000, cache_salt=salt)
-    return Sequence("s", params, list(tokens), len(tokens))
+    return Sequence("s", params, list(tokens), len(tokens), tenant=tenant)
 
 
 def decode(seq: Sequence, k: int) -> Chunk:
@@ -224,9 +224,9 @@ def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
     assert forecasts[0] == pytest.approx(forecasts[1])
 
 
-def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], salt: str = "") -> None:
-    """Serve a request to its end."""
-    seq = sequence(prompt, salt)
+def ended(proposer: SuffixProposer, prompt: list[int], reply: list[int], *owner: str) -> None:
+    """Serve a request to its end. `owner`: salt and tenant."""
+    seq = sequence(prompt, *owner)
     seq.tokens += reply
     seq.status, seq.finish = "finished", "stop"
     proposer.forget(seq)
@@ -283,11 +283,13 @@ def test_the_most_frequent_of_earlier_replies_is_guessed() -> None:
     assert guess(proposer, seq, 4) == [9]
 
 
-def test_replies_under_another_salt_are_not_found() -> None:
+def test_replies_of_another_salt_or_key_are_not_found() -> None:
+    """Law: a reply is found under the same salt and API key only, whatever salt a client sends."""
     proposer = remembering(1000)
-    ended(proposer, [1, 2], REPLY, "a")
-    assert guess(proposer, sequence([1, 2], "b"), 4) == guess(proposer, sequence([1, 2]), 4) == []
-    assert guess(proposer, sequence([1, 2], "a"), 4) == REPLY[:4]
+    ended(proposer, [1, 2], REPLY, "a", "key")
+    for owner in [("b", "key"), ("", "key"), ("a", "other"), ("key", "a"), ("a", "")]:
+        assert guess(proposer, sequence([1, 2], *owner), 4) == []
+    assert guess(proposer, sequence([1, 2], "a", "key"), 4) == REPLY[:4]
 
 
 @pytest.mark.parametrize("finish", [None, "error"])
