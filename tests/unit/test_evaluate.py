@@ -16,17 +16,18 @@ from engine.errors import ConfigError, EngineError
 from engine.messages import SetSpeculation, Submit
 from server.api.services import Services
 from server.app import create_app
-from server.config import Config, load_config
+from server.config import Config
 from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.lab.bench.client import Client
-from server.lab.evaluate.__main__ import Connect, build_parser, evaluate, main, overrides
+from server.lab.evaluate.__main__ import Connect, build_parser, configs_of, evaluate, main
 from server.lab.evaluate.settings import settings_of
 from server.observe.metrics import Metrics
 from tests.support.app_client import AppClient
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient, hashed_script, make_ready
 
+ROOT = Path(__file__).parents[2]
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 Price = Callable[[int, int], float]
 
@@ -278,17 +279,77 @@ def test_more_requests_at_a_time_than_the_engine_takes(tmp_path: Path) -> None:
         )
 
 
+def test_several_configurations_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Law: each runs on its own engine under the name that was given; n-gram look-up runs once."""
+    files = [tmp_path / f"{name}.toml" for name in ("one", "two")]
+    for file in files:
+        file.write_text("[speculation.proposer]\npath = 'demo'\n")
+    run(PricedClient(memory_bound), prompts(tmp_path), "--temperature", "0", "--", *map(str, files))
+    printed = capsys.readouterr().out
+    for file in files:
+        assert f" {file} K=4 " in printed
+        assert f" ngram + {file} auto " in printed
+    assert printed.count("T=0 x1 ") == 9 + 7
+
+
+def proposers_of(
+    speculation: SpeculationConfig, *, free: bool = True, predicted: bool = False
+) -> dict[str, tuple[str, ...]]:
+    settings = settings_of(speculation, "m", free=free, predicted=predicted)
+    return {arm.name: proposers for arm, proposers in settings.items()}
+
+
 def test_modes_have_their_proposers() -> None:
     """Law: the draft alone, behind n-gram look-up, and look-up alone; proposers that serve the
     request's own fields come first in all of them."""
-    made = {
-        arm.name: proposers
-        for arm, proposers in settings_of(SpeculationConfig(), "d", ngram=True).items()
-    }
+    made = proposers_of(SpeculationConfig())
     assert made["off"] == ()
-    assert made["d K=2"] == made["d auto"] == ("grammar", "prediction", "draft_model")
-    assert made["ngram + d auto"] == ("grammar", "prediction", "ngram", "draft_model")
+    assert made["m K=2"] == made["m auto"] == ("grammar", "prediction", "draft_model")
+    assert made["ngram + m auto"] == ("grammar", "prediction", "ngram", "draft_model")
     assert made["ngram auto"] == ("grammar", "prediction", "ngram")
+    assert not [name for name in made if "suffix" in name or "prediction" in name]
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        SpeculationConfig(remembered_tokens=100),
+        SpeculationConfig(companions=("grammar", "prediction", "suffix")),
+    ],
+)
+def test_configured_suffixes_are_tried(speculation: SpeculationConfig) -> None:
+    """Law: alone and before the main proposer, like n-gram look-up, and nowhere else."""
+    made = proposers_of(speculation)
+    assert made["m auto"] == ("grammar", "prediction", "draft_model")
+    assert made["suffix + m auto"] == ("grammar", "prediction", "suffix", "draft_model")
+    assert made["suffix K=8"] == made["suffix auto"] == ("grammar", "prediction", "suffix")
+    assert made["ngram auto"] == ("grammar", "prediction", "ngram")
+    assert made.keys() - proposers_of(speculation, free=False).keys() == {
+        f"{name} {k}" for name in ("ngram", "suffix") for k in ("K=8", "auto")
+    }
+
+
+@pytest.mark.parametrize("companions", [("prediction", "grammar"), ("grammar",), ()])
+def test_predictions_are_tried_without_a_draft(companions: tuple[Any, ...]) -> None:
+    """Law: where prompts have predictions, an arm proposes from them, and no name is there twice
+    (the server would refuse it)."""
+    made = proposers_of(SpeculationConfig(companions=companions), predicted=True)
+    assert set(made["prediction auto"]) == {"prediction", *companions}
+    assert len(made["prediction auto"]) == len({"prediction", *companions})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+def test_arms_are_called_by_the_configured_proposer(path: Path) -> None:
+    """Bug: figures of Medusa's heads were printed as those of `ngram`."""
+    parsed = build_parser().parse_args(["--prompts", "p", str(path)])
+    [(name, config)] = configs_of(parsed).items()
+    kind = config.engine.speculation.proposer.kind
+    assert name == {"draft_model": "draft", "none": "ngram"}.get(kind, kind)
+    made = settings_of(config.engine.speculation, name, free=True, predicted=False)
+    [main] = {asked[-1] for arm, asked in made.items() if arm.name.startswith(f"{name} ")}
+    assert main == ("ngram" if kind == "none" else kind)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +405,8 @@ def test_options_are_keys_of_the_configuration() -> None:
     """Law: the engine is started with the options; --set takes precedence."""
     options = ["--prompts", "p", "--target", "4"]
     parsed = build_parser().parse_args([*options, "--set", "attention=sdpa"])
-    engine = load_config(None, overrides(parsed, None)).engine
-    assert (engine.target.path, engine.attention) == ("4", "sdpa")
+    [config] = configs_of(parsed).values()
+    assert (config.engine.target.path, config.engine.attention) == ("4", "sdpa")
     parsed = build_parser().parse_args([*options, "--set", "target.path=x"])
-    assert load_config(None, overrides(parsed, None)).engine.target.path == "x"
+    [config] = configs_of(parsed).values()
+    assert config.engine.target.path == "x"

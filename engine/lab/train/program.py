@@ -29,16 +29,7 @@ from engine.core import Engine
 from engine.errors import ConfigError, one_line
 from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
-from engine.lab.train.data import (
-    Rows,
-    Text,
-    all_of,
-    batches,
-    passages,
-    rows_of,
-    split,
-    written,
-)
+from engine.lab.train.data import Rows, Text, all_of, batches, passages, rows_of, split, written
 from engine.lab.train.loop import Run, Steps, fit, log
 from engine.model.checkpoint import quietly
 from engine.model.loader import pick_device

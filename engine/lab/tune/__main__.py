@@ -77,12 +77,8 @@ def build_parser() -> Parser:
         help="requests at a time, beside one (16)")  # fmt: skip
     add("--temperatures", type=lists_of(number(0, 2)), default=(0.0, 1.0), metavar="T,T,...",
         help="in turn (0,1)")  # fmt: skip
-    add(
-        "--minutes",
-        type=number(0, 1e4, above=True),
-        default=5.0,
-        help="limit, loading included; fewer than 3 seldom give an answer (5)",
-    )
+    add("--minutes", type=number(0, 1e4, above=True), default=5.0,
+        help="limit, loading included; fewer than 3 seldom give an answer (5)")  # fmt: skip
     add("--seed", type=whole(0, 2**31), default=0, help="of the prompts' order and of sampling (0)")
     add("--output", metavar="FILE.toml", help="write the configuration to serve with")
     add("--overwrite", action="store_true", help="replace an existing --output file")

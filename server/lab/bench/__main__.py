@@ -32,11 +32,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--url", required=True, help="of the server, like http://127.0.0.1:8000")
     add("--model", help="its name there; default: the first of /v1/models")
-    add(
-        "--api-key",
-        default=os.environ.get(API_KEY),
-        help=f"better in the environment as {API_KEY}",
-    )
+    add("--api-key", default=os.environ.get(API_KEY),
+        help=f"better in the environment as {API_KEY}")  # fmt: skip
     add("--against", metavar="NAME=URL", action="append", default=[],
         help="another OpenAI-compatible server, measured in turn with the others under this name;"
         " may be repeated. Its API key: $NAME_API_KEY")  # fmt: skip

@@ -1,9 +1,9 @@
 """`foredraft evaluate`: does speculation pay for these prompts, here, and is it lossless?
 
-Starts its own server, compares ways to serve your prompts, and prints for each temperature and
-concurrency: tokens per second, also relative to K=0, the acceptance of draft tokens, and whether
-every text stayed the same. These are tables; `foredraft tune` says in one sentence what to serve
-with. Exit code 1 if a text changed, 2 for a usage error, with one sentence about it.
+Starts a server for each CONFIG.toml and --draft, compares ways to serve your prompts, and prints by
+temperature and concurrency: tokens per second, also relative to K=0, the acceptance of draft
+tokens, and whether every text stayed the same. These are tables; `foredraft tune` says in one
+sentence what to serve with. Exit code 1 if a text changed, 2, with a sentence, for a usage error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from engine.errors import ConfigError
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.race import Race
 from engine.lab.comparison.report import ANSWER, as_dict, card
-from engine.lab.comparison.workload import Arm, Workload
+from engine.lab.comparison.workload import Workload
 from engine.lab.files import writable, write_json
 from server.config import Config, load_config, overrides_of
 from server.lab.bench.client import Client
@@ -33,9 +34,10 @@ from server.lab.bench.spawned import spawned
 from server.lab.evaluate.player import PromptServer
 from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
 from server.lab.evaluate.prompts import __doc__ as prompts_doc
-from server.lab.evaluate.settings import KS, Proposers, settings_of
+from server.lab.evaluate.settings import KS, Settings, settings_of
 
 _MOST = 10**6  # upper bound of all counts
+NAMES = {"draft_model": "draft", "none": "ngram"}  # of proposers, where not their kind
 Connect = Callable[[Config], AbstractContextManager[tuple[int, Client]]]
 
 
@@ -48,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser("foredraft evaluate", f"{__doc__}\n{prompts_doc}")
     add = parser.add_argument
-    add("config", nargs="?", metavar="CONFIG.toml", help="what you would serve with")
+    add("configs", nargs="*", default=[], metavar="CONFIG.toml",
+        help="what you would serve with; several are compared")  # fmt: skip
     add("--prompts", required=True, type=Path, metavar="FILE", help="your prompts")
     add("--target", metavar="MODEL", help="the model: a folder or a hub name")
     add("--draft", dest="drafts", action="append", metavar="MODEL",
@@ -72,32 +75,31 @@ def build_parser() -> argparse.ArgumentParser:
 
 def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     """Return the exit code: 0; 1 if a text changed. Raises EngineError before writing a file."""
-    reads = [parsed.prompts, *([parsed.config] if parsed.config else [])]
-    writable({"--json": parsed.json}, reads=reads)
-    drafts = parsed.drafts or [None]
-    configs = [load_config(parsed.config, overrides(parsed, draft), os.environ) for draft in drafts]
-    most = configs[0].engine.schedule.max_sequences
+    writable({"--json": parsed.json}, reads=[parsed.prompts, *parsed.configs])
+    configs = configs_of(parsed)
+    most = min(config.engine.schedule.max_sequences for config in configs.values())
     if max(parsed.concurrency) > most:
         given = f"--concurrency {max(parsed.concurrency)}"
         raise ConfigError(f"{given} exceeds schedule.max_sequences = {most}")
     prompts = read_prompts(parsed.prompts)
     for prompt in prompts:
         prompt.check()
-    for config in configs:
+    for config in configs.values():
         check_folders(config.engine)
     size = min(len(prompts), parsed.max_prompts)
     chosen = [prompts[i * len(prompts) // size] for i in range(size)]  # evenly spaced
     sys.stderr.write(f"{size} of {len(prompts)} prompts; loading the models\n")
     comparisons: list[Comparison] = []
-    for place, config in enumerate(configs):
-        draft = parsed.drafts[place] if len(configs) > 1 else "draft"
-        own = settings_of(config.engine.speculation, draft, ngram=place == 0)
+    predicted = any("prediction" in prompt.body for prompt in chosen)
+    for name, config in configs.items():
+        is_first = not comparisons
+        own = settings_of(config.engine.speculation, name, free=is_first, predicted=predicted)
         with connect(measured(config)) as (_, client):
             comparison, engine = compare(parsed, client, chosen, own, len(configs))
         comparisons.append(comparison)
     facts = {
         "prompts": f"{parsed.prompts.name} ({size} of {len(prompts)})",
-        "target": configs[0].engine.target.path,
+        "target": ", ".join(dict.fromkeys(each.engine.target.path for each in configs.values())),
         "drafts": ", ".join(parsed.drafts or []) or "as configured",
         **{name: engine[name] for name in ("dtype", "device", "version")},
         "date": date.today().isoformat(),
@@ -105,10 +107,18 @@ def evaluate(parsed: argparse.Namespace, *, connect: Connect = spawned) -> int:
     return conclude(parsed, facts, comparisons)
 
 
-def overrides(parsed: argparse.Namespace, draft: str | None) -> list[str]:
-    """Return the options as `key=value`, as `foredraft serve` reads them."""
-    options = {"target.path": parsed.target, "speculation.proposer.path": draft}
-    return [*overrides_of(options), *parsed.sets]
+def configs_of(parsed: argparse.Namespace) -> dict[str, Config]:
+    """Return the configuration of each server by what tells it from the others: file and draft, or
+    for one server the proposer. Raises ConfigError."""
+    found: dict[str, Config] = {}
+    given = parsed.configs or [None], parsed.drafts or [None]
+    for path, draft in product(*given):
+        options = {"target.path": parsed.target, "speculation.proposer.path": draft}
+        config = load_config(path, [*overrides_of(options), *parsed.sets], os.environ)
+        kind = config.engine.speculation.proposer.kind
+        words = [word for word, axis in zip((path, draft), given, strict=True) if len(axis) > 1]
+        found[" ".join(words) or NAMES.get(kind, kind)] = config
+    return found
 
 
 def measured(config: Config) -> Config:
@@ -137,7 +147,7 @@ def compare(
     parsed: argparse.Namespace,
     client: Client,
     prompts: Sequence[Prompt],
-    settings: Mapping[Arm, Proposers],
+    settings: Settings,
     num_servers: int,
 ) -> tuple[Comparison, Mapping[str, Any]]:
     """Run the race on one of `num_servers` servers; return it and /version. Raises EngineError."""

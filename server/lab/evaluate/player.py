@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.lab.comparison.workload import Arm, Request
+from engine.lab.comparison.figures import Run
+from engine.lab.comparison.workload import Lane, Request
 from server.lab.bench.client import Client, Refused
 from server.lab.bench.player import Server
 from server.lab.evaluate.prompts import Prompt
-from server.lab.evaluate.settings import Proposers
+from server.lab.evaluate.settings import Settings
 
 
 class PromptServer(Server):
@@ -18,11 +19,7 @@ class PromptServer(Server):
     longer than `longest` tokens."""
 
     def __init__(
-        self,
-        client: Client,
-        prompts: Sequence[Prompt],
-        settings: Mapping[Arm, Proposers],
-        longest: int,
+        self, client: Client, prompts: Sequence[Prompt], settings: Settings, longest: int
     ) -> None:
         super().__init__(client)
         self._prompts, self._settings, self._longest = prompts, settings, longest
@@ -38,6 +35,10 @@ class PromptServer(Server):
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Do nothing: prefill is part of what is measured, and prefix caching is off."""
+
+    def ask(self, lanes: Sequence[Lane], *, cold: bool) -> Run:
+        """Run all lanes under a salt of their own: `suffix` remembers no reply of other runs."""
+        return super().ask(lanes, cold=True)
 
     def _body(self, request: Request) -> tuple[str, dict[str, Any]]:
         prompt = self._prompts[int(request.prompt)]
