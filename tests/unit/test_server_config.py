@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from engine.config import AdaptiveConfig, DraftModelConfig, FixedConfig, MedusaConfig, NgramConfig
+from engine.config import (
+    AdaptiveConfig,
+    AnyProposer,
+    DraftModelConfig,
+    FixedConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 from engine.errors import ConfigError
 from server.config import load_config, overrides_of
 
@@ -49,15 +57,14 @@ def test_shipped_configs_load(path: Path) -> None:
     assert load_config(path, ["speculation.proposer.kind=none"]).engine.speculation.k_max == 0
 
 
-def test_there_are_configs_to_load() -> None:
-    """Bug: the glob above matches nothing, so no config is tested."""
-    assert {path.stem for path in CONFIGS} >= {
-        "demo",
-        "draft-pair",
-        "ngram",
-        "lookahead",
-        "baseline",
-    }
+def test_every_proposer_has_a_config() -> None:
+    """Law: each kind of proposer has a file in configs/, and so have a draft's trees and window."""
+    proposers = [load_config(path).engine.speculation.proposer for path in CONFIGS]
+    kinds = {kind.model_fields["kind"].default for kind in get_args(AnyProposer)}
+    assert {proposer.kind for proposer in proposers} == kinds
+    drafts = [proposer for proposer in proposers if isinstance(proposer, DraftModelConfig)]
+    assert any(draft.branches for draft in drafts)
+    assert any(draft.sliding_window for draft in drafts)
 
 
 def test_later_layers_win(tmp_path: Path) -> None:
