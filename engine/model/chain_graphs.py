@@ -3,7 +3,7 @@ computed in the graph from (seed, position).
 
 Everything known before the first draw is in fixed tensors: each step's KV slots, attention tables
 and sampling parameters. So no step waits for the host, and tokens and leads return in one copy.
-Filters, and penalties, bias or min_tokens, have graphs of their own, recorded at first use.
+Filters, and penalties, bias or min_tokens, have graphs of their own, most recorded at first use.
 """
 
 from __future__ import annotations
@@ -172,11 +172,14 @@ class ChainGraphs:
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)
 
     def capture(self, most_steps: int) -> Iterator[None]:
-        """Record the plain chains of up to `USUAL_SEQUENCES` sequences, the largest first."""
+        """Record the plain chains of up to `USUAL_SEQUENCES` sequences, the largest first, then one
+        of each other kind, whose kernels all chains of the kind share."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
-        for rows, steps in product(reversed(usual), range(most_steps, 0, -1)):
-            self._pool.inputs(Kind(rows, steps)).send(())
-            self._pool.replay(Kind(rows, steps))
+        kinds = [*map(Kind._make, product(reversed(usual), range(most_steps, 0, -1), [PLAIN]))]
+        kinds += [Kind(1, min(most_steps, 2), asks) for asks in (FILTERED, ADJUSTED) if most_steps]
+        for kind in kinds:
+            self._pool.inputs(kind).send(())
+            self._pool.replay(kind)
             yield
 
     def fits(self, starts: Sequence[Start], steps: int) -> bool:
@@ -196,11 +199,7 @@ class ChainGraphs:
     ) -> Guessed:
         """Draw `steps` tokens for each sequence, from its row of the logits in `first`; see
         ModelRunner.unseen_chain. `fits` must hold."""
-        asks = PLAIN
-        if held is not None:
-            asks = ADJUSTED
-        elif table[:, _FILTERED].any():
-            asks = FILTERED
+        asks = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
         kind = Kind(self._rows(starts), steps, asks)
         chain = self._pool.inputs(kind)
         chain.fill(first, starts, table, held)

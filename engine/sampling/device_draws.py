@@ -133,11 +133,14 @@ class DeviceDraws:
         self._shape: Shape | None = None
 
     def warm(self) -> None:
-        """Compile the kernels, or load them from the cache, ahead of requests."""
+        """Compile the kernels, or load them from the cache, ahead of requests: by a row with every
+        kind of field and a plain one, which use kernels of their own if they are in one call."""
         asks = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
-        rows = Rows(Sequence("", asks, [0], 1), 0, 1, 1)
-        self.draw(torch.zeros(1, self._vocab, device=self._device), [rows])
-        self._processor.forget(rows.seq)
+        seqs = [Sequence("", each, [0], 1) for each in (asks, SamplingParams(seed=0, max_tokens=1))]
+        logits = torch.zeros(len(seqs), self._vocab, device=self._device)
+        self.draw(logits, [Rows(seq, row, 1, 1) for row, seq in enumerate(seqs)])
+        for seq in seqs:
+            self._processor.forget(seq)
 
     def draw(self, logits: Tensor, batch: Seq[Rows | None]) -> list[Drawn]:
         """Draw for each of `batch` from its rows of `[any, vocab]`. One copy from the device."""

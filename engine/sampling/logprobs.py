@@ -39,7 +39,7 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     then the row's `count` most likely ids, and their log-probabilities."""
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
     if count <= MOST_RANKED and available(logits.device):
-        return triton_draws.scores(logits, rows, tokens, count)
+        return triton_draws.scores(logits, rows, tokens.double(), count)  # one kernel for all
     return torch.cat(
         [
             _scored(logits.index_select(0, some), own.clamp(min=0).long()[:, None], count)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 MOST_RANKED = 1024  # ids of a row that are ranked
 PARTS = 16  # parts of a row, ranked in parallel, at most
-_LEAST_KEPT = 16  # ids kept of each part, at least
+_LEAST_KEPT = 32  # ids kept of each part, at least: no request wants more log-probabilities
 _LEAST_CAPABILITY = (8, 0)  # least CUDA compute capability
 
 
@@ -92,9 +92,7 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     scored = torch.empty(len(rows), 2 + 2 * count, dtype=torch.float64, device=logits.device)
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         *tops, sizes = _topped(logits, kept, rows=rows, tokens=tokens)
-        kernels.scores_of_rows[len(rows),](
-            scored, *tops, logits, rows, tokens, count, 2 + 2 * count, **sizes
-        )
+        kernels.scores_of_rows[len(rows),](scored, *tops, logits, rows, tokens, count, **sizes)
     return scored
 
 

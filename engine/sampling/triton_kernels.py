@@ -259,9 +259,9 @@ def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.
     return top, shift + tl.log(tl.sum(total, axis=0)), before
 
 
-@triton.jit(do_not_specialize=("of_row",), do_not_specialize_on_alignment=("rows", "tokens"))
+@triton.jit(do_not_specialize=("count",), do_not_specialize_on_alignment=("rows", "tokens"))
 def scores_of_rows(
-    scores, tops, sums, logits, rows, tokens, count, of_row,
+    scores, tops, sums, logits, rows, tokens, count,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Reduce the results of `top_of_parts` to a row of `logprobs.scores`."""
@@ -270,7 +270,7 @@ def scores_of_rows(
     token = tl.maximum(tl.load(tokens + row).to(tl.int64), 0)
     own = tl.load(logits + tl.load(rows + row) * WIDTH + token).to(tl.float64)
     ids, values = _told_by(top, WIDTH)
-    to = scores + row * of_row
+    to = scores + row * (2 + 2 * count)
     tl.store(to, (own - total).to(tl.float32).to(tl.float64))
     tl.store(to + 1, before.to(tl.float64) + 1)
     tl.store(to + 2 + lanes, ids.to(tl.float64), mask=lanes < count)

@@ -185,7 +185,8 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     ours, theirs = captured(draft, recorder, most_steps=3), eager(draft)
     theirs._compiled = None
     [*ours.capture()]
-    assert recorder.recorded == 6 + 4 * 3  # forwards of up to 24 rows; 1, 2, 4 and 8 sequences
+    # Forwards of up to 24 rows; plain chains of 1, 2, 4 and 8 sequences; one of each other kind.
+    assert recorder.recorded == 6 + 4 * 3 + 2
     prompt = [Segment(PROMPT, 0, [3, 1, 2, 4], 1)]
     output, seqs = ours.forward(prompt), [sequence(0)]
     theirs.forward(prompt)
@@ -193,7 +194,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
         chains = chained(ours, output, draws_of(draft), seqs, steps)
         expected = stepwise(theirs, output.logits, seqs, steps)
         assert read_chains(chains.numpy(), len(seqs))[0] == expected
-    assert recorder.recorded == 6 + 4 * 3
+    assert recorder.recorded == 6 + 4 * 3 + 2
 
 
 def test_all_chains_are_kept(draft: LoadedModel) -> None:

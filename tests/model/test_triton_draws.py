@@ -283,13 +283,11 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     none = {"rows": None, "tokens": None}
     compiled(kernels.top_of_parts, {**left, "logits": "*bf16", **own}, {**pieces, **none})
     requested = {"logits": "*fp32", "rows": "*i64", "tokens": "*fp64"}
-    few = {"KEPT": 16}
+    few = {"KEPT": 32}
     without = {"scales": None, "filtered": None, "of_scales": 0, "of_filtered": 0}
     compiled(kernels.top_of_parts, {**left, **requested}, {**pieces, **few, **without})
-    numbers = {"count": "i32", "of_row": "i32"}
-    compiled(
-        kernels.scores_of_rows, {"scores": "*fp64", **left, **requested, **numbers}, parts | few
-    )
+    given = {"scores": "*fp64", **left, **requested, "count": "i32"}
+    compiled(kernels.scores_of_rows, given, parts | few)
     given = {"drawn": "*fp64", **left, **dict.fromkeys(columns[1:], "*fp64")}
     compiled(kernels.best_of_likeliest, given, {**parts, "GUESSED": 1})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
