@@ -1,5 +1,6 @@
 """`python -m tests.cuda_host.families`, on the stand-in: print as one line of JSON which model
-families' forwards can be captured with our attention kernel, and what was reported against it."""
+families' forwards can be captured with our attention kernel, what was reported against it, and the
+most that a step of an engine asks of the device, with a draft of the same family."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Any
 
 import torch
 
-from engine.config import DTypeName, EngineConfig
-from engine.model.kv_cache import KVCache
-from engine.model.loader import load_model
-from engine.model.pair import runner_of
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.messages import SamplingParams, Submit
 from tests.cuda_host.counts import StandIn
+from tests.cuda_host.limits import STEPS
 from tests.cuda_host.valueless import without_values
 
 SIZES: dict[str, Any] = {
@@ -33,11 +34,10 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
-CONFIG: dict[str, Any] = {
-    "device": "cuda", "attention": "triton", "schedule": {"max_step_tokens": 8},
-}  # fmt: skip
 STEADY = "qwen3, batch-invariant"
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+K, SEQUENCES, WARM, CYCLE = 4, 4, 4, 16
+PROMPT = 8  # tokens; with those of all steps, less than the 128 that phi3 supports here
 MOST_NODES = 45  # in a forward: two layers and the rest, without the draws after it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
@@ -73,14 +73,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def captured(
-    folder: Path, dtype: DTypeName, config: EngineConfig, *, batch_invariant: bool
-) -> bool:
-    """Return whether the model's forwards are captured as graphs."""
-    how: dict[str, Any] = {"dtype": dtype, "device": "cuda", "batch_invariant": batch_invariant}
-    model = load_model(str(folder), role="target", **how)
-    cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
-    return bool(runner_of(config, model, cache).padded)
+def engine_of(folder: Path, family: str, own: dict[str, Any]) -> Engine:
+    """Return an engine with a target of two layers and a draft of one, at fixed `K`."""
+    models: dict[str, dict[str, Any]] = {}
+    for role, layers in (("target", 2), ("draft", 1)):
+        sizes = SIZES | own | {"num_hidden_layers": layers}
+        if "layer_types" in sizes:
+            sizes["layer_types"] = sizes["layer_types"][:layers]
+        place = folder / role
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+        models[role] = {"path": str(place), "dtype": own.get("dtype", "bfloat16")}
+    config = EngineConfig.model_validate(
+        {
+            "device": "cuda", "attention": "triton", "cache": {"num_blocks": 64},
+            "target": models["target"] | {"batch_invariant": family == STEADY},
+            "schedule": {"max_step_tokens": 32, "max_sequences": SEQUENCES},
+            "speculation": {
+                "proposer": models["draft"], "companions": [],
+                "controller": {"kind": "fixed", "k": K},
+            },
+        }
+    )  # fmt: skip
+    return Engine(config)
+
+
+def stepped(engine: Engine, standin: StandIn) -> dict[str, int]:
+    """Return the maximum of each of `STEPS` in any of `CYCLE` steps, and the least number of tokens
+    of a sequence there, of a second time: in the first, pinned buffers are allocated."""
+    for time in range(2):
+        least, most = engine.ready.max_model_len, dict.fromkeys([step.name for step in STEPS], 0)
+        for i in range(SEQUENCES):
+            params = SamplingParams(seed=i, max_tokens=110, ignore_eos=True)
+            prompt = [7 * i + j + 5 for j in range(PROMPT)]
+            engine.add(Submit(f"{time} {i}", prompt, params, 0.0))
+        for step in range(WARM + CYCLE):
+            standin.lap()
+            items = engine.step().items
+            counts = standin.lap()
+            if step >= WARM:
+                least = min(least, *(len(item.tokens) for item in items))
+                for each in STEPS:
+                    most[each.name] = max(most[each.name], sum(counts[n] for n in each.counters))
+        while engine.has_work:
+            engine.step()
+    return most | {"tokens": least}
 
 
 def main() -> None:
@@ -88,24 +125,22 @@ def main() -> None:
     torch.set_num_threads(1)
     without_values()
     standin, found = StandIn(), dict[str, dict[str, Any]]()
-    config = EngineConfig.model_validate(CONFIG)
     with tempfile.TemporaryDirectory() as name:
         for family, own in FAMILIES.items():
-            folder = Path(name, family)
-            folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(SIZES | own), encoding="utf-8")
-            before, graphs = len(standin.violations), False
+            before, graphs, most = len(standin.violations), False, dict[str, int]()
             errors: list[str] = []
-            dtype = own.get("dtype", "bfloat16")
             try:
-                graphs = captured(folder, dtype, config, batch_invariant=family == STEADY)
+                engine = engine_of(Path(name, family), family, own)
+                graphs = bool(engine._runner.padded)
+                nodes = standin.counts["last graph nodes"] - standin.drawing if graphs else 0
+                if nodes > MOST_NODES and family not in MIXTURES:
+                    errors.append(f"a forward is {nodes} nodes")
+                most = stepped(engine, standin)
             except Exception as error:  # report whatever the family's code raises
                 errors.append(" ".join(str(error).split())[:300])
-            nodes = standin.counts["last graph nodes"] - standin.drawing if graphs else 0
-            if nodes > MOST_NODES and family not in MIXTURES:
-                errors.append(f"a forward is {nodes} nodes")
             standin.lap()
-            found[family] = {"errors": standin.violations[before:] + errors, "graphs": graphs}
+            errors += standin.violations[before:]
+            found[family] = {"errors": errors, "graphs": graphs, "most": most}
     sys.stdout.write(json.dumps(found) + "\n")
 
 

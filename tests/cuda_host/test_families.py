@@ -1,4 +1,4 @@
-"""Which model families are served with captured forwards."""
+"""Which model families are served with captured forwards, and what their steps ask of a device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cuda_host.build import LIMIT, missing, run
+from tests.cuda_host.limits import STEPS
 
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
@@ -40,3 +41,17 @@ def test_an_engine_starts_and_captures_nothing_forbidden(
     result = found[family]
     assert result["errors"] == []
     assert result["graphs"] == (family not in WITHOUT_GRAPHS)
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {*WITHOUT_GRAPHS}))
+def test_a_step_stays_under_the_same_ceilings(
+    found: dict[str, dict[str, Any]], family: str
+) -> None:
+    """Law: with four sequences and a draft of the family, each step of a cycle stays under the
+    ceilings of limits.py that do not depend on the number of sequences: one wait, three copies, two
+    launches outside graphs, no allocation."""
+    most = found[family]["most"]
+    assert most["tokens"] == 5  # of each sequence: its whole proposal was accepted
+    for step in STEPS:
+        if len({*step.ceilings}) == 1:
+            assert most[step.name] <= step.ceilings[0], step.name
