@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine.attention.interface import NAME
-from engine.model import loader
+from engine.model import early_exit, loader
 from engine.model.proof import LENGTH
 from engine.sampling import device_draws
 from engine.sampling.row_params import Numbers
@@ -38,10 +38,11 @@ def without_values() -> None:
     def zeros(parts: Sequence[Tensor]) -> list[Numbers]:
         return [np.zeros_like(numbers) for numbers in read_together(parts)]
 
-    for module in (device_draws, rounds):
-        mock.patch.object(module, "read_together", zeros).start()
+    for reader in (device_draws, rounds):
+        mock.patch.object(reader, "read_together", zeros).start()
     mock.patch.object(loader, "read_weights", read_weights).start()
-    mock.patch.object(loader, "reference", reference).start()
+    for module in (early_exit, loader):
+        mock.patch.object(module, "reference", reference).start()
     without_libraries()
 
 
