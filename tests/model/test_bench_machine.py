@@ -11,9 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.core import Engine
 from engine.lab.bench.__main__ import main
-from engine.lab.bench.costs import COPIES, _copy
+from engine.lab.bench.costs import COPIES, _copy, measure_costs
 from engine.lab.synthetic.__main__ import main as synthesise
+from engine.model.pair import load_pair
 from engine.model.runner import HostTimer
 
 SMALL = ["machine", "--rounds", "1", "--tokens", "24", "--threads", "1"]
@@ -66,3 +69,18 @@ def test_a_copy_on_cuda_is_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) 
     )
     source: Any = SimpleNamespace(is_cuda=True, nbytes=10)
     assert _copy(source, Mock(), Mock(side_effect=AssertionError)) == COPIES * 10.0
+
+
+def test_forwards_are_timed_on_a_pool_of_an_engines_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: page tables for the whole pool were built in every step, which a small pool hid."""
+    config = EngineConfig.model_validate(
+        {"target": {"path": str(folder / "target")}, "speculation": {"proposer": {"kind": "none"}}}
+    )
+    made = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr("engine.lab.bench.costs.runner_of", made)
+    pair = load_pair(config)
+    with pytest.raises(InterruptedError):
+        measure_costs(config, pair, rounds=1, clock=Mock())
+    assert len(made.call_args.args[2].own) == Engine(config, pair=pair).ready.num_blocks > 1000
