@@ -14,13 +14,13 @@ up to `WAITING` and one step's rows per sequence.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import islice
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,7 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.model.eagle_head import WAITING, EagleHead
 from engine.model.kv_cache import KVCache, Plane
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import gumbel
+from engine.sampling.noise import gumbel_of, hashed, key_halves, splitmix64, token_words_of
+from engine.sampling.row_params import Numbers, sent
 from engine.scheduling.segment import HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -38,66 +39,64 @@ Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
 _RANKS = 8  # candidate tokens after a path
 _BREADTH = 8  # paths per level that are extended
+_SHORT = 256  # tokens; texts below are padded to any length up to it
+_SHORT = 256  # tokens; texts below are padded to any length up to it
 _PLANE = "eagle"
 
 
 @dataclass(slots=True)
 class _State:
     """State of a running sequence: hidden states from position `first` on that have no entries yet;
-    earlier positions have entries, or never will. `out` `[width]`: output for the last entry."""
+    earlier positions have entries, or never will."""
 
     first: int
     rows: list[Tensor] = field(default_factory=list)
     count: int = 0
-    out: Tensor | None = None
+
+    def take(self, end: int) -> list[Tensor]:
+        """Remove and return the rows before position `end`; at most one step's may be left."""
+        *rows, last = self.rows
+        self.first, self.count = end, self.first + self.count - end
+        self.rows = [last[len(last) - self.count :]] if self.count else []
+        return [*rows, last[: len(last) - self.count]]
 
 
 @dataclass(slots=True)
 class _Tree:
-    """A proposal being built. `keys` and `values` `[kv_heads, length, dim]`: of `before` committed
-    entries, then of nodes. By node: token, parent, level, and the sum of the log-chances of its
-    path. By extended node: the entries of its path, and the layer's output (`outs`; -1: of the last
-    committed entry)."""
+    """A proposal being built. The last `ready` of the entries before position `before` are made
+    first. By node: token, parent, the row of the output that it was guessed from, and the sum of
+    its path's log-chances. By extended node (-1: the last committed token): its path's entries."""
 
     seq: Sequence
     k: int
-    keys: Tensor
-    values: Tensor
     before: int
-    outs: dict[int, Tensor]
+    ready: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    levels: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     sums: list[float] = field(default_factory=list)
-    entries: dict[int, list[int]] = field(default_factory=dict)
+    entries: dict[int, list[int]] = field(default_factory=lambda: {-1: []})
     grows: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
 
     def best(self) -> list[int]:
         """Return at most k nodes, the likeliest first, each after its parent."""
         return nsmallest(self.k, range(len(self.tokens)), key=lambda n: (-self.sums[n], n))
 
-    def add(self, guesses: Seq[Guesses], level: int, *, last: bool) -> None:
-        """Add children to all in `grows`; unless they are the `last`, the likely ones grow next."""
-        for parent, each in zip(self.grows, guesses, strict=True):
+    def add(self, guesses: Iterator[tuple[int, Guesses]], level: int, *, last: bool) -> None:
+        """Add children to all in `grows` from the next guesses, which come with their rows; unless
+        they are the `last`, the likely ones grow next."""
+        first = len(self.tokens)
+        for parent, (row, each) in zip(self.grows, guesses, strict=False):
             so_far = self.sums[parent] if parent >= 0 else 0.0
             for token, chance in each:
                 if isfinite(chance):
                     self.tokens.append(token)
                     self.parents.append(parent)
-                    self.levels.append(level)
+                    self.rows.append(row)
                     self.sums.append(so_far + min(chance, 0.0))
-        likely = [] if last else [node for node in self.best() if self.levels[node] == level]
-        self.grows = likely[:_BREADTH]
-        for node in self.grows:
-            self.entries[node] = [*self.entries.get(self.parents[node], ()), len(self.entries)]
-
-    def visible(self) -> Tensor:
-        """Return bool `[grows, length]`: the entries that each growing node attends to."""
-        seen = torch.zeros(len(self.grows), self.before + len(self.entries), dtype=torch.bool)
-        seen[:, : self.before] = True
-        for row, node in enumerate(self.grows):
-            seen[row, [self.before + entry for entry in self.entries[node]]] = True
-        return seen
+        self.grows = [] if last else [node for node in self.best() if node >= first][:_BREADTH]
+        for entry, node in enumerate(self.grows, level * _BREADTH):
+            self.entries[node] = [*self.entries[self.parents[node]], entry]
 
     def proposal(self, name: str) -> Proposal:
         best = self.best()
@@ -127,34 +126,30 @@ class EagleProposer(Proposer):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._head, self._processor, self._clock = head, processor, clock
-        self._depth, self._vocab_size = depth, vocab_size
+        self._depth, self._ids = depth, head.target_ids.int()
         self.hidden = HiddenRows(head.layers, every=True)
-        self._plane = cache.planes.get(_PLANE) or Plane(
-            (head.shape,),
-            cache.num_blocks + (cache.scrap is not None),
-            block_size=cache.block_size,
-            dtype=head.dtype,
-            device=cache.device,
+        blocks, size = cache.num_blocks + (cache.scrap is not None), cache.block_size
+        self._plane = cache.planes[_PLANE] = cache.planes.get(_PLANE) or Plane(
+            (head.shape,), blocks, block_size=size, dtype=head.dtype, device=cache.device
         )
-        cache.planes[_PLANE] = self._plane
+        self._words = token_words_of(vocab_size, cache.device)[head.target_ids]
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Return a tree of k nodes, or fewer if the levels have no more, for each sampling chunk
         whose hidden states are known up to its last token but one."""
-        self.forward_seconds, self.catch_up_rows = 0.0, 0
-        ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
-        if not ready:
-            return [EMPTY] * len(chunks)
         began = self._clock()
-        proposals = self._grow(ready)
+        trees = [self._tree(c.seq, c.k) for c in chunks if c.samples and c.k and self._knows(c.seq)]
+        self.catch_up_rows = sum(tree.ready - 1 for tree in trees)
+        for group in _alike(trees):
+            self._grow(group)
+        proposals = {tree.seq: tree.proposal(self.name) for tree in trees}
         self.forward_seconds = self._clock() - began
         return [proposals.get(chunk.seq, EMPTY) if chunk.samples else EMPTY for chunk in chunks]
 
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
         """Store hidden states; turn them into entries where too many are stored."""
-        many = []
         for item in verified:
             assert item.hidden is not None
             state = self._states.get(item.seq)
@@ -162,135 +157,140 @@ class EagleProposer(Proposer):
                 state = self._states[item.seq] = _State(item.first)
             state.rows.append(item.hidden.to(self._head.dtype))
             state.count += len(item.hidden)
-            if state.count > WAITING:
-                many.append(item.seq)
-        if many:
-            self._enter(many)
+        trees = [self._tree(item.seq, 0) for item in verified]
+        for group in _alike([tree for tree in trees if tree.ready > WAITING]):
+            self._enter(group)
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
     def _knows(self, seq: Sequence) -> bool:
         state = self._states.get(seq)
-        return state is not None and state.first + state.count == seq.num_tokens - 1
+        return bool(state and state.count and state.first + state.count == seq.num_tokens - 1)
+
+    def _tree(self, seq: Sequence, k: int) -> _Tree:
+        state = self._states[seq]
+        # Without a proposal, one row is left: the next one starts from its output.
+        before = min(state.first + state.count - (not k), seq.num_tokens - 1)
+        return _Tree(seq, k, before, before - state.first)
 
     @torch.inference_mode()
-    def _grow(self, chunks: Seq[Chunk]) -> dict[Sequence, Proposal]:
-        waiting = [chunk.seq for chunk in chunks if self._states[chunk.seq].count]
-        self.catch_up_rows = sum(self._states[seq].count - 1 for seq in waiting)
-        if waiting:
-            self._enter(waiting)
-        trees = [self._tree(chunk) for chunk in chunks]
-        growing, level = trees, 0
-        while growing:
-            rows = torch.stack([tree.outs[node] for tree in growing for node in tree.grows])
-            guesses = iter(self._guess(growing, rows, level))
-            for tree in growing:
-                last = level + 1 >= min(self._depth, tree.k)
-                tree.add(list(islice(guesses, len(tree.grows))), level, last=last)
-            growing, level = [tree for tree in growing if tree.grows], level + 1
-            if growing:
-                self._extend(growing)
-        return {tree.seq: tree.proposal(self.name) for tree in trees}
+    def _grow(self, trees: Seq[_Tree]) -> None:
+        """Build trees together: per level one forward, one copy to the device and one back."""
+        rows, text, keys, values, *noise = self._enter(trees, self._noise(trees, 0))
+        for level in range(self._depth):
+            guesses = enumerate(self._guess(rows, noise))
+            for tree in [tree for tree in trees if tree.grows]:
+                tree.add(guesses, level, last=level + 1 >= min(self._depth, tree.k))
+            if not any(tree.grows for tree in trees):
+                break
+            rows, *noise = self._extend(trees, level, rows, text, keys, values)
 
-    def _tree(self, chunk: Chunk) -> _Tree:
-        seq, out = chunk.seq, self._states[chunk.seq].out
-        assert out is not None
-        before = seq.num_tokens - 1
-        return _Tree(seq, chunk.k, *self._entries(seq, before), before, {-1: out})
-
-    def _guess(self, trees: Seq[_Tree], rows: Tensor, level: int) -> list[Guesses]:
-        """Return candidate tokens after each row of `[rows, width]`."""
-        scores, ids = self._head.logits(rows), self._head.target_ids
+    def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
+        """Return each row's factors of scores and of noise, and its key; nothing if all are 0."""
         seqs = [tree.seq for tree in trees for _ in tree.grows]
-        scales = [self._processor.fields(seq).scale for seq in seqs]
-        if any(scales):
-            keys = [
-                (seq.params.seed, seq.num_tokens + level) if scale else None
-                for seq, scale in zip(seqs, scales, strict=True)
-            ]
-            noise = gumbel(keys, self._vocab_size, ids.device).index_select(1, ids)
-            factors = torch.tensor([scale or 1.0 for scale in scales]).to(ids.device)
-            scores = scores * factors[:, None] + noise
-        best, at = scores.topk(min(_RANKS, len(ids)))
+        scales = np.array([self._processor.fields(seq).scale for seq in seqs])
+        seeds = splitmix64(np.array([seq.params.seed for seq in seqs], np.uint64))
+        keys = key_halves(seeds, np.array([seq.num_tokens + level for seq in seqs]))
+        factors = np.array([np.where(scales, scales, 1.0), scales > 0])
+        return [factors, keys.view(np.int64)] if scales.any() else []
+
+    def _guess(self, rows: Tensor, noise: Seq[Tensor]) -> list[Guesses]:
+        """Return candidate tokens after each row of `[rows, width]`."""
+        scores = self._head.logits(rows)
+        if noise:
+            scales, shares = noise[0].float()[:, :, None]
+            added = gumbel_of(hashed(self._words, *noise[1].view(torch.int32).T[:, :, None]))
+            scores = torch.addcmul(scores * scales, added, shares)
+        best, at = scores.topk(min(_RANKS, len(self._ids)))
         logs = best - scores.logsumexp(-1, keepdim=True)
-        each = zip(ids[at].tolist(), logs.tolist(), strict=True)
+        both = torch.stack([self._ids[at], logs.view(torch.int32)]).cpu().numpy()
+        each = zip(both[0].tolist(), both[1].view(np.float32).tolist(), strict=True)
         return [list(zip(*own, strict=True)) for own in each]
 
     # -- the layer ---------------------------------------------------------------------------------
 
-    def _enter(self, seqs: Seq[Sequence]) -> None:
-        """Make the entries of all stored states whose next token is committed."""
-        tokens, positions, rows, ends = list[int](), list[int](), list[Tensor](), list[int]()
-        for seq in seqs:
-            state = self._states[seq]
-            end = min(state.first + state.count, seq.num_tokens - 1)
-            ends.append(end)
-            tokens += seq.tokens[state.first + 1 : end + 1]
-            positions += range(state.first, end)
-            states, ready = torch.cat(state.rows), end - state.first
-            rows.append(states[:ready])
-            state.rows, state.first, state.count = [states[ready:]], end, state.count - ready
-        there = torch.tensor(positions).to(self._head.device)
-        sizes = [len(own) for own in rows]
-        slots = torch.cat([
-            self._slots(seq, end)[end - size :]
-            for seq, end, size in zip(seqs, ends, sizes, strict=True)
-        ])  # fmt: skip
+    def _enter(self, trees: Seq[_Tree], noise: Seq[Numbers] = ()) -> list[Tensor]:
+        """Make the committed entries. Return the layer's output for each tree's last one; which
+        slots have entries, bool `[trees, 1, slots]`; keys and values `[kv_heads, trees, slots and
+        room for nodes, dim]`; and `noise` on the device."""
+        size, levels = self._plane.block_size, min(self._depth, max(tree.k for tree in trees))
+        length = -(-max(tree.before for tree in trees) // size)  # in blocks
+        every = np.arange(length - (-_BREADTH * levels // size))
+        rows, each = list[Tensor](), list[tuple[Numbers, ...]]()
+        for tree in trees:
+            rows += self._states[tree.seq].take(tree.before)
+            at = np.arange(tree.before - tree.ready, tree.before)
+            tokens = np.array(tree.seq.tokens[at[0] + 1 : tree.before + 1])
+            blocks = np.array(tree.seq.blocks, np.int64)
+            own = blocks[every * (every * size < tree.before)]  # padded with the first
+            each.append((tokens, at, blocks[at // size] * size + at % size, own))
+        numbers = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        table, places = _table([tree.ready for tree in trees])
+        until = np.c_[numbers[1][table], [tree.before - 1 for tree in trees]][:, :, None]
+        there = sent(self._head.device, [*numbers, table, places, table.max(1), until, *noise])
+        words, where, slots, pages, *grid, last, bounds = there[:8]
+        visible = torch.arange(length * size, device=bounds.device) <= bounds
+        kept = list[Tensor]()
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            for kept, new in zip(self._plane.stacks[0], (keys, values), strict=True):
-                kept[0].index_copy_(1, slots, new.transpose(0, 1))
-            outputs = list[Tensor]()
-            parts = (torch.split(each, sizes) for each in (queries, there))
-            for seq, end, own, at in zip(seqs, ends, *parts, strict=True):
-                visible = torch.arange(end, device=at.device) <= at[:, None]
-                outputs.append(_attend(own, *self._entries(seq, end), visible))
-            return torch.cat(outputs)
+            for plane, new in zip(self._plane.stacks[0], (keys, values), strict=True):
+                plane[0].index_copy_(1, slots, new.transpose(0, 1))
+                paged = plane[0].view(len(plane[0]), -1, size, new.shape[2]).index_select(1, pages)
+                kept.append(paged.view(len(paged), len(trees), -1, new.shape[2]))
+            return _attend(queries, kept, grid, visible[:, :-1])
 
-        mixed = self._head.mix(torch.cat(rows))
-        outs = self._head(torch.tensor(tokens).to(there.device), mixed, there, attend)
-        for seq, own in zip(seqs, torch.split(outs, sizes), strict=True):
-            self._states[seq].out = own[-1].clone()
+        outs = self._head(words, self._head.mix(torch.cat(rows)), where, attend)
+        return [outs.index_select(0, last), visible[:, -1:], *kept, *there[8:]]
 
-    def _extend(self, trees: Seq[_Tree]) -> None:
-        """Make the entries of the growing nodes."""
+    def _extend(self, trees: Seq[_Tree], level: int, rows: Tensor, *kept: Tensor) -> list[Tensor]:
+        """Make the entries of the growing nodes; return the layer's output for each, and the noise.
+        `rows`: the output that the nodes were guessed from; `kept`: the rest of `_enter`'s."""
+        text, *both = kept
         nodes = [(tree, node) for tree in trees for node in tree.grows]
-        places = [(tree.tokens[node], tree.before + tree.levels[node]) for tree, node in nodes]
-        rows = torch.stack([tree.outs[tree.parents[node]] for tree, node in nodes])
-        tokens, positions = torch.tensor(places).T.to(self._head.device)
-        sizes = [len(tree.grows) for tree in trees]
+        numbers = [(t.tokens[node], t.before + level, t.rows[node]) for t, node in nodes]
+        table, places = _table([len(tree.grows) for tree in trees])
+        seen = np.zeros((*table.shape, (level + 1) * _BREADTH), np.bool_)
+        for place, (tree, node) in zip(places, nodes, strict=True):
+            seen.reshape(table.size, -1)[place, tree.entries[node]] = True
+        of, entry = np.divmod(places, table.shape[1])
+        slots = of * both[0].shape[2] + text.shape[2] + level * _BREADTH + entry
+        parts = [np.array(numbers).T, table, places, slots, seen.view(np.int64)]
+        there = sent(self._head.device, [*parts, *self._noise(trees, level + 1)])
+        (words, where, parents), *grid, into, own = there[:5]
+        visible = torch.cat([text.expand(-1, table.shape[1], -1), own.view(torch.bool)], -1)
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            outputs = list[Tensor]()
-            news = (torch.split(each, sizes) for each in (queries, keys, values))
-            for tree, own, key, value in zip(trees, *news, strict=True):
-                tree.keys = torch.cat([tree.keys, key.transpose(0, 1)], dim=1)
-                tree.values = torch.cat([tree.values, value.transpose(0, 1)], dim=1)
-                outputs.append(_attend(own, tree.keys, tree.values, tree.visible().to(own.device)))
-            return torch.cat(outputs)
+            for each, new in zip(both, (keys, values), strict=True):
+                each.flatten(1, 2).index_copy_(1, into, new.transpose(0, 1))
+            return _attend(queries, both, grid, visible)
 
-        outs = self._head(tokens, rows, positions, attend)
-        for (tree, node), own in zip(nodes, outs, strict=True):
-            tree.outs[node] = own
-
-    def _entries(self, seq: Sequence, end: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[kv_heads, end, dim]` of the first `end` entries."""
-        slots = self._slots(seq, end)
-        keys, values = (kept[0].index_select(1, slots) for kept in self._plane.stacks[0])
-        return keys, values
-
-    def _slots(self, seq: Sequence, end: int) -> Tensor:
-        size = self._plane.block_size
-        blocks = torch.tensor(seq.blocks[: -(-end // size)]).to(self._head.device)
-        inner = torch.arange(size, device=self._head.device)
-        return (blocks[:, None] * size + inner).flatten()[:end]
+        return [self._head(words, rows.index_select(0, parents), where, attend), *there[5:]]
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Return attention of `[rows, heads, dim]` over `[kv_heads, length, dim]`, with mask bool
-    `[rows, length]`, as `[rows, heads * dim]`."""
-    output = scaled_dot_product_attention(
-        queries.transpose(0, 1)[None], keys[None], values[None], visible, enable_gqa=True
-    )
-    return output[0].transpose(0, 1).flatten(1)
+def _alike(trees: Seq[_Tree]) -> list[list[_Tree]]:
+    """Group trees such that padding multiplies rows and lengths by a small factor at most."""
+    groups = dict[tuple[int, int], list[_Tree]]()
+    for tree in trees:
+        kind = max(tree.ready, WAITING).bit_length(), max(tree.before, _SHORT).bit_length() // 2
+        groups.setdefault(kind, []).append(tree)
+    return list(groups.values())
+
+
+def _table(counts: Seq[int]) -> tuple[Numbers, Numbers]:
+    """Return the rows of trees with so many each as a table padded with row 0, and their places."""
+    there = np.arange(max(counts)) < np.array(counts)[:, None]
+    return np.where(there, there.cumsum().reshape(there.shape) - 1, 0), np.flatnonzero(there)
+
+
+def _attend(queries: Tensor, kept: Seq[Tensor], grid: Seq[Tensor], visible: Tensor) -> Tensor:
+    """Return attention of `[rows, heads, dim]` over `kept` `[kv_heads, trees, slots, dim]`, with
+    mask bool `[trees, places, slots]`, as `[rows, heads * dim]`. `grid`: as of `_table`."""
+    (keys, values), (table, places) = (each[:, :, : visible.shape[2]] for each in kept), grid
+    # The heads of a KV head are rows of it, so that no kernel repeats keys and values for them.
+    own = queries.view(len(queries), len(keys), -1, queries.shape[2])
+    own = own.transpose(0, 1).index_select(1, table.flatten())
+    visible = visible[:, :, None].expand(-1, -1, own.shape[2], -1).flatten(1, 2)[None]
+    asked = own.view(len(keys), len(table), -1, own.shape[3])
+    found = scaled_dot_product_attention(asked, keys, values, visible)
+    return found.reshape(own.shape).index_select(1, places).transpose(0, 1).flatten(1)

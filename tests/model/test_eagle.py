@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
-from engine.sampling.noise import gumbel
+from engine.sampling.noise import key_halves
 from engine.speculation.proposal import Proposal
 from tests.support import eagle
 
@@ -192,13 +192,11 @@ def test_guesses_share_the_noise_of_their_positions(
     target ids, so many more are accepted than with independent noise."""
 
     def kept(shift: int) -> float:
-        noise = gumbel
-
-        def elsewhere(keys: Any, *rest: Any) -> Any:
-            return noise([key and (key[0], key[1] + shift) for key in keys], *rest)
+        def elsewhere(seeds: Any, positions: Any) -> Any:
+            return key_halves(seeds, positions + shift)
 
         with monkeypatch.context() as patch:
-            patch.setattr("engine.speculation.eagle.gumbel", elsewhere)
+            patch.setattr("engine.speculation.eagle.key_halves", elsewhere)
             engine = Engine(config_for(tiny_target, head, 1))
             for number in range(24):
                 params = SamplingParams(seed=number, max_tokens=16, ignore_eos=True)
