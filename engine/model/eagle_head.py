@@ -161,8 +161,8 @@ class EagleHead:
         queries, keys, values = (
             self._linear(both, f"self_attn.{each}_proj").view(len(rows), -1, dim) for each in "qkv"
         )
-        angles = self._rotary(rows[None], positions[None])
-        queries, keys = (_rotated(each, *angles) for each in (queries, keys))
+        turned = _rotated(torch.cat([queries, keys], 1), *self._rotary(rows[None], positions[None]))
+        queries, keys = torch.split(turned, [queries.shape[1], keys.shape[1]], dim=1)
         kept = kept + self._linear(attend(queries, keys, values), "self_attn.o_proj")
         inner = self._norm(kept, _LAYER + "post_attention_layernorm")
         gate, up = self._linear(inner, "mlp.gate_proj"), self._linear(inner, "mlp.up_proj")

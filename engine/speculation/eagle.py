@@ -149,7 +149,8 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def learn(self, verified: Seq[Verified]) -> None:
-        """Store hidden states; turn them into entries where too many are stored."""
+        """Store hidden states; where there are too many, turn all but the last into entries: the
+        next proposal starts from the last one's."""
         for item in verified:
             assert item.hidden is not None
             state = self._states.get(item.seq)
@@ -170,7 +171,6 @@ class EagleProposer(Proposer):
 
     def _tree(self, seq: Sequence, k: int) -> _Tree:
         state = self._states[seq]
-        # Without a proposal, one row is left: the next one starts from its output.
         before = min(state.first + state.count - (not k), seq.num_tokens - 1)
         return _Tree(seq, k, before, before - state.first)
 
@@ -190,10 +190,11 @@ class EagleProposer(Proposer):
         """Return each row's factors of scores and of noise, and its key; nothing if all are 0."""
         seqs = [tree.seq for tree in trees for _ in tree.grows]
         scales = np.array([self._processor.fields(seq).scale for seq in seqs])
+        if not scales.any():
+            return []
         seeds = splitmix64(np.array([seq.params.seed for seq in seqs], np.uint64))
         keys = key_halves(seeds, np.array([seq.num_tokens + level for seq in seqs]))
-        factors = np.array([np.where(scales, scales, 1.0), scales > 0])
-        return [factors, keys.view(np.int64)] if scales.any() else []
+        return [np.array([np.where(scales, scales, 1.0), scales > 0]), keys.view(np.int64)]
 
     def _guess(self, rows: Tensor, noise: Seq[Tensor]) -> list[Guesses]:
         """Return candidate tokens after each row of `[rows, width]`."""
@@ -202,8 +203,7 @@ class EagleProposer(Proposer):
             scales, shares = noise[0].float()[:, :, None]
             added = gumbel_of(hashed(self._words, *noise[1].view(torch.int32).T[:, :, None]))
             scores = torch.addcmul(scores * scales, added, shares)
-        best, at = scores.topk(min(_RANKS, len(self._ids)))
-        logs = best - scores.logsumexp(-1, keepdim=True)
+        logs, at = scores.log_softmax(-1).topk(min(_RANKS, len(self._ids)))
         both = torch.stack([self._ids[at], logs.view(torch.int32)]).cpu().numpy()
         each = zip(both[0].tolist(), both[1].view(np.float32).tolist(), strict=True)
         return [list(zip(*own, strict=True)) for own in each]

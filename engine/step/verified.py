@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.packed_copy import sent_alone
 from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import StepPlan
 from engine.speculation.proposal import EMPTY, Verified
@@ -22,8 +24,7 @@ def verified_of(
     every: bool,
 ) -> list[Verified]:
     """Return outcomes. `hidden`: of the target, for `every` row of `packed` or rows with logits."""
-    items, row, kept_items = iter(sampled), 0, list[Sampled]()
-    rows = list[list[int]]()
+    items, row, kept_items, rows = iter(sampled), 0, list[Sampled](), list[list[int]]()
     for chunk, segment in zip(plan.chunks, packed, strict=True):
         item = next(items) if chunk.samples else Sampled(chunk, EMPTY, 0)
         last = row + chunk.length - 1  # of the committed tokens
@@ -35,15 +36,14 @@ def verified_of(
             kept_items.append(item)
             rows.append([item.row + item.rows[-1]])
         row += len(segment.tokens)
-    parts = _parts(hidden, rows)
-    return [_verified(*each) for each in zip(kept_items, rows, parts, strict=True)]
+    return [_verified(*each) for each in zip(kept_items, rows, _parts(hidden, rows), strict=True)]
 
 
 def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
     """Split `hidden` by item, with one device copy."""
     if hidden is None or not rows:
         return [None] * len(rows)
-    there = torch.tensor([row for own in rows for row in own]).to(hidden.device, non_blocking=True)
+    there = sent_alone(np.array([row for own in rows for row in own]), hidden.device)
     return torch.split(hidden.index_select(0, there), [len(own) for own in rows])
 
 

@@ -85,12 +85,13 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 3, 6])
+@pytest.mark.parametrize(("depth", "short"), [(1, 256), (3, 1), (6, 256)])
 def test_greedy_guesses_are_those_of_the_definition(
-    depth: int, tiny_target: str, model: Any, head: str
+    depth: int, short: int, tiny_target: str, model: Any, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: each tree equals, node for node, the one that the slow reference grows from the text,
-    for several sequences at once and after accepted guesses."""
+    for several sequences at once, padded to one length or not, and after accepted guesses."""
+    monkeypatch.setattr("engine.speculation.eagle._SHORT", short)
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 5, depth=depth))
     seen = watched(engine)
