@@ -20,8 +20,8 @@ CEILINGS = {
     "ngram": (1, 2, 0, 2),
     "lookahead": (1, 2, 0, 2),
     "self": (1, 3, 0, 2),
-    "medusa": (4, 6, 4, 51),
-    "eagle": (26, 28, 26, 405),
+    "medusa": (4, 6, 3, 51),
+    "eagle": (3, 5, 0, 188),
 }
 COUNTED = (
     "waits for the device", "copies to the device", "of these from pageable memory",
