@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Key = tuple[int, int]  # (seed of 64 bits, absolute position)
 Words = npt.NDArray[np.uint64]
 Halves = npt.NDArray[np.int32]
+Numbers = npt.NDArray[Any]
 
 _MASK64 = 2**64 - 1
 _FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
@@ -35,24 +35,21 @@ _ROUNDS = [
 _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 
-def gumbel(keys: Seq[Key | None], vocab_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return float32 `[len(keys), vocab]` Gumbel noise, between -2.9 and 22.2; zeros for None."""
-    return _gumbel(keys, token_words_of(vocab_size, device))
+def noise_numbers(scales: Numbers, seeds: Seq[int], positions: Numbers) -> list[Numbers]:
+    """Return what `with_noise` needs of each row, to be sent to its device: factors of scores and
+    of noise, float64 `[2, rows]`, and keys; nothing if all `scales` (0: greedy) are 0."""
+    if not scales.any():
+        return []
+    keys = key_halves(splitmix64(np.array(seeds, np.uint64)), positions)
+    return [np.array([np.where(scales, scales, 1.0), scales > 0]), keys.view(np.int64)]
 
 
-def gumbel_at(keys: Seq[Key | None], ids: Tensor, vocab_size: int) -> Tensor:
-    """`gumbel` for the `ids` int64 `[len(keys), any]` only."""
-    return _gumbel(keys, token_words_of(vocab_size, ids.device)[ids])
-
-
-def _gumbel(keys: Seq[Key | None], words: Tensor) -> Tensor:
-    halves = (torch.from_numpy(half.view(np.int32)) for half in key_columns(keys))
-    low, high = (half.to(words.device, non_blocking=True) for half in halves)
-    noise = gumbel_of(hashed(words, low, high))
-    if None not in keys:
-        return noise
-    drawn = torch.tensor([key is not None for key in keys]).to(words.device, non_blocking=True)
-    return noise.where(drawn[:, None], 0.0)
+def with_noise(scores: Tensor, words: Tensor, factors: Tensor, keys: Tensor) -> Tensor:
+    """Return `scores` `[rows, n]`, scaled, with each row's Gumbel noise for the tokens of these
+    `words`, `[n]` or `[rows, n]`. `factors`, `keys`: the `noise_numbers` of the rows."""
+    scales, shares = factors.float()[:, :, None]
+    noise = gumbel_of(hashed(words, *keys.view(torch.int32).T[:, :, None]))
+    return torch.addcmul(scores * scales, noise, shares)
 
 
 def gumbel_of(words: Tensor) -> Tensor:
@@ -88,15 +85,7 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return x.bitwise_xor_(x >> 16)
 
 
-def key_columns(
-    keys: Seq[Key | None],
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Return the low and the high halves of the rows' keys, `[n, 1]` each; arbitrary for None."""
-    row_words = np.array([row_key(*(key or (0, 0))) for key in keys], dtype=np.uint64)[:, None]
-    return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
-
-
-def key_halves(seeds: Words, positions: npt.NDArray[Any]) -> Halves:
+def key_halves(seeds: Words, positions: Numbers) -> Halves:
     """Return the halves (low, high) of the rows' keys, int32 `[rows, 2]`, of hashed `seeds`."""
     words = seeds ^ positions.astype(np.uint64)
     words += _START

@@ -28,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.model.eagle_head import WAITING, EagleHead
 from engine.model.kv_cache import KVCache, Plane
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import gumbel_of, hashed, key_halves, splitmix64, token_words_of
+from engine.sampling.noise import noise_numbers, token_words_of, with_noise
 from engine.sampling.row_params import Numbers, sent
 from engine.scheduling.segment import HiddenRows
 from engine.scheduling.sequence import Sequence
@@ -187,22 +187,17 @@ class EagleProposer(Proposer):
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
-        """Return each row's factors of scores and of noise, and its key; nothing if all are 0."""
+        """Return the `noise_numbers` of the rows that guess at this level."""
         seqs = [tree.seq for tree in trees for _ in tree.grows]
         scales = np.array([self._processor.fields(seq).scale for seq in seqs])
-        if not scales.any():
-            return []
-        seeds = splitmix64(np.array([seq.params.seed for seq in seqs], np.uint64))
-        keys = key_halves(seeds, np.array([seq.num_tokens + level for seq in seqs]))
-        return [np.array([np.where(scales, scales, 1.0), scales > 0]), keys.view(np.int64)]
+        positions = np.array([seq.num_tokens + level for seq in seqs])
+        return noise_numbers(scales, [seq.params.seed for seq in seqs], positions)
 
     def _guess(self, rows: Tensor, noise: Seq[Tensor]) -> list[Guesses]:
         """Return candidate tokens after each row of `[rows, width]`."""
         scores = self._head.logits(rows)
         if noise:
-            scales, shares = noise[0].float()[:, :, None]
-            added = gumbel_of(hashed(self._words, *noise[1].view(torch.int32).T[:, :, None]))
-            scores = torch.addcmul(scores * scales, added, shares)
+            scores = with_noise(scores, self._words, *noise)
         logs, at = scores.log_softmax(-1).topk(min(_RANKS, len(self._ids)))
         both = torch.stack([self._ids[at], logs.view(torch.int32)]).cpu().numpy()
         each = zip(both[0].tolist(), both[1].view(np.float32).tolist(), strict=True)

@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.model.medusa_heads import MedusaHeads
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import gumbel_at
+from engine.sampling.noise import noise_numbers, token_words_of, with_noise
+from engine.sampling.row_params import sent
 from engine.scheduling.segment import LAST, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -89,19 +91,16 @@ class MedusaProposer(Proposer):
         every = self._heads(states).float().transpose(0, 1)  # [sequences, heads, vocab]
         heads, vocab = every.shape[1:]
         scores, ids = every.topk(min(_NEAR, vocab))
-        scales = [self._processor.fields(seq).scale for seq in seqs]
-        if any(scales):
-            keys = [
-                (seq.params.seed, seq.num_tokens + head) if scale else None
-                for seq, scale in zip(seqs, scales, strict=True)
-                for head in range(heads)
-            ]
-            noise = gumbel_at(keys, ids.flatten(0, 1), vocab).view_as(scores)
-            factors = torch.tensor([scale or 1.0 for scale in scales], device=scores.device)
-            scores = scores * factors[:, None, None] + noise
+        rows = [(seq, head) for seq in seqs for head in range(heads)]
+        scales = np.array([self._processor.fields(seq).scale for seq, _ in rows])
+        positions = np.array([seq.num_tokens + head for seq, head in rows])
+        if noise := noise_numbers(scales, [seq.params.seed for seq, _ in rows], positions):
+            words, there = token_words_of(vocab, ids.device)[ids], sent(ids.device, noise)
+            scores = with_noise(scores.flatten(0, 1), words.flatten(0, 1), *there).view_as(ids)
         best, places = scores.topk(min(self._ranks, vocab))
         logs = best - scores.logsumexp(-1, keepdim=True)
-        return ids.gather(-1, places).tolist(), logs.tolist()
+        both = torch.stack([ids.gather(-1, places).int(), logs.view(torch.int32)]).cpu()
+        return both[0].tolist(), both[1].view(torch.float32).tolist()
 
     def _tree(self, tokens: Seq[Seq[int]], logs: Seq[Seq[float]], k: int) -> Proposal:
         paths = likeliest(logs, k, self._below)

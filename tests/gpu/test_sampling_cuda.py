@@ -13,11 +13,12 @@ from engine.model.graphs import CudaRecorder
 from engine.sampling.device_draws import DeviceDraws, Drawn, best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import NOT_FINITE, Rows
 from engine.sampling.triton_draws import available, draw
 from engine.scheduling.sequence import Sequence
 from tests.support.cuda import ON_CUDA
+from tests.support.row_noise import Key, gumbel, key_columns
 from tests.support.slow_draws import finalize, sample
 
 pytestmark = ON_CUDA

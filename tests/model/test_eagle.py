@@ -197,7 +197,7 @@ def test_guesses_share_the_noise_of_their_positions(
             return key_halves(seeds, positions + shift)
 
         with monkeypatch.context() as patch:
-            patch.setattr("engine.speculation.eagle.key_halves", elsewhere)
+            patch.setattr("engine.sampling.noise.key_halves", elsewhere)
             engine = Engine(config_for(tiny_target, head, 1))
             for number in range(24):
                 params = SamplingParams(seed=number, max_tokens=16, ignore_eos=True)

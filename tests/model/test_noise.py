@@ -13,11 +13,8 @@ import pytest
 import torch
 
 from engine.sampling.noise import (
-    Key,
-    gumbel,
     gumbel_of,
     hashed,
-    key_columns,
     key_halves,
     row_key,
     splitmix64,
@@ -25,6 +22,7 @@ from engine.sampling.noise import (
     words_of,
 )
 from tests.support import reference_noise
+from tests.support.row_noise import Key, gumbel, key_columns
 
 VOCAB = 4096
 ROWS = 256

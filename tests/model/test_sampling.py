@@ -16,10 +16,10 @@ import torch
 from engine.messages import SamplingParams
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.noise import gumbel
 from engine.sampling.plain import NOT_FINITE
 from engine.scheduling.sequence import Sequence
 from tests.support.reference import filtered, log_softmax, penalised
+from tests.support.row_noise import gumbel
 from tests.support.slow_draws import finalize, sample
 
 VOCAB = 12

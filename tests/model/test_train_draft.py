@@ -23,10 +23,10 @@ from engine.lab.train.data import Text, batches, rows_of, split
 from engine.lab.train.learning import follow, llama
 from engine.lab.train.loop import Run
 from engine.messages import SamplingParams, Submit
-from engine.sampling.noise import gumbel
 from engine.step.id_log import IdLog, read_ids
 from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.domains import sql
+from tests.support.row_noise import gumbel
 
 POLITE = ["--threads", "1", "--nice", "0", "--length", "48", "--reply", "12", "--continued", "3"]
 

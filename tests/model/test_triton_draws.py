@@ -16,7 +16,7 @@ from engine.messages import SamplingParams
 from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, params_in
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.logprobs import scores as scores_by_torch
-from engine.sampling.noise import Key, gumbel, gumbel_of, hashed, key_columns, token_words_of
+from engine.sampling.noise import gumbel_of, hashed, token_words_of
 from engine.sampling.plain import NOT_FINITE, UNDECIDED, Rows
 from engine.sampling.row_params import RowParams
 from engine.sampling.token_counts import adjusted as by_torch
@@ -34,6 +34,7 @@ from tests.support.interpreted_draws import (
     survivors,
     words,
 )
+from tests.support.row_noise import Key, gumbel, key_columns
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
 

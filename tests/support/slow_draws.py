@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.sampling.device_draws import best_and_lead
 from engine.sampling.filters import Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import Key, gumbel
 from engine.sampling.plain import Plain, plain_of
+from tests.support.row_noise import Key, gumbel
 
 
 def finalize(processor: LogitsProcessor, logits: Tensor, contexts: Seq[RowContext]) -> Tensor:
