@@ -42,8 +42,8 @@ Found = tuple[list[list[int]], list[list[float]]]
 
 
 class Guessed(NamedTuple):
-    """A proposal for some sequences, on the device: tokens and leads in `drawn`, float64 `[2,
-    steps, sequences or more]`, and the tokens as `ids`, int64 `[sequences * steps]`, 0 for none."""
+    """Proposals on the device: tokens and leads in `drawn`, float64 `[2, most steps, sequences or
+    more]`, and each sequence's own tokens after the other's as `ids`, int64, 0 for none."""
 
     drawn: Tensor
     ids: Tensor
@@ -75,15 +75,16 @@ class _Chain:
         self._call, self._site, self._words = call, site, words
         self._kind, self._logits, self._counts = kind, logits, counts
         self._sent = sent = PackedCopy(words.device)
-        self._table = sent.part(COLUMNS, rows, 1, dtype=torch.float32)
+        self._table = sent.part(COLUMNS if counts else UNADJUSTED, rows, 1, dtype=torch.float32)
         self._early = sent.part(steps, rows, 1, dtype=torch.float32)
         self._keys = sent.part(steps, 2, rows, 1)
-        self._first, self._positions = (sent.part(rows, dtype=torch.int64) for _ in range(2))
+        self._positions = sent.part(steps - 1, 1, rows, dtype=torch.int64)
+        self._first, self._order = sent.part(rows), sent.part(steps * rows)
         self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # a valid value for every column, top_k sizes included
-        self._table.host[_SLOT, :, 0] = range(rows)
+        self._table.host[_SLOT : _SLOT + 1, :, 0] = range(rows)
         self._table.host[_SLOT + 1 : _OWN] = 0  # no draft tokens: `run` counts them itself
         self.ids = self._none  # of the last run
 
@@ -91,19 +92,25 @@ class _Chain:
         self,
         first: Sequence[int],
         starts: Sequence[Start],
+        steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None,
     ) -> None:
-        """Set the inputs. `first`: each sequence's row of the logits; `table`: `steps` rows for
-        each sequence. Padding rows draw meaningless tokens, and their KV is in the scrap block."""
-        used = len(starts)
-        given = table.reshape(used, self._kind.steps, COLUMNS, 1).transpose(1, 2, 0, 3)
-        for own in (slice(0, _SLOT), slice(_OWN, COLUMNS)):
+        """Set the inputs. `first`: each sequence's row of the logits. Padding rows, and sequences
+        after their own `steps`, draw meaningless tokens. Their KV is in the scrap block or after
+        the sequence's own, and no position is after that of its last draft token."""
+        used, numbers, lengths = len(starts), np.arange(self._kind.steps), np.array(steps)
+        own_steps = numbers < lengths[:, None]
+        given = np.zeros((len(numbers), COLUMNS, used, 1))
+        given.transpose(2, 0, 1, 3)[own_steps, :, 0] = table
+        for own in (slice(0, _SLOT), slice(_OWN, len(self._table.host))):
             self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
         self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
         self._first.host[:used] = first
-        self._positions.host[:used] = [start.position for start in starts]
-        self._positions.host[used:] = 0
+        order = numbers * self._kind.rows + np.arange(used)[:, None]
+        self._order.host[: len(table)] = order[own_steps]
+        positions = np.array([start.position for start in starts])
+        self._positions.host[:, 0, :used] = positions + np.minimum(numbers[:-1, None], lengths - 1)
         self.send(starts)
         if self._counts is not None and held is not None:
             for there, kept in zip(self._counts, held.counts, strict=True):
@@ -120,11 +127,11 @@ class _Chain:
     def _spans(self, starts: Sequence[Start]) -> list[Span]:
         """The spans of the first step, padding included."""
         rows, steps, _ = self._kind
-        spans = [
-            Span(row, 1, position - left_out, blocks)
-            for row, (blocks, position, left_out) in enumerate(starts)
+        padded = [*starts, *[Start((), 0)] * (rows - len(starts))]
+        return [
+            Span(row, 1, at - left_out, self._site.reaching(blocks, at - left_out + steps - 1))
+            for row, (blocks, at, left_out) in enumerate(padded)
         ]
-        return [*spans, *self._site.scrap_rows(len(starts), rows, steps)]
 
     def run(self) -> Tensor:
         """Return `Guessed.drawn` of all rows, and set `ids`. A float64 holds every id exactly."""
@@ -145,11 +152,10 @@ class _Chain:
                 ids = found[step][:1].clamp(min=0).long()
                 if counts is not None:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
-                positions, attention = self._positions.there[None] + step, self._attention
+                positions, attention = self._positions.there[step], self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         drawn = torch.stack(found, dim=1)
-        ids = torch.empty(self._kind.rows, self._kind.steps, dtype=torch.int64, device=drawn.device)
-        self.ids = ids.copy_(drawn[0].T.clamp(min=0)).view(-1)
+        self.ids = drawn[0].view(-1).index_select(0, self._order.there).clamp(min=0).long()
         return drawn
 
 
@@ -193,17 +199,17 @@ class ChainGraphs:
         first: Sequence[int],
         starts: Sequence[Start],
         *,
-        steps: int,
+        steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None,
     ) -> Guessed:
-        """Draw `steps` tokens for each sequence, from its row of the logits in `first`; see
+        """Draw up to `steps` tokens for each sequence, from its row of the logits in `first`; see
         ModelRunner.unseen_chain. `fits` must hold."""
         asks = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
-        kind = Kind(self._rows(starts), steps, asks)
+        kind = Kind(self._rows(starts), max(steps), asks)
         chain = self._pool.inputs(kind)
-        chain.fill(first, starts, table, held)
-        return Guessed(self._pool.replay(kind), chain.ids[: len(starts) * steps])
+        chain.fill(first, starts, steps, table, held)
+        return Guessed(self._pool.replay(kind), chain.ids[: len(table)])
 
     def _shared(self, like: Tensor, rows: int) -> Counts:
         """The first `rows` of the counts that all chains share; `like`: their shape."""

@@ -49,10 +49,10 @@ class Site:
         """Return the spans of `more` padding rows from `row` on."""
         return [scrap_span(row, more, self.scrap, self.plane.block_size)] if more else []
 
-    def scrap_rows(self, row: int, last: int, steps: int) -> list[Span]:
-        """Return padding spans for rows `row .. last`, each a sequence of its own."""
-        blocks = [self.scrap] * -(-steps // self.plane.block_size)
-        return [Span(more, 1, 0, blocks) for more in range(row, last)]
+    def reaching(self, blocks: Sequence[int], tokens: int) -> Sequence[int]:
+        """Return a block table for so many tokens: the scrap block stands for missing ones."""
+        missing = -(-tokens // self.plane.block_size) - len(blocks)
+        return [*blocks, *[self.scrap] * missing] if missing > 0 else blocks
 
 
 @dataclass(frozen=True, slots=True)

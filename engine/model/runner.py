@@ -369,14 +369,14 @@ class ModelRunner:
         output: ModelOutput,
         starts: Sequence[Start],
         *,
-        steps: int,
+        steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None = None,
     ) -> Guessed:
-        """`chain` as one graph on the device. `table`: as in row_params.Plan, `steps` rows for each
+        """`chain` as one graph on the device. `table`: as in row_params.Plan, `steps` rows of each
         sequence; `held`: their token counts, if any needs more than filters. The device may still
         be computing when this returns; the model's next forward overwrites the result. `fits_chain`
-        must hold."""
+        must hold for the most steps."""
         assert self._chains is not None
         first = output.within(self._logits)
         if first is None:  # the forward was eager

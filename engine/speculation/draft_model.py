@@ -224,10 +224,9 @@ class DraftModelProposer(Proposer):
         draws, alike = self._draws, self._runner.vocab_size == self._vocab_size
         if not drafts or not alike or not isinstance(draws, DeviceDraws):
             return []
-        steps, starts = drafts[0].k, starts_of(drafts)
-        for draft in drafts:
-            if draft.tokens or draft.k != steps or not draws.takes(draft.seq):
-                return []
+        if any(draft.tokens or not draws.takes(draft.seq) for draft in drafts):
+            return []
+        starts, steps = starts_of(drafts), max(draft.k for draft in drafts)
         return starts if self._runner.fits_chain(starts, steps) else []
 
     def _unseen_chain(
@@ -238,7 +237,7 @@ class DraftModelProposer(Proposer):
         return self._runner.unseen_chain(
             output,
             starts,
-            steps=drafts[0].k,
+            steps=[draft.k for draft in drafts],
             table=table,
             held=self._draws.held([draft.seq for draft in drafts]),
         )

@@ -224,14 +224,14 @@ class ForwardTimer:
         _read(runner)  # discard: that was no chain
 
         def timed(count: int) -> float:
+            steps = [count] * sequences
             if on_host:
-                steps = [count] * sequences
                 runner.chain(output, range(sequences), starts, steps=steps, params=plains)
             else:  # one graph
                 rows = [Rows(seq, 0, count, CONTEXT + 1)] * sequences
                 fields = fields_of([seq] * sequences, LogitsProcessor(()), runner.vocab_size)
                 table = plan_of(rows, fields, shape_of(rows, fields)).table
-                runner.unseen_chain(output, starts, steps=count, table=table)
+                runner.unseen_chain(output, starts, steps=steps, table=table)
             return _read(runner)
 
         turns = [(timed(1), timed(steps)) for _ in range(1 + TURNS)][1:]

@@ -9,8 +9,8 @@ drawn tokens. The host verifies afterwards.
 So no token can be left out of that forward because of its value: all K are verified, whatever their
 confidence, and rows after the end of a draft are unused. By the trimming law (speculation.verify)
 the text is the same. A step runs step by step if a request's draws need the host in between
-(grammars), or if a request bounds its draft tokens or scores its prompt. Look-up proposals are part
-of the same forward.
+(grammars), or if a request scores its prompt. Look-up proposals are part of the same forward, and
+sequences may have any number of draft tokens each.
 """
 
 from __future__ import annotations
@@ -138,12 +138,7 @@ class Rounds:
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
     def _is_usual(self, chunk: Chunk) -> bool:
-        seq = chunk.seq
-        if seq.sources is not None and not self._allowance.is_open(seq):
-            return False
-        if seq.params.prompt_logprobs is not None and prompt_rows(chunk):
-            return False
-        return self._draws.takes(seq) or not chunk.samples
+        return not prompt_rows(chunk) and (self._draws.takes(chunk.seq) or not chunk.samples)
 
 
 def _packed(

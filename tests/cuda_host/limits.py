@@ -78,8 +78,8 @@ NODES = (
     Nodes("draw behind it", 2, None),
     Nodes("draft layer", 9, 12),
     Nodes("draft forward", 159, None),
-    Nodes("chain of four", 489, None),
-    Nodes("chain of four, all fields", 512, None),
+    Nodes("chain of four", 487, None),
+    Nodes("chain of four, all fields", 510, None),
 )
 # Host milliseconds per step, without and with fields; only printed, since machines differ.
 WANTED_MILLISECONDS, WANTED_OF_FIELDS = (0.4, 1.2, 2.0), (0.8, 2.4, 4.0)

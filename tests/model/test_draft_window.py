@@ -127,7 +127,7 @@ def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
         text = Text("", GREEDY, TOKENS[:34], 34)
         draws = DeviceDraws(LogitsProcessor(()), draft.vocab_size, CPU)
         table = draws.plan([Rows(text, 0, steps, 34)]).table
-        guessed = runner.unseen_chain(output, [start], steps=steps, table=table)
+        guessed = runner.unseen_chain(output, [start], steps=[steps], table=table)
         [found], _ = read_chains(guessed.drawn.numpy(), 1)
     else:
         params = [(plain_of(GREEDY), None)]

@@ -15,7 +15,7 @@ from engine.attention.flashinfer import FlashInferBackend
 from engine.config import MAX_K, EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
-from engine.model.chain_graphs import read_chains
+from engine.model.chain_graphs import Guessed, read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, own_forward
@@ -173,9 +173,53 @@ def test_a_chain_draws_what_steps_draw(
     theirs.forward(prompts)
     draws = draws_of(draft)
     for steps in (3, 4, 3):
-        found = read_chains(chained(ours, output, draws, seqs, steps).numpy(), len(seqs))
+        guessed = chained(ours, output, draws, seqs, [steps] * count)
+        found = read_chains(guessed.drawn.numpy(), count)
         assert found[0] == stepwise(theirs, output.logits, seqs, steps)
         assert all(lead >= 0 for leads in found[1] for lead in leads)
+
+
+@pytest.mark.parametrize("asks", ASKS, ids=str)
+def test_each_sequence_may_have_its_own_number_of_steps(
+    draft: LoadedModel, asks: list[dict[str, Any]]
+) -> None:
+    """Law: a chain draws for each sequence what it would draw alone. It writes no keys or values
+    except after the sequences' ends, in their own blocks and in the scrap block, and passes no
+    position after that of a sequence's last draft token."""
+    ours, theirs = captured(draft, FakeRecorder()), eager(draft)
+    theirs._compiled = None
+    seqs = [sequence(i, **fields) for i, fields in enumerate(asks)]
+    prompts = [Segment(seq.tokens, 0, seq.blocks, 1) for seq in seqs]
+    draws, positions = draws_of(draft), list[Tensor]()
+
+    def seen(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        positions.append(given["position_ids"][0].clone())
+
+    for steps in ([1, 6, 2], [4, 1, 1], [1, 2, 5], [2, 1, 1]):
+        output, logits = ours.forward(prompts), theirs.forward(prompts).logits
+        expected = stepwise(theirs, logits, seqs, max(steps))
+        near = [sequence(i, **fields) for i, fields in enumerate(asks)]
+        for seq, k in zip(near, steps, strict=True):
+            seq.blocks = seq.blocks[: -(-(seq.num_tokens + k) // BLOCK)]
+        before = [kept.clone() for pair in ours._plane.stacks for kept in pair]
+        handle = draft.model.register_forward_pre_hook(seen, with_kwargs=True)
+        found = chained(ours, output, draws, near, steps)
+        handle.remove()
+        own = [tokens[:k] for tokens, k in zip(expected, steps, strict=True)]
+        assert found.ids.tolist() == [token for tokens in own for token in tokens]
+        chains, _ = read_chains(found.drawn.numpy(), len(seqs))
+        assert [tokens[:k] for tokens, k in zip(chains, steps, strict=True)] == own
+        last = [seq.num_tokens + k - 1 for seq, k in zip(seqs, steps, strict=True)]
+        assert (torch.stack(positions).amax(0)[: len(seqs)] <= torch.tensor(last)).all()
+        positions.clear()
+        free = {BLOCKS * BLOCK + i for i in range(BLOCK)}  # the scrap block
+        for seq in near:
+            places = [block * BLOCK + i for block in seq.blocks for i in range(BLOCK)]
+            free.update(places[seq.num_tokens :])
+        after = [kept for pair in ours._plane.stacks for kept in pair]
+        for old, new in zip(before, after, strict=True):
+            changed = (old != new).any(dim=-1).any(dim=0).any(dim=0).nonzero()
+            assert set(changed.flatten().tolist()) <= free
 
 
 def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
@@ -191,7 +235,7 @@ def test_usual_chains_are_recorded_at_start(draft: LoadedModel) -> None:
     output, seqs = ours.forward(prompt), [sequence(0)]
     theirs.forward(prompt)
     for steps in (3, 2, 3, 1):
-        chains = chained(ours, output, draws_of(draft), seqs, steps)
+        chains = chained(ours, output, draws_of(draft), seqs, [steps]).drawn
         expected = stepwise(theirs, output.logits, seqs, steps)
         assert read_chains(chains.numpy(), len(seqs))[0] == expected
     assert recorder.recorded == 6 + 4 * 3 + 2
@@ -239,9 +283,9 @@ def test_a_proposal_is_one_copy(draft: LoadedModel, steps: int, fields: dict[str
     ours = captured(draft, FakeRecorder())
     output = ours.forward([Segment(PROMPT, 0, [3, 1, 2], 1)])
     seqs, draws = [sequence(0, **fields)], draws_of(draft)
-    chained(ours, output, draws, seqs, steps)  # records the graph
+    chained(ours, output, draws, seqs, [steps])  # records the graph
     with Waits() as waits:
-        chained(ours, output, draws, seqs, steps).tolist()
+        chained(ours, output, draws, seqs, [steps]).drawn.tolist()
     assert waits.seen == ["tolist"]
 
 
@@ -258,15 +302,20 @@ def draws_of(draft: LoadedModel) -> DeviceDraws:
 
 
 def chained(
-    runner: ModelRunner, output: ModelOutput, draws: DeviceDraws, seqs: list[Sequence], steps: int
-) -> Tensor:
+    runner: ModelRunner,
+    output: ModelOutput,
+    draws: DeviceDraws,
+    seqs: list[Sequence],
+    steps: list[int],
+) -> Guessed:
+    rows = [Rows(seq, 0, k, seq.num_tokens) for seq, k in zip(seqs, steps, strict=True)]
     return runner.unseen_chain(
         output,
         [Start(seq.blocks, seq.num_tokens) for seq in seqs],
         steps=steps,
-        table=draws.plan([Rows(seq, 0, steps, seq.num_tokens) for seq in seqs]).table,
+        table=draws.plan(rows).table,
         held=draws.held(seqs),
-    ).drawn
+    )
 
 
 def stepwise(

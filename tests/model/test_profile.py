@@ -101,10 +101,16 @@ class _Captured(_Timed):
         self._begun += 1.0 + 0.1 * len(segments)
 
     def unseen_chain(
-        self, output: None, starts: Sequence[Start], *, steps: int, table: Sequence[object]
+        self,
+        output: None,
+        starts: Sequence[Start],
+        *,
+        steps: Sequence[int],
+        table: Sequence[object],
     ) -> None:
-        assert len(table) == steps * len(starts)
-        self._begun += 0.5 + 0.01 * steps * len(starts)
+        assert len(table) == sum(steps)
+        assert len(steps) == len(starts)
+        self._begun += 0.5 + 0.01 * sum(steps)
 
     def wait(self) -> None:
         self._ended, self._begun = self._ended + self._begun, 0.0
