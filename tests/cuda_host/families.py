@@ -35,12 +35,15 @@ LLAMA3 = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
 STEADY = "qwen3, batch-invariant"
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3")
 K, SEQUENCES, WARM, CYCLE = 4, 4, 4, 16
 PROMPT = 8  # tokens; with those of all steps, less than the 128 that phi3 supports here
 MOST_NODES = 45  # in a forward: two layers and the rest, without the draws after it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-
+LATENT = {
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -69,6 +72,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+        "topk_group": 1, "moe_intermediate_size": 64, "first_k_dense_replace": 1, **LATENT,
     },
 }  # fmt: skip
 

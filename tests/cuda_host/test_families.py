@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cuda_host, pytest.mark.timeout(LIMIT)]
 FAMILIES = (
     "llama", "llama, rope of Llama 3", "llama, dynamic rope", "qwen2", "qwen3", "mistral", "gemma2",
     "gemma3", "phi3, long rope", "olmo2", "granite", "mixtral", "mixtral in float32", "qwen3_moe",
-    "gpt_oss", "qwen3, batch-invariant",
+    "gpt_oss", "deepseek_v3", "qwen3, batch-invariant",
 )  # fmt: skip
 # These start without graphs and log it: in float32, the host reads the number of tokens of each
 # expert.

@@ -346,25 +346,26 @@ def test_the_choice_gives_the_reason() -> None:
 
 @pytest.mark.parametrize("splitting", [DECODES, PROMPTS], ids=["decode", "prompts"])
 @pytest.mark.parametrize(
-    ("dtype", "kept", "dim", "group"),
+    ("dtype", "kept", "dims", "group"),
     [
-        ("bf16", "bf16", 64, 4),
-        ("bf16", "bf16", 128, 8),
-        ("fp16", "fp16", 256, 4),
-        ("fp32", "fp32", 64, 2),
-        ("bf16", "fp8e4nv", 128, 8),
-        ("fp16", "fp8e4nv", 256, 4),
+        ("bf16", "bf16", (64, 64), 4),
+        ("bf16", "bf16", (128, 128), 8),
+        ("bf16", "bf16", (192, 128), 1),  # latent attention, as in DeepSeek V3
+        ("fp16", "fp16", (256, 256), 4),
+        ("fp32", "fp32", (64, 64), 2),
+        ("bf16", "fp8e4nv", (128, 128), 8),
+        ("fp16", "fp8e4nv", (256, 256), 4),
     ],
 )
 def test_compiles_for_an_h100(
-    dtype: str, kept: str, dim: int, group: int, splitting: Splitting,
+    dtype: str, kept: str, dims: tuple[int, int], group: int, splitting: Splitting,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Law: the kernels compile without a device, and no register spills to memory."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     how = Variation(window=100, softcap=30.0)
     size = 4 if dtype == "fp32" else 2
-    fixed = kernels.constants(dim, dim, group, size, how, splitting.rows)
+    fixed = kernels.constants(*dims, group, size, how, splitting.rows)
     fixed |= {"PAGE": 16, "CHUNK": 128, "SPLITS": splitting.splits}
     names = {"query": f"*{dtype}", "keys": f"*{kept}", "values": f"*{kept}"}
     options = {"num_stages": kernels.STAGES, "num_warps": kernels.warps_of(fixed["TILE"])}
@@ -376,7 +377,7 @@ def test_compiles_for_an_h100(
     )
     assert re.findall(r"STACK:(\d+)", used.stdout) == ["0"]
     assert built.metadata.shared <= 99 << 10  # shared memory per block on most GPUs
-    left = {"VALUE_DIM": dim, "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": splitting.splits}
+    left = {"VALUE_DIM": dims[1], "VALUE_WIDTH": fixed["VALUE_WIDTH"], "SPLITS": splitting.splits}
     left["SINKS"] = True
     compiled(kernels.combine_splits, left, {"output": f"*{dtype}", "sinks": f"*{dtype}"})
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -121,6 +123,17 @@ def qwen3_moe(shape: dict[str, Any] = GROUPED, experts: int = 8) -> PreTrainedMo
     return build(Qwen3MoeForCausalLM, config)
 
 
+def deepseek_v3() -> PreTrainedModel:
+    """Latent attention, with keys of 20 and values of 12; experts after the first layer."""
+    config = DeepseekV3Config(
+        **SHAPE, num_key_value_heads=4,
+        q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=12,
+        n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1,
+        moe_intermediate_size=48, first_k_dense_replace=1,
+    )  # fmt: skip
+    return build(DeepseekV3ForCausalLM, config)
+
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": llama,
     "qwen3": qwen3,
@@ -131,6 +144,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt_oss": gpt_oss,
     "mixtral": mixtral,
     "qwen3_moe": qwen3_moe,
+    "deepseek_v3": deepseek_v3,
 }
 
 
