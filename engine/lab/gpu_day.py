@@ -95,7 +95,7 @@ def parts_of(
                   *greedy)  # fmt: skip
     yield part("host", "what does the host add to a step?", 120,
                f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
-               "--sequences", "1", "32", *ours)  # fmt: skip
+               "--sequences", "1", "32", "64", *ours)  # fmt: skip
     for name, words in FORWARDS.items():
         if name != "sdpa" and device == "cpu":
             continue
