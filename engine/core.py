@@ -153,6 +153,7 @@ class Engine:
             eagle=pair.eagle,
             cache=self._cache,
             max_step_tokens=config.schedule.max_step_tokens,
+            clock=self._clock,
             keeps_drafting=self._controller.keeps_drafting,
             # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
             judges=lambda: self._controller.uses_hindsight or self._trace is not None,

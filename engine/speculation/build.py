@@ -65,6 +65,7 @@ def build_proposer(
     draws: Draws,
     vocab_size: int,
     max_step_tokens: int,
+    clock: Callable[[], float],
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
     judges: Callable[[], bool] | None = None,
     heads: MedusaHeads | None = None,
@@ -85,11 +86,13 @@ def build_proposer(
             return LookaheadProposer(config)
         case MedusaConfig():
             assert heads is not None
-            return MedusaProposer(heads, processor, choices=config.choices)
+            return MedusaProposer(heads, processor, choices=config.choices, clock=clock)
         case EagleConfig(depth=depth):
             assert eagle is not None
             assert cache is not None
-            return EagleProposer(eagle, processor, cache, depth=depth, vocab_size=vocab_size)
+            return EagleProposer(
+                eagle, processor, cache, depth=depth, vocab_size=vocab_size, clock=clock
+            )
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
             compiled = draft_runner.draws_chains(1) and draft_runner.vocab_size == vocab_size

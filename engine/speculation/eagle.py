@@ -13,7 +13,6 @@ up to `WAITING` and one step's rows per sequence.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -123,7 +122,7 @@ class EagleProposer(Proposer):
         *,
         depth: int,
         vocab_size: int,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self._head, self._processor, self._clock = head, processor, clock
         self._depth, self._ids = depth, head.target_ids.int()

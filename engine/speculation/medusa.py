@@ -12,7 +12,6 @@ a state (within its prompt, preempted, or after K = 0) gets no proposal.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
@@ -49,7 +48,7 @@ class MedusaProposer(Proposer):
         processor: LogitsProcessor,
         *,
         choices: Seq[Path] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self._heads, self._processor, self._clock = heads, processor, clock
         self._states: dict[Sequence, tuple[int, Tensor]] = {}

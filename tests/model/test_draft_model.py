@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -323,6 +324,7 @@ def test_the_configuration_chooses_the_proposer() -> None:
         "draws": DeviceDraws(processor, VOCAB, torch.device("cpu")),
         "vocab_size": VOCAB,
         "max_step_tokens": 8,
+        "clock": time.perf_counter,
     }
     assert isinstance(build_proposer(NoProposerConfig(), **parts), NoProposer)
     assert isinstance(build_proposer(NgramConfig(), **parts), SuffixProposer)

@@ -283,6 +283,21 @@ def test_earlier_replies_change_no_text(
     assert kept[1] > kept[0]
 
 
+@pytest.mark.parametrize("drafter", ["draft_model", "medusa", "eagle"])
+def test_proposals_are_timed_by_the_clock_of_the_engine(
+    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str
+) -> None:
+    """Bug: forwards of heads were timed by the wall, and in CPU seconds took longer than their
+    step. Here a look at the clock is a second."""
+    ticks = map(float, count())
+    config = config_for(tiny_target, tiny_draft, drafter, 4, ALONE)
+    engine = Engine(config, pair=pair, clock=lambda: next(ticks))
+    submit_all(engine, PROMPT, {"a": SamplingParams(seed=3, max_tokens=8, ignore_eos=True)})
+    steps = [engine.step().metrics.seconds for _ in range(4)]
+    assert max(step.propose_forward for step in steps) >= 1
+    assert all(step.propose_forward <= step.propose for step in steps)
+
+
 def test_earlier_replies_are_proposed_to_their_own_key_only(
     pair: Pair, tiny_target: str, tiny_draft: str
 ) -> None:
