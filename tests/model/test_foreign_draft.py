@@ -4,6 +4,7 @@ that stay the target's."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,12 @@ def test_lossless(
     engine = Engine(config(paths, k, **VARIANTS[variant]), pair=pair)
     proposer = engine._proposer._main
     assert isinstance(proposer, ForeignDraftProposer)
-    free = len(proposer._free)
+    free, counts = len(proposer._free), Counter[str]()
     for _ in range(2):  # the second time, prompts hit the prefix cache
         submit_all(engine, PROMPT, FIELDS)
-        replies = Replies(run(engine))
+        replies = Replies(run(engine, counts))
         hold(replies, expected)
+    assert counts["preemptions"] or "preemption" not in variant
     assert (engine.gauges().blocks_used, len(proposer._free)) == (0, free)
     if k == 4:
         assert sum(output.accepted for output in replies.last.values()) > 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -62,14 +63,17 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-SPECULATING = [
+DRAFTERS = [
+    "none",
+    "ngram",
+    "suffix",
+    "self",
     "draft_model",
     "windowed",  # a draft model that attends to a few tokens
     "medusa",
     "eagle",
     "lookahead",
-]  # proposers that keep state per sequence
-DRAFTERS = ["none", "ngram", "suffix", "self", *SPECULATING]
+]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
@@ -99,17 +103,32 @@ def with_heads(pair: Pair, folder: Path) -> Pair:
     """Return the pair with random heads, which are right now and then."""
     words = pair.target.model.get_output_embeddings().weight
     path = medusa.save(medusa.random_heads(words), folder)
-    inner = folder / "eagle"
-    head = eagle.save(eagle.random_head(words), inner, vocab_size=len(words))
-    embedding = pair.target.model.get_input_embeddings().weight
-    fits = Target(embedding, pair.target.vocab_size, words.shape[1], len(pair.target.layers))
-    return replace(pair, heads=load_heads(path, folder, words), eagle=load_eagle(head, inner, fits))
+    pair = replace(pair, heads=load_heads(path, folder, words))
+    return with_eagle(pair, folder / "eagle", eagle.random_head(words))
+
+
+def with_eagle(pair: Pair, folder: Path, head: eagle.Weights, **config: object) -> Pair:
+    model, width = pair.target.model, head["norm.weight"].shape[0]
+    own = {"vocab_size": pair.target.vocab_size, "hidden_size": width, **config}
+    path, embedding = eagle.save(head, folder, **own), model.get_input_embeddings().weight
+    fits = Target(embedding, pair.target.vocab_size, width, len(pair.target.layers))
+    return replace(pair, eagle=load_eagle(path, folder, fits))
+
+
+Variant = dict[str, dict[str, object]]
+Build = Callable[[str, int | str, Variant], Engine]
 
 
 @pytest.fixture(scope="module")
-def own_pair(tiny_target: str) -> Pair:
-    """Return a pair whose draft is the target's first layers."""
-    return load_pair(config_for(tiny_target, "", "self", 3, {}))
+def build(pair: Pair, tiny_target: str, tiny_draft: str) -> Build:
+    """Return what builds the engine of a drafter, a K and a variant."""
+    own = load_pair(config_for(tiny_target, "", "self", 3, {}), pair.target)
+
+    def build(drafter: str, k: int | str, variant: Variant) -> Engine:
+        config = config_for(tiny_target, tiny_draft, drafter, k, variant)
+        return Engine(config, pair=own if drafter == "self" else pair)
+
+    return build
 
 
 ALONE: dict[str, dict[str, object]] = {
@@ -123,7 +142,7 @@ def config_for(
 ) -> EngineConfig:
     proposer: dict[str, object] = {"kind": drafter}
     cache: dict[str, object] = {"num_blocks": 512}
-    if drafter in ("draft_model", "windowed"):
+    if drafter in ("draft_model", "windowed", "foreign"):
         proposer = {"kind": "draft_model", "path": draft}
     if drafter == "windowed":
         proposer["sliding_window"] = 3
@@ -132,6 +151,8 @@ def config_for(
         proposer["path"] = "given"
     if drafter == "self":
         proposer["layers"] = 1
+    if drafter == "prediction":  # of the requests
+        proposer["kind"] = "ngram"
     if drafter == "branches":  # with second-best guesses
         proposer = {"kind": "draft_model", "path": draft, "branches": 2}
     controller: dict[str, object] = {"kind": "fixed", "k": k}
@@ -158,11 +179,19 @@ def submit_all(engine: Engine, prompt: list[int], fields: dict[str, SamplingPara
         engine.add(Submit(name, prompt, params, 0.0))
 
 
-def run(engine: Engine) -> Iterator[Output]:
+def run(engine: Engine, counts: Counter[str] | None = None) -> Iterator[Output]:
+    """Run to the end. `counts`: receives preemptions, requests with a prefix hit ("hits"), and
+    accepted guesses by proposer."""
+    counts = Counter() if counts is None else counts
     for _ in range(10_000):
         if not engine.has_work:
             return
-        yield from engine.step().items
+        outputs = engine.step()
+        counts["preemptions"] += outputs.metrics.preemptions
+        counts["hits"] += sum(bool(output.cached_tokens) for output in outputs.items)
+        for name, (_, accepted) in outputs.metrics.by_proposer.items():
+            counts[name] += accepted
+        yield from outputs.items
     raise AssertionError("the engine did not finish")
 
 
@@ -198,26 +227,23 @@ def test_lossless(
     drafter: str,
     k: int | str,
     variant: str,
-    pair: Pair,
-    own_pair: Pair,
-    tiny_target: str,
-    tiny_draft: str,
+    build: Build,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
     """Law: the text is a function of (target, seed, position), whatever the drafts, batches,
     chunks, cache hits or preemptions."""
-    config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
-    engine = Engine(config, pair=own_pair if drafter == "self" else pair)
+    engine, counts = build(drafter, k, VARIANTS[variant]), Counter[str]()
     submit_all(engine, PROMPT, FIELDS)
-    replies = Replies(run(engine))
+    replies = Replies(run(engine, counts))
     hold(replies, expected)
+    assert counts["preemptions"] or "preemption" not in variant
     gauges = engine.gauges()
     assert (gauges.num_running, gauges.num_waiting, gauges.blocks_used) == (0, 0, 0)
     proposed = sum(output.proposed for output in replies.last.values())
     if drafter == "none" or k == 0:
         assert proposed == 0
-    elif k != "adaptive" and variant == "whole prompts":
-        assert proposed > 0
+    elif k != "adaptive":
+        assert counts[engine.ready.proposer] > 0
 
 
 OF_MIXTURES = ("greedy", "plain", "all filters", "greedy penalties", "logprobs", "scored")
@@ -242,16 +268,18 @@ def mixture(
     return Mixture(paths, load_pair(config_for(*paths, "draft_model", 3, {})), expected)
 
 
-@pytest.mark.parametrize("variant", ["whole prompts", "small blocks, preemption"])
+@pytest.mark.parametrize("blocks", [512, 14], ids=["whole prompts", "small blocks, preemption"])
 @pytest.mark.parametrize("k", [3, "adaptive"])
 @pytest.mark.parametrize("drafter", ["ngram", "draft_model", "windowed"])
-def test_mixtures_of_experts(drafter: str, k: int | str, variant: str, mixture: Mixture) -> None:
+def test_mixtures_of_experts(drafter: str, k: int | str, blocks: int, mixture: Mixture) -> None:
     """Law: the same holds for targets whose rows are routed to different experts."""
-    config = config_for(*mixture.paths, drafter, k, VARIANTS[variant])
+    variant: Variant = {"cache": {"block_size": 4, "num_blocks": blocks}}
+    config, counts = config_for(*mixture.paths, drafter, k, variant), Counter[str]()
     engine = Engine(config, pair=mixture.pair)
     submit_all(engine, PROMPT, {name: FIELDS[name] for name in OF_MIXTURES})
-    replies = Replies(run(engine))
+    replies = Replies(run(engine, counts))
     hold(replies, mixture.expected)
+    assert (counts["preemptions"] > 0) == (blocks < 512)
     proposed = sum(output.proposed for output in replies.last.values())
     assert k == "adaptive" or proposed > 0
 
@@ -344,10 +372,11 @@ def test_trimming_and_stopping_change_no_text(
     """Law: a controller that chooses, stops and cuts at random changes no token, and neither does
     the drafter's judging in hindsight."""
     config = config_for(tiny_target, tiny_draft, "draft_model", 6, VARIANTS[variant])
-    engine, whims = Engine(config, pair=pair), Whims(6, seed=5)
+    engine, whims, counts = Engine(config, pair=pair), Whims(6, seed=5), Counter[str]()
     obey(engine, whims)
     submit_all(engine, PROMPT, FIELDS)
-    replies = Replies(run(engine))
+    replies = Replies(run(engine, counts))
+    assert counts["preemptions"] or "preemption" not in variant
     assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
     assert whims.stopped
     assert whims.cut
@@ -358,31 +387,24 @@ def obey(engine: Engine, controller: KController) -> None:
     engine._controller._configured = engine._controller._present = controller
 
 
-@pytest.mark.parametrize("drafter", SPECULATING)
-def test_preemption_happens_and_is_silent(
-    drafter: str,
-    pair: Pair,
-    tiny_target: str,
-    tiny_draft: str,
-    expected: dict[str, tuple[list[int], list[float]]],
+@pytest.mark.parametrize("drafter", DRAFTERS[1:])
+def test_a_proposer_alone_under_preemption(
+    drafter: str, build: Build, expected: dict[str, tuple[list[int], list[float]]]
 ) -> None:
-    """Law: a pool too small for the batch preempts, and the text does not show it."""
-    variant = VARIANTS["small blocks, preemption"]
-    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 3, variant), pair=pair)
+    """Law: the same holds for each proposer without companions; here a pool too small for the batch
+    preempts, and guesses are accepted."""
+    variant = {**VARIANTS["small blocks, preemption"], "speculation": ALONE["speculation"]}
+    engine, counts = build(drafter, 3, variant), Counter[str]()
     submit_all(engine, PROMPT, FIELDS)
-    preemptions, outputs = 0, list[Output]()
-    while engine.has_work:
-        result = engine.step()
-        preemptions += result.metrics.preemptions
-        outputs += result.items
-    assert preemptions > 0
-    replies = Replies(iter(outputs))
-    assert replies.tokens == {name: tokens for name, (tokens, _) in expected.items()}
+    hold(Replies(run(engine, counts)), expected)
+    found = {name for name, count in counts.items() if count}
+    assert found == {"preemptions", "hits", engine.ready.proposer}
 
 
-@pytest.mark.parametrize("drafter", SPECULATING)
+@pytest.mark.parametrize("speculation", [{}, ALONE["speculation"]], ids=["cascade", "alone"])
+@pytest.mark.parametrize("drafter", DRAFTERS[1:])
 def test_copies_of_one_prompt(
-    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, speculation: dict[str, object], build: Build, reference: Reference
 ) -> None:
     """Law: n choices of one prompt share its blocks from their very first step, and differ only by
     seed."""
@@ -390,22 +412,24 @@ def test_copies_of_one_prompt(
     fields = {
         str(i): SamplingParams(seed=100 + i, max_tokens=12, ignore_eos=True) for i in range(4)
     }
-    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
+    engine, counts = build(drafter, 4, {"speculation": speculation}), Counter[str]()
     submit_all(engine, prompt, fields)
-    replies = Replies(run(engine))
+    replies = Replies(run(engine, counts))
+    assert counts["hits"] == len(fields) - 1
     for name, params in fields.items():
         assert replies.tokens[name] == reference.generate(prompt, params)[0]
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) == len(fields)
 
 
-@pytest.mark.parametrize("drafter", SPECULATING)
+@pytest.mark.parametrize("speculation", [{}, ALONE["speculation"]], ids=["cascade", "alone"])
+@pytest.mark.parametrize("drafter", DRAFTERS[1:])
 def test_prefix_cache_hit_changes_nothing(
-    drafter: str, pair: Pair, tiny_target: str, tiny_draft: str, reference: Reference
+    drafter: str, speculation: dict[str, object], build: Build, reference: Reference
 ) -> None:
     """Law: a prompt from the prefix cache gives the text that it gave when computed, and a request
     with another tenant's salt gets no hit."""
     prompt = PROMPT * 6
-    engine = Engine(config_for(tiny_target, tiny_draft, drafter, 4, {}), pair=pair)
+    engine = build(drafter, 4, {"speculation": speculation})
     fields = {"first": SamplingParams(seed=5, max_tokens=12, ignore_eos=True)}
     outputs = []
     for name, salt in [("first", ""), ("again", ""), ("other", "salt")]:

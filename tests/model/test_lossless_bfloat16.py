@@ -4,35 +4,75 @@ request at a time."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
-from engine.config import EngineConfig
+from engine.config import MAX_K, EngineConfig, model_folder
 from engine.core import Engine
 from engine.cpu.vectors import MULTIPLIES_PAIRS
-from engine.messages import Output, SamplingParams, Submit
+from engine.messages import Output, SamplingParams, Speculation, Submit
 from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import Proposal
-from tests.model.test_lossless import FIELDS, VARIANTS, Replies, config_for, run
+from tests.model.test_lossless import (
+    FIELDS,
+    KS,
+    LENGTH,
+    VARIANTS,
+    Replies,
+    config_for,
+    run,
+    with_eagle,
+)
+from tests.model.test_lossless_grammar import ANY, CHOICE, REGEX, SCHEMA, TREE
+from tests.support import eagle, two_tokenizers
 
 pytestmark = pytest.mark.skipif(not MULTIPLIES_PAIRS, reason="the processor has no AVX512_BF16")
 
-PROMPTS = [[(7 * i * i + 11 * i + start) % 4000 + 1 for i in range(9 + start)] for start in (0, 60)]
+PROMPTS = [
+    [(7 * i * i + 11 * i + start) % 4000 + 1 for i in range(9 + start)] * times
+    for start, times in ((0, 3), (60, 1))
+]
+GRAMMARS = {"schema": SCHEMA, "recursive": TREE, "object": ANY, "regex": REGEX, "choice": CHOICE}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "drawn": {},
+    "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.3, "presence_penalty": 0.6},
+}
+CASES = FIELDS | {
+    f"{name}, {kind}": SamplingParams(seed=i, max_tokens=LENGTH, grammar=grammar, logprobs=1, **how)
+    for i, (name, grammar) in enumerate(GRAMMARS.items())
+    for kind, how in KINDS.items()
+}
+COPIES = {
+    f"choice {i}": SamplingParams(seed=50 + i, max_tokens=LENGTH, ignore_eos=True) for i in range(4)
+}
 REQUESTS: dict[str, tuple[list[int], SamplingParams]] = {
-    f"{name}, {len(prompt)} tokens": (prompt, params)
-    for name, params in FIELDS.items()
-    for prompt in PROMPTS
+    **{name: (PROMPTS[i % 2], params) for i, (name, params) in enumerate(CASES.items())},
+    **{name: (PROMPTS[1], params) for name, params in COPIES.items()},
 }
 PREEMPTED: dict[str, dict[str, object]] = {
-    "cache": {"block_size": 4, "num_blocks": 120},
+    "cache": {"block_size": 2, "num_blocks": 76},
     "schedule": {"max_step_tokens": 70},
 }
-LIFE: dict[str, dict[str, dict[str, object]]] = {**VARIANTS, "small blocks, preemption": PREEMPTED}
+LIFE: dict[str, dict[str, dict[str, object]]] = {
+    **VARIANTS,
+    "small blocks, preemption": PREEMPTED,
+    "alone, preemption": {**PREEMPTED, "speculation": {"companions": []}},
+}
+ROWS: list[tuple[str, int | str]] = [
+    *(("draft_model", k) for k in KS),
+    *(("windowed", 4), ("foreign", 4), ("self", 3), ("branches", 3), ("branches", "adaptive")),
+    *(("ngram", 4), ("suffix", 4), ("prediction", 4), ("lookahead", 5), ("lookahead", 16)),
+    *(("medusa", 8), ("medusa", "adaptive"), ("eagle", 4)),
+]
 
 
 def config(drafter: str, k: int | str, variant: dict[str, dict[str, object]]) -> EngineConfig:
@@ -45,15 +85,27 @@ def in_int8(config: EngineConfig) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     pair = with_builtin_heads(load_pair(config("draft_model", 3, {})))
     assert pair.target.exact
     assert str(pair.target.dtype) == "torch.bfloat16"
-    return pair
+    head = eagle.random_head(pair.target.model.get_output_embeddings().weight, own=4000)
+    settings = {"eagle_aux_hidden_state_layer_ids": [0, 15], "draft_vocab_size": 4000}
+    return with_eagle(pair, tmp_path_factory.mktemp("eagle"), head, **settings)
 
 
 def with_builtin_heads(pair: Pair) -> Pair:
     return replace(pair, heads=load_pair(config("medusa", 3, {})).heads)
+
+
+@pytest.fixture(scope="module")
+def pairs(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """Return the pairs of drafters that need another draft."""
+    folder = tmp_path_factory.mktemp("foreign")
+    draft = two_tokenizers.reversed_part(model_folder("demo", "draft"), folder, 2200)
+    foreign = load_pair(config_for("demo", draft, "foreign", 3, {}), target=pair.target)
+    assert foreign.translation is not None
+    return {"self": Pair(pair.target, early_exit(pair.target, 14)), "foreign": foreign}
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +126,47 @@ def each_alone(pair: Pair) -> Replies:
 
 
 @pytest.mark.parametrize("variant", LIFE)
-@pytest.mark.parametrize(
-    ("drafter", "k"),
-    [("draft_model", k) for k in (0, 1, 3, 8, "adaptive")]
-    + [("ngram", 4), ("self", 3), ("lookahead", 5), ("lookahead", 16)]
-    + [("medusa", 8), ("medusa", 63), ("medusa", "adaptive")]
-    + [("branches", 3), ("branches", "adaptive")],
-)
+@pytest.mark.parametrize(("drafter", "k"), ROWS)
 def test_same_bits_in_any_batch(
-    drafter: str, k: int | str, variant: str, pair: Pair, alone: Replies
+    drafter: str, k: int | str, variant: str, pair: Pair, pairs: dict[str, Pair], alone: Replies
 ) -> None:
     """Law: tokens, ends and log-probabilities are bit-identical, whatever the drafts, batches,
-    chunks, cache hits or preemptions."""
-    if drafter == "self":
-        pair = Pair(pair.target, early_exit(pair.target, 14))
-    compare(Engine(config(drafter, k, LIFE[variant]), pair=pair), alone)
+    chunks, cache hits or preemptions, under each grammar and sampling field and among choices of
+    one prompt; here all of these occur."""
+    engine = Engine(config(drafter, k, LIFE[variant]), pair=pairs.get(drafter, pair))
+    predicting = drafter == "prediction"
+    names = ("prediction",) if "alone" in variant else ("grammar", "prediction", "ngram")
+    found = compare(engine, alone, Speculation(proposers=names) if predicting else None)
+    guesses = engine.ready.proposer if not predicting else drafter
+    assert (found[guesses] > 0) == (k != 0) or k == "adaptive"
+    assert set(found) <= {"preemptions", "hits", guesses} or "alone" not in variant
+    assert (found["hits"] >= len(COPIES) - 1) == (variant != "no prefix cache")
+    assert found["preemptions"] or "preemption" not in variant
+    if variant == "whole prompts":
+        assert compare(engine, alone)["hits"] == len(REQUESTS) - 1  # all but "scored"
 
 
-def compare(engine: Engine, alone: Replies) -> None:
+def test_same_bits_with_the_largest_trees(pair: Pair, alone: Replies) -> None:
+    """Law: a tree of as many nodes as a mask has bits for changes nothing either."""
+    assert compare(Engine(config("medusa", MAX_K, {}), pair=pair), alone)["medusa"] > 0
+
+
+def compare(engine: Engine, alone: Replies, predicting: Speculation | None = None) -> Counter[str]:
+    """Check that all replies are those of requests run alone; return the counts of `run`.
+    `predicting`: with this, predictions that are right but for one token."""
     for name, (prompt, params) in REQUESTS.items():
+        if predicting is not None:
+            tokens = alone.tokens[name]
+            text = (*tokens[:6], 1, *tokens[7:])
+            params = replace_fields(params, prediction=text, speculation=predicting)
         engine.add(Submit(name, prompt, params, 0.0))
-    replies = Replies(run(engine))
+    counts = Counter[str]()
+    replies = Replies(run(engine, counts))
     for name in REQUESTS:
         assert replies.tokens[name] == alone.tokens[name], name
         assert replies.last[name].finish == alone.last[name].finish, name
     assert replies.logprobs == alone.logprobs
+    return counts
 
 
 def noted(
@@ -153,4 +221,5 @@ def test_same_bits_in_int8(
     drafter: str, k: int | str, variant: str, small: tuple[Pair, Replies]
 ) -> None:
     """Law: the same holds for a quantised target."""
-    compare(Engine(in_int8(config(drafter, k, LIFE[variant])), pair=small[0]), small[1])
+    found = compare(Engine(in_int8(config(drafter, k, LIFE[variant])), pair=small[0]), small[1])
+    assert found["preemptions"] or "preemption" not in variant

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,13 +16,14 @@ import pytest
 
 from engine.core import Engine
 from engine.messages import Grammar, SamplingParams, Speculation
+from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
 from server.generation.usage import Usage
 from server.text.markers import Marker
 from server.text.reasoning import Thinking
 from server.text.tool_format import ANY_OBJECT, FORMS, NO_ARGUMENTS, ToolFormat, call_grammar
 from tests.model.test_lossless import Replies, config_for, run, submit_all, with_heads
-from tests.support import tiny, tiny_text
+from tests.support import tiny, tiny_text, two_tokenizers
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference_grammar import GrammarReference
 
@@ -139,10 +141,22 @@ def text_of(tokens: list[int]) -> str:
     return str(tiny_text.tokenizer().decode([t for t in tokens if t not in tiny_text.EOS]))
 
 
+@pytest.fixture(scope="module")
+def pairs(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """Return the pairs of drafters that need another draft."""
+    _, draft = two_tokenizers.save(tmp_path_factory.mktemp("foreign"))
+    foreign = load_pair(config_for(pair.target.path, draft, "foreign", 3, {}), pair.target)
+    assert foreign.translation is not None
+    return {"self": Pair(pair.target, early_exit(pair.target, 1)), "foreign": foreign}
+
+
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
-    "small blocks, preemption": {"cache": {"block_size": 4, "num_blocks": 60}},
-    "chunks of 4": {"schedule": {"max_step_tokens": 40, "max_sequences": 18}},
+    "small blocks, preemption": {"cache": {"block_size": 1, "num_blocks": 116}},
+    "alone, chunks of 4": {
+        "schedule": {"max_step_tokens": 40, "max_sequences": 18},
+        "speculation": {"companions": []},
+    },
 }
 ROWS = [
     ("none", 0),
@@ -158,6 +172,10 @@ ROWS = [
     ("medusa", 4),
     ("medusa", "adaptive"),
     ("eagle", 4),
+    ("suffix", 4),
+    ("self", 3),
+    ("windowed", 3),
+    ("foreign", 4),
 ]
 
 
@@ -168,14 +186,18 @@ def test_lossless_under_a_grammar(
     k: int | str,
     variant: str,
     pair: Pair,
+    pairs: dict[str, Pair],
     paths: tuple[str, str],
     expected: Expected,
 ) -> None:
     """Law: masks hold at every drafted position, whichever proposer guesses, and are rolled back
     with rejected tokens."""
-    engine = Engine(config_for(*paths, drafter, k, VARIANTS[variant]), pair=pair)
+    config, counts = config_for(*paths, drafter, k, VARIANTS[variant]), Counter[str]()
+    engine = Engine(config, pair=pairs.get(drafter, pair))
     submit_all(engine, PROMPT, FIELDS)
-    replies = Replies(run(engine))
+    replies = Replies(run(engine, counts))
+    assert counts["preemptions"] or "preemption" not in variant
+    assert (counts[engine.ready.proposer] > 0) == (k != 0) or k == "adaptive"
     for name, (tokens, logprobs) in expected.items():
         assert replies.last[name].error is None, name
         assert replies.tokens[name] == tokens, name

@@ -3,6 +3,8 @@ trees change no reply."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -62,8 +64,10 @@ def test_trees_of_heads_are_lossless(
     config = config_for(tiny_target, "", "ngram", 9, VARIANTS[variant])
     engine = Engine(config, pair=pair, proposer=heads)
     submit_all(engine, PROMPT, FIELDS)
-    replies = Replies(run(engine))
+    counts = Counter[str]()
+    replies = Replies(run(engine, counts))
     hold(replies, expected)
+    assert counts["preemptions"] or "preemption" not in variant
     assert engine.gauges().blocks_used == 0
     assert sum(output.accepted for output in replies.last.values()) > 60
     model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)

@@ -9,9 +9,20 @@ import msgspec
 import pytest
 
 from engine.core import Engine
-from engine.messages import SamplingParams, Speculation
+from engine.messages import Ready, SamplingParams, Speculation
+from engine.model.early_exit import early_exit
 from engine.model.pair import Pair, load_pair
-from tests.model.test_lossless import FIELDS, KS, PROMPT, Replies, config_for, run, submit_all
+from tests.model.test_lossless import (
+    DRAFTERS,
+    FIELDS,
+    KS,
+    PROMPT,
+    Replies,
+    config_for,
+    run,
+    submit_all,
+    with_heads,
+)  # fmt: skip
 from tests.support.reference import Reference
 
 WISHES = {
@@ -19,8 +30,9 @@ WISHES = {
     "off": Speculation(max_draft=0),
     "one": Speculation(max_draft=1),
     "lookup": Speculation(proposers=("ngram",)),
-    "cascade": Speculation(proposers=("ngram", "draft_model")),
-    "draft first": Speculation(proposers=("draft_model", "ngram"), max_draft=2),
+    "cascade": Speculation(proposers=("ngram", "main")),
+    "main first": Speculation(proposers=("main", "ngram"), max_draft=2),
+    "main alone": Speculation(proposers=("main",)),
 }
 
 
@@ -31,8 +43,9 @@ def expected(tiny_target: str, tiny_eos: list[int]) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_target: str, tiny_draft: str) -> Pair:
-    return load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+def pair(tiny_target: str, tiny_draft: str, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    pair = load_pair(config_for(tiny_target, tiny_draft, "draft_model", 3, {}))
+    return with_heads(pair, tmp_path_factory.mktemp("heads"))
 
 
 def wishing(shift: int) -> dict[str, SamplingParams]:
@@ -44,17 +57,24 @@ def wishing(shift: int) -> dict[str, SamplingParams]:
     }
 
 
-def fitting(wish: Speculation | None, k_max: int) -> Speculation | None:
-    if wish is None or wish.max_draft is None:
-        return wish if k_max else None
-    return msgspec.structs.replace(
-        wish, max_draft=min(wish.max_draft, k_max), proposers=wish.proposers if k_max else None
-    )
+def fitting(wish: Speculation | None, ready: Ready) -> Speculation | None:
+    """Return the wish with the name of the main proposer, as far as the engine allows it."""
+    if wish is None:
+        return None
+    names = tuple(ready.proposer if name == "main" else name for name in wish.proposers or ())
+    most = None if wish.max_draft is None else min(wish.max_draft, ready.k_max)
+    return Speculation(max_draft=most, proposers=names if names and ready.k_max else None)
 
 
-@pytest.mark.parametrize("shift", range(len(WISHES)))
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize(
+    ("drafter", "k", "shift"),
+    [
+        *(("draft_model", k, shift) for k in KS for shift in range(len(WISHES))),
+        *((drafter, 4, shift) for drafter in DRAFTERS[2:] for shift in (0, 3)),
+    ],
+)
 def test_mixed_wishes_change_no_text(
+    drafter: str,
     k: int | str,
     shift: int,
     pair: Pair,
@@ -64,11 +84,11 @@ def test_mixed_wishes_change_no_text(
 ) -> None:
     """Law: each sequence of a step has its own K and proposers, and no text depends on them."""
     variant: dict[str, dict[str, object]] = {"cache": {"block_size": 4, "num_blocks": 60}}
-    engine = Engine(config_for(tiny_target, tiny_draft, "draft_model", k, variant), pair=pair)
+    if drafter == "self":
+        pair = Pair(pair.target, early_exit(pair.target, 1))
+    engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, variant), pair=pair)
     fields = {
-        name: msgspec.structs.replace(
-            params, speculation=fitting(params.speculation, engine.ready.k_max)
-        )
+        name: msgspec.structs.replace(params, speculation=fitting(params.speculation, engine.ready))
         for name, params in wishing(shift).items()
     }
     submit_all(engine, PROMPT, fields)

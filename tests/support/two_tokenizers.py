@@ -1,14 +1,16 @@
-"""A target and a draft with different tokenizers. The draft is the target's first layer, with the
-rows of embedding and head moved to the ids of the draft's smaller vocabulary."""
+"""Drafts with another tokenizer than their target: the rows of embedding and head are moved to the
+ids of a smaller vocabulary. The draft of the tiny target is its first layer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM
 
 from server.text.tokenizer import byte_alphabet
 from tests.support import tiny, tiny_text
@@ -35,13 +37,32 @@ def save(folder: Path, merges: Sequence[tuple[str, str]] = MERGES) -> tuple[str,
     ours = tiny_text.tokenizer().get_vocab()
     named = {**ours, "</s>": ours["<|endoftext|>"]}
     order = [named[text] for text in sorted(theirs.get_vocab(), key=theirs.get_vocab().__getitem__)]
-    with torch.no_grad():
-        for part in (draft.get_input_embeddings(), draft.get_output_embeddings()):
-            part.weight = torch.nn.Parameter(part.weight[order])
-    draft.config.vocab_size = len(order)
-    draft.config.eos_token_id = draft.generation_config.eos_token_id = theirs.token_to_id("</s>")
-    draft.config.bos_token_id = draft.generation_config.bos_token_id = None
-    draft.config.pad_token_id = None
-    path = tiny.save(draft, folder / "draft")
+    path = _renumbered(draft, order, theirs.token_to_id("</s>"), folder / "draft")
     theirs.save(f"{path}/tokenizer.json")
     return tiny_text.save(target, folder / "target"), path
+
+
+def reversed_part(path: str, folder: Path, size: int) -> str:
+    """Save the model in `path` with the first `size` tokens of its vocabulary, numbered from the
+    last to the first; any other is several of these."""
+    model, last = AutoModelForCausalLM.from_pretrained(path, dtype="auto"), size - 1
+    given = json.loads(Path(path, "tokenizer.json").read_text(encoding="utf-8"))
+    for token in given["added_tokens"]:
+        token["id"] = last - token["id"]
+    pieces = given["model"]
+    pieces["merges"] = pieces["merges"][: size - len(pieces["vocab"])]
+    pieces["vocab"] = {piece: last - i for piece, i in pieces["vocab"].items() if i < size}
+    saved = _renumbered(model, range(size)[::-1], last - model.config.eos_token_id, folder)
+    Path(saved, "tokenizer.json").write_text(json.dumps(given), encoding="utf-8")
+    return saved
+
+
+def _renumbered(draft: Any, order: Sequence[int], eos: int | None, folder: Path) -> str:
+    """Save a model whose token i is what was token `order[i]`; return the folder."""
+    with torch.no_grad():
+        for part in (draft.get_input_embeddings(), draft.get_output_embeddings()):
+            part.weight = torch.nn.Parameter(part.weight[list(order)])
+    draft.config.vocab_size = len(order)
+    for settings in (draft.config, draft.generation_config):
+        settings.eos_token_id, settings.bos_token_id, settings.pad_token_id = eos, None, None
+    return tiny.save(draft, folder)
