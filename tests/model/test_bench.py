@@ -237,7 +237,7 @@ def test_mistakes_are_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[s
     """Law: one sentence on stderr, nothing on stdout."""
     for words in (
         ["--target", "/nowhere", "--quick"],
-        ["--modes", "17"],
+        ["--modes", "64"],
         ["--modes", "transformers", "--concurrency", "1"],
         ["--modes", "off,assisted", "--concurrency", "1,4"],
         ["suite", "--cpu-seconds"],
