@@ -55,7 +55,7 @@ def _log(x: Any) -> Any:
 
 @fast
 def key_of(seed: Any, position: Any) -> Any:
-    """Return the key of a row, like noise.row_key."""
+    """Return the key of a row, as noise.key_halves does."""
     return _splitmix(_splitmix(np.uint64(seed)) ^ np.uint64(position))
 
 

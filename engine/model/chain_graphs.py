@@ -23,15 +23,15 @@ from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_guesses, draw_rows
-from engine.sampling.noise import token_words_of
+from engine.sampling.noise import Numbers, token_words_of
 from engine.sampling.plain import GENERATED
-from engine.sampling.row_params import COLUMNS, UNADJUSTED, Adjustments, Numbers, RowParams
+from engine.sampling.row_params import COLUMNS, UNADJUSTED, Adjustments, RowParams
 from engine.sampling.token_counts import Counts, CountSlots, adjusted
 from engine.scheduling.memory import buckets
 from engine.scheduling.segment import Start
 
 MOST_SEQUENCES = 64
-USUAL_SEQUENCES = 8  # most sequences of a chain recorded at start; larger ones at first use
+USUAL_SEQUENCES, USUAL_STEPS = 8, 16  # of a chain recorded at start; larger ones at first use
 PLAIN, FILTERED, ADJUSTED = range(3)  # only temperature; also filters; also penalties, bias, ...
 KINDS = 3
 _FILTERED = RowParams._fields.index("filtered")
@@ -178,10 +178,11 @@ class ChainGraphs:
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)
 
     def capture(self, most_steps: int) -> Iterator[None]:
-        """Record the plain chains of up to `USUAL_SEQUENCES` sequences, the largest first, then one
-        of each other kind, whose kernels all chains of the kind share."""
+        """Record the usual plain chains, the largest first, then one of each other kind, whose
+        kernels all chains of the kind share."""
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
-        kinds = [*map(Kind._make, product(reversed(usual), range(most_steps, 0, -1), [PLAIN]))]
+        lengths = range(min(most_steps, USUAL_STEPS), 0, -1)
+        kinds = [Kind(*each) for each in product(reversed(usual), lengths)]
         kinds += [Kind(1, min(most_steps, 2), asks) for asks in (FILTERED, ADJUSTED) if most_steps]
         for kind in kinds:
             self._pool.inputs(kind).send(())

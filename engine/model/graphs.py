@@ -26,7 +26,8 @@ from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
 from engine.sampling.device_draws import Sampling, draw_rows
-from engine.sampling.row_params import UNFILTERED, Numbers, RowParams
+from engine.sampling.noise import Numbers
+from engine.sampling.row_params import UNFILTERED, RowParams
 from engine.scheduling.memory import buckets
 
 MOST_GRAPHS = 64  # of one pool; the least recently used one is dropped

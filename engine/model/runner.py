@@ -29,10 +29,10 @@ from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
 from engine.sampling.device_draws import Sampling
-from engine.sampling.noise import token_words_of
+from engine.sampling.noise import Numbers, token_words_of
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
-from engine.sampling.row_params import Numbers, flat
+from engine.sampling.row_params import flat
 from engine.sampling.token_counts import CountSlots
 from engine.sampling.triton_draws import available
 from engine.scheduling.memory import buckets

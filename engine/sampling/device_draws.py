@@ -23,14 +23,13 @@ from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import gumbel_of, hashed, token_words_of
+from engine.sampling.noise import Numbers, gumbel_of, hashed, token_words_of
 from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNDECIDED, Rows
 from engine.sampling.row_params import (
     COLUMNS,
     UNADJUSTED,
     UNFILTERED,
     Fields,
-    Numbers,
     Plan,
     RowParams,
     Shape,

@@ -96,12 +96,6 @@ def key_halves(seeds: Words, positions: Numbers) -> Halves:
     return words.view(np.int32).reshape(-1, 2)
 
 
-def row_key(seed: int, position: int) -> int:
-    """Return a row's 64-bit key: SplitMix64 (Steele, Lea and Flood, 2014) of seed and position."""
-    key: int = splitmix64(splitmix64(seed & _MASK64) ^ (position & _MASK64))
-    return key
-
-
 def splitmix64(x: Any) -> Any:
     """Return the SplitMix64 hash of an int, or of each element of a uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64

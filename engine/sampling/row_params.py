@@ -7,7 +7,7 @@ Numbers have eight bytes, int64 or float64, which holds every id.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,10 @@ from engine.attention.packed_copy import sent_alone
 from engine.messages import SamplingParams
 from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import key_halves, splitmix64
+from engine.sampling.noise import Numbers, key_halves, splitmix64
 from engine.sampling.plain import Plain, Rows
 from engine.scheduling.segment import ancestors_of
 from engine.scheduling.sequence import Sequence
-
-Numbers = npt.NDArray[Any]
-
 
 _NOT_SENT = torch.empty(0)
 

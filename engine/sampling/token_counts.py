@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.sampling.noise import Numbers
 from engine.sampling.plain import ENDS, GENERATED, PROMPT
-from engine.sampling.row_params import Numbers
 from engine.sampling.triton_draws import adjust, available
 from engine.scheduling.sequence import Sequence
 

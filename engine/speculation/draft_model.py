@@ -29,9 +29,9 @@ from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
+from engine.sampling.noise import Numbers
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain, Rows
-from engine.sampling.row_params import Numbers
 from engine.scheduling.segment import Segment, Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk

@@ -27,8 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.model.eagle_head import WAITING, EagleHead
 from engine.model.kv_cache import KVCache, Plane
 from engine.sampling.logits import LogitsProcessor
-from engine.sampling.noise import noise_numbers, token_words_of, with_noise
-from engine.sampling.row_params import Numbers, sent
+from engine.sampling.noise import Numbers, noise_numbers, token_words_of, with_noise
+from engine.sampling.row_params import sent
 from engine.scheduling.segment import HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -38,7 +38,6 @@ Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
 _RANKS = 8  # candidate tokens after a path
 _BREADTH = 8  # paths per level that are extended
-_SHORT = 256  # tokens; texts below are padded to any length up to it
 _SHORT = 256  # tokens; texts below are padded to any length up to it
 _PLANE = "eagle"
 

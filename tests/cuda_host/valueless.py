@@ -15,7 +15,7 @@ from engine.attention.interface import NAME
 from engine.model import early_exit, loader
 from engine.model.proof import LENGTH
 from engine.sampling import device_draws
-from engine.sampling.row_params import Numbers
+from engine.sampling.noise import Numbers
 from engine.step import rounds
 
 

@@ -16,13 +16,12 @@ from engine.sampling.noise import (
     gumbel_of,
     hashed,
     key_halves,
-    row_key,
     splitmix64,
     token_words_of,
     words_of,
 )
 from tests.support import reference_noise
-from tests.support.row_noise import Key, gumbel, key_columns
+from tests.support.row_noise import Key, gumbel, key_columns, row_key
 
 VOCAB = 4096
 ROWS = 256

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.sampling.noise import gumbel_of, hashed, row_key, token_words_of
+from engine.sampling.noise import gumbel_of, hashed, splitmix64, token_words_of
 
 Key = tuple[int, int]  # (seed of 64 bits, absolute position)
 
@@ -28,3 +28,9 @@ def key_columns(
     """Return the low and the high halves of the rows' keys, `[n, 1]` each; arbitrary for None."""
     row_words = np.array([row_key(*(key or (0, 0))) for key in keys], dtype=np.uint64)[:, None]
     return row_words.astype(np.uint32), (row_words >> np.uint64(32)).astype(np.uint32)
+
+
+def row_key(seed: int, position: int) -> int:
+    """Return a row's 64-bit key: SplitMix64 (Steele, Lea and Flood, 2014) of seed and position."""
+    key: int = splitmix64(splitmix64(seed % 2**64) ^ position % 2**64)
+    return key

@@ -10,17 +10,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from engine.arguments import Parser, exit_code
 from engine.child import freeze_memory
-from engine.config import BUILTIN
+from engine.config import BUILTIN, SpeculationConfig
 from engine.errors import ConfigError
 from engine.lab.bench import record
 from engine.lab.bench.assisted import NAMES, other_arms
 from engine.lab.bench.costs import cost_lines, measure_costs, promises
 from engine.lab.bench.offline import ALL, PROPOSERS, TREE, Offline
-from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, set_threads
+from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, proposer_of, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
 from engine.lab.comparison.report import show
@@ -74,18 +73,18 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     config, pair, encode = load(parsed)
     measures = name in ("suite", "machine")
     costs = measure_costs(config, pair, rounds=race.rounds, clock=clock) if measures else None
+    drafting = {"proposer": proposer_of(parsed.draft, parsed.dtype)}  # also beside --medusa
     player = Offline(
         config, pair, encode, race.arms,
         concurrency=most, prompts=sum(map(len, race.pools.values())),
         reply=parsed.tokens or LONGEST, clock=clock,
         others=other_arms(pair, race.arms, parsed.target, parsed.draft),
+        settings={Arm("auto", label="draft_model"): SpeculationConfig.model_validate(drafting)},
     )  # fmt: skip
     freeze_memory().join()  # as a server does
     facts = {**pair_facts(pair, clock), "rounds": race.rounds}
     comparison = race.run(player)
-    more: dict[str, Any] = {}
-    if costs is not None:
-        more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))}
+    more = {"costs": asdict(costs), "promises": list(promises(costs, comparison))} if costs else {}
     code = show("Foredraft bench", facts, comparison, json=parsed.json, more=more)
     if costs is not None:
         print("\n".join(cost_lines(costs, comparison)))

@@ -318,7 +318,7 @@ def _config(
     if arm.label == ALL:
         values["speculation"].update(companions=get_args(Companion), remembered_tokens=REMEMBERED)
     if arm.label in KINDS:
-        if arm.label != config.speculation.proposer.kind:
+        if arm.label != values["speculation"]["proposer"]["kind"]:
             values["speculation"]["proposer"] = {"kind": arm.label}
         values["speculation"].update(companions=[], remembered_tokens=REMEMBERED)
     elif arm.label == "prediction":

@@ -15,10 +15,11 @@ from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
 from engine.sampling.device_draws import best_and_lead
 from engine.sampling.logits import LogitsProcessor, RowContext
-from engine.sampling.noise import row_key, words_of
+from engine.sampling.noise import words_of
 from engine.sampling.plain import UNDECIDED, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 from tests.support.row_noise import gumbel as row_noise
+from tests.support.row_noise import row_key
 from tests.support.slow_draws import finalize, sample
 
 VOCAB = 1000  # not a multiple of the blocks in which rows are read
