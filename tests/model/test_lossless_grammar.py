@@ -152,7 +152,7 @@ def pairs(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pai
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "whole prompts": {},
-    "small blocks, preemption": {"cache": {"block_size": 1, "num_blocks": 116}},
+    "small blocks, preemption": {"cache": {"block_size": 1, "num_blocks": 78}},
     "alone, chunks of 4": {
         "schedule": {"max_step_tokens": 40, "max_sequences": 18},
         "speculation": {"companions": []},
@@ -163,7 +163,7 @@ ROWS = [
     ("ngram", 3),
     ("ngram", "adaptive"),
     ("lookahead", 6),
-    ("lookahead", 16),
+    ("lookahead", 10),
     ("draft_model", 0),
     ("draft_model", 1),
     ("draft_model", 3),
