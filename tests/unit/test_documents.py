@@ -34,6 +34,14 @@ def test_folder_pages_are_short(page: Path) -> None:
     assert lines(page) <= LONGEST_FOLDER_PAGE
 
 
+def test_decisions_are_short() -> None:
+    """Law: a decision has at most five lines of at most 130 characters; figures are in results."""
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    for decision in re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE):
+        assert len(decision.splitlines()) <= 5, decision
+        assert max(map(len, decision.splitlines())) <= 130, decision
+
+
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     """Law: a relative link names an existing file, and its fragment a heading in it."""
