@@ -63,14 +63,15 @@ _ENGINE = Path(__file__).parents[1]
 _DATE = _source_stamp()
 
 
-def fast(function: Callable[..., Any], **options: bool) -> Any:
+def fast(function: Callable[..., Any], *, allocates: bool = True) -> Any:
     """Return the function compiled: at its first call, or from the cache while no file with
     compiled code has changed. Without a writable folder, nothing is cached.
 
     No fast-math: operations are rounded, and sums are taken, as written. Fresh and cached code are
     optimised differently (a function may be inlined in one only), so with fast-math a seed would
     give another text after the first start."""
-    compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    options = {"nogil": True, "error_model": "numpy", "_nrt": allocates}
+    compiled = numba.njit(**options)(function)
     with suppress(RuntimeError):  # no writable cache folder
         compiled._cache = _SafeCache(function)
         compiled._cache._cache_file._source_stamp = _DATE
@@ -78,7 +79,7 @@ def fast(function: Callable[..., Any], **options: bool) -> Any:
 
 
 # For functions that allocate nothing: counting references takes longer than a row's arithmetic.
-fast_in_place = partial(fast, _nrt=False)
+fast_in_place = partial(fast, allocates=False)
 
 
 def is_cached(function: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_attention import attend, buffers_for, follow, places_of
 from engine.cpu.kernels_draws import guess, space_for
 from engine.cpu.kernels_products import product
@@ -156,7 +156,7 @@ def chain(
         )  # fmt: skip
 
 
-@fast
+@fast_in_place
 def _penalise(row: Any, sequence: Any, penalties: Any) -> None:
     """Apply penalties in place, like `engine.sampling.logits`."""
     table, spans, factors = penalties
@@ -171,7 +171,7 @@ def _penalise(row: Any, sequence: Any, penalties: Any) -> None:
         row[token] = number
 
 
-@fast
+@fast_in_place
 def _remember(sequence: Any, token: Any, penalties: Any) -> None:
     """Count a new token of a sequence that has penalties."""
     table, spans, _ = penalties

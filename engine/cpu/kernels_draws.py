@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_filters import DOUBT, REMOVED, cut_of, stays, whole_of
 from engine.cpu.kernels_noise import (
     BOTTOM,
@@ -53,7 +53,7 @@ def space_for(vocab: Any) -> Any:
     )  # fmt: skip
 
 
-@fast
+@fast_in_place
 def _look(row: Any, scale: Any, peaks: Any) -> Any:
     """Write each group's largest scaled logit to `peaks`. Return the bits of the row's largest
     absolute value, ignoring removed (-inf) tokens; >= INFINITE means some are not finite."""
@@ -71,7 +71,7 @@ def _look(row: Any, scale: Any, peaks: Any) -> Any:
     return size
 
 
-@fast
+@fast_in_place
 def _largest(numbers: Any) -> Any:
     most = BOTTOM
     for i in range(len(numbers)):
@@ -79,7 +79,7 @@ def _largest(numbers: Any) -> Any:
     return value(most)
 
 
-@fast
+@fast_in_place
 def _bound(words: Any, low: Any, high: Any, space: Any) -> Any:
     """Write each group's upper bound of its scores; return the group with the largest bound."""
     peaks, hashes, bounds = space[:3]
@@ -97,7 +97,7 @@ def _bound(words: Any, low: Any, high: Any, space: Any) -> Any:
     return group
 
 
-@fast
+@fast_in_place
 def _two_best(
     row: Any, scale: Any, low: Any, high: Any, words: Any, space: Any, start: Any, bar: Any,
     margin: Any,
@@ -127,7 +127,7 @@ def _two_best(
     return token, second_best, best, second
 
 
-@fast
+@fast_in_place
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
     """Return the first index of the largest logit, its lead over the next, and that one's index."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
@@ -153,7 +153,7 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
     return token, min(most - second, MOST_SURE), second_best
 
 
-@fast
+@fast_in_place
 def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
@@ -190,7 +190,7 @@ def _sampled(
     return UNDECIDED, np.float32(0), -1
 
 
-@fast
+@fast_in_place
 def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any) -> Any:
     scale = float_of(np.int32(item[4]))
     size = _look(row, scale if scale > 0 else np.float32(1), space[0])
@@ -202,7 +202,7 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
     return _sampled(row, words, item, key_of(item[3], position), most, float_of(size), space, sure)
 
 
-@fast
+@fast_in_place
 def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """Return a draft's token at `position` from its row of logits (NOT_FINITE if none can be
     drawn), its lead over the second best (at most MOST_SURE), and that second best (-1: none).

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_rows import exp
 
 REMOVED, STAYS, DOUBT = 0, 1, 2
@@ -37,7 +37,7 @@ def _mass_above(row: Any, scale: Any, bar: Any, mass: Any) -> Any:
     return total
 
 
-@fast
+@fast_in_place
 def _largest(row: Any, scale: Any, found: Any) -> None:
     """Fill `found` with the largest scaled logits, largest first."""
     found[:] = np.float32(-np.inf)
@@ -52,7 +52,7 @@ def _largest(row: Any, scale: Any, found: Any) -> None:
             found[i] = x
 
 
-@fast
+@fast_in_place
 def _ranks(row: Any, scale: Any, logit: Any) -> Any:
     """Return how many scaled logits are above `logit`, and how many are equal to it."""
     above = equal = np.int32(0)
@@ -86,7 +86,7 @@ def whole_of(row: Any, scale: Any, most: Any, top_k: Any, mass: Any) -> Any:
     return whole
 
 
-@fast
+@fast_in_place
 def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -> Any:
     """Write the scaled logits above `bar` to `found`. Return how many they are and their mass; the
     count is `len(found) + 1` where they are too many or in too many groups."""
@@ -110,7 +110,7 @@ def _gather(row: Any, scale: Any, bar: Any, peaks: Any, mass: Any, found: Any) -
     return count, total
 
 
-@fast
+@fast_in_place
 def _sort(numbers: Any) -> None:
     """Sort in place, largest first."""
     for i in range(1, len(numbers)):
@@ -150,7 +150,7 @@ def cut_of(
     return np.float32(-np.inf)
 
 
-@fast
+@fast_in_place
 def stays(
     row: Any, scale: Any, logit: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
-from engine.cpu.jit import HAS_TILES, fast
+from engine.cpu.jit import HAS_TILES, fast, fast_in_place
 from engine.cpu.kernels_tiles import SIDE, TAIL, product_of_codes, product_of_tiles, room
 from engine.cpu.vectors import (
     FLOATS,
@@ -116,7 +116,7 @@ def _emit(emit: Emit, rows: int, count: int, arrays: Any, sizes: Any, coded: boo
             emit.store(builder.load(total), y, builder.add(first, place))
 
 
-@fast
+@fast_in_place
 def by_vectors(x: Any, pairs: Any, words: Any, y: Any) -> None:
     """Compute y = x W'. `x` has `pairs` pairs of float32, or words of two bfloat16, per row; `y`
     float32 `[rows, panels * PANEL]`; `words` may be int8, whose scales are not applied."""
@@ -166,9 +166,13 @@ def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
         by_vectors(as_words(x), pairs, codes, y)
     else:
         by_vectors(rounded_rows(x), pairs, codes, y)
-    scales, first = codes.view(np.float32), pairs * PANEL // 2
-    for row in range(len(x)):
-        for panel in range(len(codes)):
+    _scale(y, codes.view(np.float32), pairs * PANEL // 2)
+
+
+@fast_in_place
+def _scale(y: Any, scales: Any, first: Any) -> None:
+    for row in range(len(y)):
+        for panel in range(len(scales)):
             outputs, scale = y[row, panel * PANEL :], scales[panel, first:]
             for i in range(PANEL):
                 outputs[i] *= scale[i]

@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from engine.cpu.jit import fast
+from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.vectors import INTS, LANES, PANEL, WIDE, Emit, pointers
 
 SIDE = 16  # rows of a tile, and words per tile row
@@ -174,7 +174,7 @@ def _ask_for(typing: Any, words: Any, at: Any) -> Any:
     return types.void(words, types.int64), generate
 
 
-@fast
+@fast_in_place
 def product_of_tiles(x: Any, words: Any, y: Any) -> None:
     """Compute y = x W'. `x` uint32 `[rows, in / 2]`, in / 2 a multiple of SIDE; `words` from
     `weights.pack`; `y` float32 `[rows, padded(out)]`."""
@@ -190,7 +190,7 @@ def product_of_tiles(x: Any, words: Any, y: Any) -> None:
     end_of_tiles()
 
 
-@fast
+@fast_in_place
 def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any) -> None:
     """Compute a panel's outputs for one or two tiles of rows from `row` on. The last tile starts
     earlier, overlapping rows already computed, so that all tiles have the same height."""
@@ -215,11 +215,16 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
 @fast
 def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     """`product_of_tiles` for codes: uint16 (`pack_eight`), int8 or uint8 (`pack_twelve`)."""
-    rows, pairs = x.shape
-    if rows == 0:
-        return
-    stride, second = y.shape[1], min(SIDE, rows - SIDE)
-    words, space = codes.view(np.uint32), room(pairs, PANEL).reshape(-1).view(np.uint32)
+    if len(x) > 0:
+        space = room(x.shape[1], PANEL).reshape(-1).view(np.uint32)
+        _product_of_codes(x, codes, codes.view(np.uint32), space, y)
+
+
+@fast_in_place
+def _product_of_codes(x: Any, codes: Any, words: Any, space: Any, y: Any) -> None:
+    """`words`: the codes, viewed as uint32; `space`: room for a panel's words."""
+    rows, stride = len(x), y.shape[1]
+    second = min(SIDE, rows - SIDE)
     begin_tiles(min(rows, SIDE))
     for panel in range(codes.shape[0]):
         to = panel * PANEL
@@ -234,7 +239,7 @@ def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     end_of_tiles()
 
 
-@fast
+@fast_in_place
 def _first_rows(x: Any, second: Any, codes: Any, words: Any, width: Any, space: Any) -> None:
     """Compute a panel's sums for the first one or two tiles of rows, and leave its unpacked weights
     in `space`. `words`: the codes, viewed as uint32."""
