@@ -1,22 +1,18 @@
-"""Make a random Llama and a draft from its own first layers, with a chosen acceptance.
+"""`python -m engine.lab.synthetic`: write a random target and a draft with a chosen acceptance, as
+two folders for `foredraft serve --target DIR/target --draft DIR/draft`.
 
-The target's layers beyond the draft write to the residual stream through scaled projections: at
-scale 0 both models are equal, and a larger scale lowers acceptance. The constants below avoid text
-that loops at temperature 0: attention looks at a few tokens at random distances, so that the next
-token depends on many, and the head's logits are large enough for a clear favourite (the likeliest
-token has a probability of about 0.7).
-
-Agreement is acceptance under sample-and-match: the argmaxes of both models are equal, at
-temperature 0 as they are, at 1 after the same Gumbel noise is added (a draw is the argmax of log q
-+ noise). It is measured on text that the draft writes at temperature 1, with whole models. The
-source of the text does not matter: each next token is a pseudo-random function of its context.
+For measurements only: the cost of a step does not depend on the values of the weights. Acceptance
+is the mean of the acceptances at temperature 0 and 1. Prints a table of the scales it tries, then
+the pair's acceptance on other texts, and writes the pair. The same arguments give the same weights.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +21,22 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from engine.arguments import number
+from engine.arguments import Parser, exit_code, number, whole
 from engine.config import BUILTIN, model_folder
 from engine.demo.tokens import SPECIAL, VOCABULARY
+from engine.errors import ConfigError
+from engine.lab.bench.options import set_threads
+from engine.lab.files import new_folder
+from engine.lab.train.agreement import matched
+from engine.model.loader import pick_device
 
+# The draft has the target's first layers. Later layers write to the residual stream through scaled
+# projections: at scale 0 both models are equal, and a larger scale lowers acceptance. The constants
+# below avoid text that loops at temperature 0: attention looks at a few tokens at random distances,
+# so that the next token depends on many, and the head's logits are large enough for a clear
+# favourite (the likeliest token has a probability of about 0.7). Acceptance is measured with whole
+# models (lab.train.agreement) on text that the draft writes at temperature 1. The source of the
+# text does not matter: each next token is a pseudo-random function of its context.
 HEAD_DIM = 64
 POSITIONS = 2048  # the tokenizer's model_max_length
 MOST_POSITIONS = 1 << 17
@@ -37,7 +45,7 @@ EMBEDDING = 0.7  # standard deviation of the embedding; the draft's layers add s
 LOGITS = 9.0
 SMALLEST, LARGEST = 100_000, 4_000_000_000  # parameters
 PROMPT = 16  # random tokens before each text; not counted
-DRAWS = 4  # noise samples per token
+CHECKS = 3  # other texts on which the chosen scale is checked
 STEPS = 7  # bisection steps
 LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -156,8 +164,8 @@ def scaler(target: Any, layers: int) -> Callable[[float], None]:
 
     @torch.inference_mode()
     def scale(factor: float) -> None:
-        for weight, whole in zip(weights, full, strict=True):
-            weight.copy_((whole.float() * factor).bfloat16())
+        for weight, unscaled in zip(weights, full, strict=True):
+            weight.copy_((unscaled.float() * factor).bfloat16())
 
     return scale
 
@@ -178,18 +186,15 @@ class Text:
     """Text that the draft wrote, with its logits."""
 
     def __init__(self, draft: Any, *, sequences: int, length: int, seed: int) -> None:
-        self._device = draft.device
-        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._generator = torch.Generator(draft.device).manual_seed(seed)
         self.ids = self._write(draft, sequences, length)
-        drawn = torch.randint(1 << 40, (), generator=self._generator, device=self._device)
-        self._noise_seed = int(drawn)
         self._logits = self.logits(draft)
 
     @torch.inference_mode()
     def _write(self, draft: Any, sequences: int, length: int) -> Tensor:
         """Sample ids `[sequences, PROMPT + length]`; `generate` would use the global generator."""
         known, shape = (len(SPECIAL), draft.config.vocab_size), (sequences, PROMPT)
-        ids = torch.randint(*known, shape, generator=self._generator, device=self._device)
+        ids = torch.randint(*known, shape, generator=self._generator, device=draft.device)
         given, past = ids, None
         for _ in range(length):
             output = draft(given, past_key_values=past, use_cache=True)
@@ -200,25 +205,16 @@ class Text:
 
     @torch.inference_mode()
     def logits(self, model: Any) -> Tensor:
-        """Return logits `[tokens, vocabulary]` for the tokens after the prompts. Runs one text at a
-        time to save memory."""
+        """Return float32 logits `[tokens, vocabulary]` for the tokens after the prompts. Runs one
+        text at a time to save memory."""
         rows = [model(one[None], use_cache=False).logits[0, PROMPT:] for one in self.ids]
-        return torch.cat(rows)
+        return torch.cat(rows).float()
 
     @torch.inference_mode()
     def agreement(self, target: Any) -> Agreement:
         """Return the target's agreement with the draft that wrote this text."""
-        ours, theirs = self.logits(target), self._logits
-        generator = torch.Generator(self._device).manual_seed(self._noise_seed)
-        equal: list[Tensor] = []
-        for _ in range(DRAWS):
-            uniform = torch.rand(
-                ours.shape, generator=generator, device=self._device, dtype=torch.float32
-            ).clamp_(min=1e-9)
-            noise = uniform.log_().neg_().log_().neg_()
-            equal.append((ours + noise).argmax(-1) == (theirs + noise).argmax(-1))
-        greedy = ours.argmax(-1) == theirs.argmax(-1)
-        return Agreement(float(greedy.float().mean()), float(torch.cat(equal).float().mean()))
+        same, drawn, count = matched(self.logits(target), self._logits).tolist()
+        return Agreement(same / count, drawn / count)
 
 
 def text_of(draft: Any, tokens: int, seed: int) -> Text:
@@ -271,3 +267,70 @@ def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
         model.to(dtype).save_pretrained(folder / role)  # its config.json says the model's type
         for name in TOKENIZER:
             shutil.copyfile(Path(model_folder(BUILTIN, "target"), name), folder / role / name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return exit code 0, or 2 for invalid arguments."""
+    parsed = build_parser().parse_args(arguments)
+    return exit_code("python -m engine.lab.synthetic", lambda: run(parsed))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Make and write the pair; return the exit code. Raises EngineError."""
+    device = str(pick_device(parsed.device))
+    shape = replace(parsed.parameters, positions=parsed.positions)
+    if parsed.draft_layers >= shape.layers:
+        raise ConfigError(
+            f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
+            f"allowed are 1 to {shape.layers - 1}"
+        )
+    set_threads(None)
+    with new_folder(parsed.output) as folder:
+        write(parsed, shape, device, folder)
+    print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser("python -m engine.lab.synthetic", __doc__)
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="new folder")
+    add("--parameters", type=shape_named, default="3e8", metavar="N",
+        help="approximate parameters of the target, or `8b`: as Llama 3.1 8B (3e8)")  # fmt: skip
+    add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
+        help=f"longest sequence ({POSITIONS})")  # fmt: skip
+    add("--draft-layers", type=whole(1, 1000), default=1, metavar="N",
+        help="how many the draft shares (1)")  # fmt: skip
+    add("--acceptance", type=number(0.05, 0.99), default=0.8, metavar="A", help="wanted (0.8)")
+    add("--device", choices=["cpu", "cuda"], default="cpu", help="where it is made (cpu)")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of the weights")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the weights (0)")
+    add("--tokens", type=whole(128, 1 << 16), default=768, metavar="N",
+        help="of text to measure acceptance on (768)")  # fmt: skip
+    return parser
+
+
+def write(parsed: argparse.Namespace, shape: Shape, device: str, folder: Path) -> None:
+    """Build, calibrate and save the pair; print a line for each scale that is tried."""
+    layers = parsed.draft_layers
+    print(
+        f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "
+        f"width {shape.width}; draft {shape.parameters(layers) / 1e6:.1f} M, {layers} of them",
+        flush=True,
+    )
+    print("     scale     T=0    T=1   mean", flush=True)
+    target, draft = make_pair(
+        shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
+        device=device, report=row,
+    )  # fmt: skip
+    for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
+        row(f"other text {other}", text_of(draft, parsed.tokens, other).agreement(target))
+    save(folder, target, draft, getattr(torch, parsed.dtype))
+
+
+def row(name: str, found: Agreement) -> None:
+    print(f"{name:>12}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
