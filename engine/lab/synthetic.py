@@ -12,7 +12,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,71 +51,62 @@ LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a target."""
-
-    width: int
-    layers: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int = HEAD_DIM
-    vocabulary: int = VOCABULARY
-    positions: int = POSITIONS
-
-    def config(self, layers: int) -> LlamaConfig:
-        """Return the config of a model with this many layers."""
-        return LlamaConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.width,
-            intermediate_size=self.inner,
-            num_hidden_layers=layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.positions,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
-
-    def parameters(self, layers: int) -> int:
-        """Return the number of parameters with this many layers, embedding and head included."""
-        attention = 2 * self.width * self.head_dim * (self.heads + self.kv_heads)
-        one = attention + 3 * self.width * self.inner + 2 * self.width
-        return layers * one + (2 * self.vocabulary + 1) * self.width
+def config_of(
+    width: int, layers: int, inner: int, heads: int, kv_heads: int, *,
+    head_dim: int = HEAD_DIM, vocabulary: int = VOCABULARY,
+) -> LlamaConfig:  # fmt: skip
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
 
 
-def shape_of(parameters: float) -> Shape:
-    """Return a shape with about this many parameters, in the proportions of small Llamas: 0.3e9 is
+def parameters_of(config: LlamaConfig, layers: int) -> int:
+    """Return the number of parameters with this many layers, embedding and head included."""
+    of: Any = config  # its types are too wide
+    width, heads = of.hidden_size, of.num_attention_heads + of.num_key_value_heads
+    one = 2 * width * of.head_dim * heads + 3 * width * of.intermediate_size + 2 * width
+    return int(layers * one + (2 * of.vocab_size + 1) * width)
+
+
+def sized(parameters: float) -> LlamaConfig:
+    """Return a config of about this many parameters, in the proportions of small Llamas: 0.3e9 is
     25 layers of width 1024, 1e9 about 38 of width 1536; 4 heads per KV head where they divide."""
     step = 256 if parameters > 5e7 else HEAD_DIM
     width = max(step, round((parameters / 0.27) ** (1 / 3) / step) * step)
     heads = width // HEAD_DIM
     kv_heads = heads // 4 if heads % 4 == 0 else heads
-    shape = Shape(width, 0, width * 11 // 4 // 64 * 64, heads, kv_heads)
-    base = shape.parameters(0)
-    layers = max(2, round((parameters - base) / (shape.parameters(1) - base)))
-    return Shape(width, layers, shape.inner, heads, kv_heads)
+    config = config_of(width, 1, width * 11 // 4 // 64 * 64, heads, kv_heads)
+    base, one = parameters_of(config, 0), parameters_of(config, 1)
+    config.num_hidden_layers = max(2, round((parameters - base) / (one - base)))
+    return config
 
 
-EIGHT_B = Shape(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)  # as Llama 3.1 8B
-
-
-def shape_named(size: str) -> Shape:
-    """Return the shape for `8b` or a number of parameters. Raises ArgumentTypeError."""
-    return EIGHT_B if size.lower() == "8b" else shape_of(number(SMALLEST, LARGEST)(size))
+def config_named(size: str) -> LlamaConfig:
+    """Return the config of `8b` (as Llama 3.1 8B) or of a number of parameters. Raises
+    ArgumentTypeError."""
+    if size.lower() == "8b":
+        return config_of(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)
+    return sized(number(SMALLEST, LARGEST)(size))
 
 
 @torch.inference_mode()
 def random_target(
-    shape: Shape, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+    config: LlamaConfig, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Any:
     """Return a LlamaForCausalLM made on `device`, with unscaled weights that are exact in bfloat16.
     The same arguments give the same weights."""
-    model = _empty(shape.config(shape.layers), device, dtype)
+    model = _empty(config, device, dtype)
     generator = torch.Generator(device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -238,13 +229,13 @@ def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
 
 
 def make_pair(
-    shape: Shape, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
+    config: LlamaConfig, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
     device: str = "cpu", report: Callable[[str, Agreement], None] = lambda *_: None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return a target and its draft of `layers` layers, with about the wanted acceptance; on CUDA
     in bfloat16, else in float32. `report` is called with each scale that is tried."""
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    target = random_target(shape, seed, device, dtype)
+    target = random_target(config, seed, device, dtype)
     draft = draft_of(target, layers)
     text, rescale = text_of(draft, tokens, seed), scaler(target, layers)
 
@@ -278,15 +269,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(parsed: argparse.Namespace) -> int:
     """Make and write the pair; return the exit code. Raises EngineError."""
     device = str(pick_device(parsed.device))
-    shape = replace(parsed.parameters, positions=parsed.positions)
-    if parsed.draft_layers >= shape.layers:
+    config: LlamaConfig = parsed.parameters
+    config.max_position_embeddings = parsed.positions
+    if parsed.draft_layers >= (layers := config.num_hidden_layers):
         raise ConfigError(
-            f"--draft-layers is {parsed.draft_layers}; the target has {shape.layers} layers, so "
-            f"allowed are 1 to {shape.layers - 1}"
+            f"--draft-layers is {parsed.draft_layers}; the target has {layers} layers, so allowed"
+            f" are 1 to {layers - 1}"
         )
     set_threads(None)
     with new_folder(parsed.output) as folder:
-        write(parsed, shape, device, folder)
+        write(parsed, config, device, folder)
     print(f"written: {Path(parsed.output, 'target')} and {Path(parsed.output, 'draft')}")
     return 0
 
@@ -295,7 +287,7 @@ def build_parser() -> Parser:
     parser = Parser("python -m engine.lab.synthetic", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="new folder")
-    add("--parameters", type=shape_named, default="3e8", metavar="N",
+    add("--parameters", type=config_named, default="3e8", metavar="N",
         help="approximate parameters of the target, or `8b`: as Llama 3.1 8B (3e8)")  # fmt: skip
     add("--positions", type=whole(256, MOST_POSITIONS), default=POSITIONS, metavar="N",
         help=f"longest sequence ({POSITIONS})")  # fmt: skip
@@ -310,17 +302,18 @@ def build_parser() -> Parser:
     return parser
 
 
-def write(parsed: argparse.Namespace, shape: Shape, device: str, folder: Path) -> None:
+def write(parsed: argparse.Namespace, config: LlamaConfig, device: str, folder: Path) -> None:
     """Build, calibrate and save the pair; print a line for each scale that is tried."""
-    layers = parsed.draft_layers
+    layers, of_all = parsed.draft_layers, config.num_hidden_layers
     print(
-        f"target {shape.parameters(shape.layers) / 1e6:.1f} M parameters, {shape.layers} layers of "
-        f"width {shape.width}; draft {shape.parameters(layers) / 1e6:.1f} M, {layers} of them",
+        f"target {parameters_of(config, of_all) / 1e6:.1f} M parameters, {of_all} layers of "
+        f"width {config.hidden_size}; draft {parameters_of(config, layers) / 1e6:.1f} M,"
+        f" {layers} of them",
         flush=True,
     )
     print("     scale     T=0    T=1   mean", flush=True)
     target, draft = make_pair(
-        shape, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
+        config, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
         device=device, report=row,
     )  # fmt: skip
     for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
