@@ -44,7 +44,7 @@ QUERY_KEY = 1.8  # standard deviation of queries and of keys; that of attention 
 EMBEDDING = 0.7  # standard deviation of the embedding; the draft's layers add summands near 1
 LOGITS = 9.0
 SMALLEST, LARGEST = 100_000, 4_000_000_000  # parameters
-PROMPT = 16  # random tokens before each text; not counted
+PROMPT, LENGTH = 16, 128  # tokens of a text: random ones before it, not counted; its own
 CHECKS = 3  # other texts on which the chosen scale is checked
 STEPS = 7  # bisection steps
 LOUDEST, QUIETEST = 0.0, -9.0  # log2 of the scale
@@ -174,11 +174,11 @@ class Agreement:
 
 
 class Text:
-    """Text that the draft wrote, with its logits."""
+    """About `tokens` tokens of text that the draft writes, with its logits."""
 
-    def __init__(self, draft: Any, *, sequences: int, length: int, seed: int) -> None:
+    def __init__(self, draft: Any, tokens: int, seed: int) -> None:
         self._generator = torch.Generator(draft.device).manual_seed(seed)
-        self.ids = self._write(draft, sequences, length)
+        self.ids = self._write(draft, sequences=max(1, tokens // LENGTH), length=LENGTH)
         self._logits = self.logits(draft)
 
     @torch.inference_mode()
@@ -208,11 +208,6 @@ class Text:
         return Agreement(same / count, drawn / count)
 
 
-def text_of(draft: Any, tokens: int, seed: int) -> Text:
-    """Have the draft write about `tokens` tokens."""
-    return Text(draft, sequences=max(1, tokens // 128), length=128, seed=seed)
-
-
 def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
     """Return the scale whose agreement is nearest to `wanted`, by bisection of its logarithm.
     Agreement falls as the scale grows. Returns the best scale seen, so late noise does no harm."""
@@ -237,7 +232,7 @@ def make_pair(
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     target = random_target(config, seed, device, dtype)
     draft = draft_of(target, layers)
-    text, rescale = text_of(draft, tokens, seed), scaler(target, layers)
+    text, rescale = Text(draft, tokens, seed), scaler(target, layers)
 
     def measure(scale: float) -> Agreement:
         rescale(scale)
@@ -317,7 +312,7 @@ def write(parsed: argparse.Namespace, config: LlamaConfig, device: str, folder: 
         device=device, report=row,
     )  # fmt: skip
     for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
-        row(f"other text {other}", text_of(draft, parsed.tokens, other).agreement(target))
+        row(f"other text {other}", Text(draft, parsed.tokens, other).agreement(target))
     save(folder, target, draft, getattr(torch, parsed.dtype))
 
 

@@ -216,7 +216,7 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     torch.manual_seed(parsed.seed)
-    vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"])
+    vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"].values())
     learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))
 
     def begin() -> Shares:

@@ -123,7 +123,7 @@ def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
-    held = all_of(data["held"])
+    held = all_of(data["held"].values())
 
     def begin() -> Shares:
         before = accuracy(target, heads, held)

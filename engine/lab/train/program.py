@@ -217,18 +217,14 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
         raise ConfigError("too short to learn from and to hold some of it out: nothing fills two"
                           f" rows of --length {parsed.length} tokens")  # fmt: skip
     if parsed.continued:
-        own = write(passages(joined(parts), parsed.continued, parsed.seed), seconds=seconds)
+        given = all_of(learn for learn, _ in parts.values())
+        own = write(passages(given, parsed.continued, parsed.seed), seconds=seconds)
         learn, held_own = split(rows_of(own, parsed.length), parsed.held_out)
-        again = max(1, len(joined(parts).ids) // max(1, len(learn.ids)))  # to balance the rest
+        again = max(1, len(given.ids) // max(1, len(learn.ids)))  # to balance the rest
         parts["the target's own"] = learn.pick(torch.arange(len(learn.ids)).repeat(again)), held_own
     held = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, (_, rows) in parts.items() if len(rows.ids)}  # fmt: skip
-    return {"learn": tuple(joined(parts)), "held": held}
-
-
-def joined(parts: dict[str, tuple[Rows, Rows]]) -> Rows:
-    """Return all training rows."""
-    return all_of({name: learn for name, (learn, _) in parts.items()})
+    return {"learn": tuple(all_of(learn for learn, _ in parts.values())), "held": held}
 
 
 def frozen(parsed: argparse.Namespace) -> Any:
