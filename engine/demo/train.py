@@ -114,7 +114,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
     rows = Rows(tokenizer, options.seed + round(options.resume))
     if options.compile:
         compile_layers(target, draft)
-    optimizer, recent, tokens = learning.Optimizer(target, draft), list[Tensor](), 0
+    optimizer, recent, tokens = learning.optimizer_of(target, draft), list[Tensor](), 0
     before: object = None
     for step in itertools.count():
         elapsed = clock() - start
@@ -126,7 +126,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
             model.grow(target, layers)
             if options.compile:
                 compile_layers(target)
-            optimizer = learning.Optimizer(target, draft)
+            optimizer = learning.optimizer_of(target, draft)
         threads = options.threads if (layers, length) == before else 1  # one thread compiles
         recent.append(accumulate(target, draft, rows, length, options, threads))
         before = layers, length

@@ -32,7 +32,7 @@ from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.demo.tokens import VOCABULARY
-from engine.lab.synthetic.pair import random_target, shape_of
+from engine.lab.synthetic import random_target, sized
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.llama import read_llama
@@ -69,7 +69,7 @@ def models() -> Iterator[tuple[str, Any]]:
         assert built_in is not None
         yield role, built_in.float()
     register()
-    random = random_target(shape_of(27e6), 0)
+    random = random_target(sized(27e6), 0)
     random.set_attn_implementation(NAME)
     yield "27 M", random
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 from statistics import mean
 
 from engine.arguments import Parser, exit_code, whole
-from engine.lab.bench.offline import Encode, Offline
+from engine.lab.bench.offline import Offline
 from engine.lab.bench.options import add_pair, clock_of, load, set_threads
 from engine.lab.comparison.report import table
-from engine.lab.comparison.workload import POOL, Arm, parse_arms, pool
-from engine.messages import SamplingParams, StepSeconds, Submit
+from engine.lab.comparison.workload import POOL, Arm, Request, parse_arms, pool
+from engine.messages import StepSeconds
 
 TOKENS = 48  # per reply
 HEADS = (
@@ -35,37 +34,6 @@ def parts_of(seconds: StepSeconds) -> list[float]:
     return [s.propose_forward + s.verify_forward, sum(host), *host]
 
 
-def batches(encode: Encode, size: int) -> Iterator[list[Submit]]:
-    """Yield batches of `size` requests with unique ids, without end."""
-    texts, number = [encode(text) for text in pool("code")], count()
-    while True:
-        places = [next(number) for _ in range(size)]
-        yield [
-            Submit(
-                f"{size}-{at}",
-                list(texts[at % len(texts)]),
-                SamplingParams(seed=at, max_tokens=TOKENS, temperature=1.0, ignore_eos=True),
-                0.0,
-            )
-            for at in places
-        ]
-
-
-def decode(player: Offline, arm: Arm, submits: Sequence[Submit]) -> list[list[float]]:
-    """Return `parts_of` each step in which all requests decode."""
-    engine, clock = player.engines[arm]
-    found = list[list[float]]()
-    clock.start()
-    for submit in submits:
-        engine.add(submit)
-    while engine.has_work:
-        metrics = engine.step().metrics
-        if metrics.num_sampling == len(submits) and not metrics.num_prompt_tokens:
-            found.append(parts_of(metrics.seconds))
-    clock.stop()
-    return found
-
-
 def show(parsed: argparse.Namespace) -> int:
     """Measure and print; return the exit code. Raises EngineError."""
     arms, clock = parse_arms(parsed.modes), clock_of(parsed)
@@ -75,12 +43,14 @@ def show(parsed: argparse.Namespace) -> int:
         config, pair, encode, arms,
         concurrency=max(parsed.sequences), prompts=POOL, reply=TOKENS, clock=clock,
     )  # fmt: skip
-    rows = [list(HEADS)]
+    rows, texts = [list(HEADS)], pool("code")
     for size in parsed.sequences:
         steps: dict[Arm, list[list[float]]] = {arm: [] for arm in arms}
-        for round_, submits in zip(range(parsed.rounds + 1), batches(encode, size), strict=False):
-            for arm in arms:
-                found = decode(player, arm, submits)
+        for round_ in range(parsed.rounds + 1):
+            places = range(round_ * size, (round_ + 1) * size)
+            lanes = [[Request(texts[at % len(texts)], 1.0, at, TOKENS)] for at in places]
+            for arm, run in player.round(arms, lanes).items():
+                found = map(parts_of, run.steps.decoding)
                 steps[arm] += found if round_ else []  # the first round is a warm-up
         for arm, each in steps.items():
             means = [f"{1e6 * mean(part):.0f}" for part in zip(*each, strict=True)]

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import MemoryPlanError
 from engine.lab.bench.__main__ import main
-from engine.lab.synthetic.__main__ import main as synthesise
+from engine.lab.synthetic import main as synthesise
 from engine.messages import SamplingParams, Submit
 from tests.support import tiny
 from tests.support.cuda import ON_CUDA

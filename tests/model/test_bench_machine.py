@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.lab.bench.__main__ import main
 from engine.lab.bench.costs import COPIES, _copy, measure_costs
-from engine.lab.synthetic.__main__ import main as synthesise
+from engine.lab.synthetic import main as synthesise
 from engine.model.pair import load_pair
 from engine.model.runner import HostTimer
 

@@ -15,8 +15,7 @@ from engine import demo
 from engine.demo.card import agreement
 from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
 from engine.demo.tokens import CONTEXT, Rows
-from engine.lab.train.learning import Optimizer, distance, follow
-from engine.lab.train.loop import Run, fit
+from engine.lab.train.learning import Run, distance, fit, follow, optimizer_of
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
@@ -110,7 +109,7 @@ def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
     counted = torch.ones_like(batch) > 0
     fit(
         lambda ids: follow(target, draft, ids, counted),
-        Optimizer(draft, scale=0.5),
+        optimizer_of(draft, scale=0.5),
         itertools.repeat(batch),
         Run(0, steps=60),
     )

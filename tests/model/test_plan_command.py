@@ -13,8 +13,8 @@ import pytest
 
 from engine.lab.plan import machine
 from engine.lab.plan.__main__ import main
-from engine.lab.plan.presets import PRESETS
 from engine.lab.plan.roofline import DEVICES
+from engine.lab.plan.shape import PRESETS
 from tests.support.documents import section
 
 PAIR = ["--target", "llama-3.1-70b", "--draft", "llama-3.2-1b"]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelError
-from engine.lab.plan.presets import PRESETS, find_model
-from engine.lab.plan.shape import FAMILIES, ModelShape
+from engine.lab.plan.shape import FAMILIES, PRESETS, ModelShape, find_model
 
 # Parameters of the published checkpoints, norms and biases included.
 PUBLISHED = {

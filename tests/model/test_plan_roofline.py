@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import (
     PRECISIONS,
     Device,
@@ -19,7 +18,7 @@ from engine.lab.plan.roofline import (
     device_of,
     expected_tokens,
 )
-from engine.lab.plan.shape import Experts
+from engine.lab.plan.shape import PRESETS, Experts, find_model
 
 H100, EIGHT = device_of("h100-sxm"), device_of("h100-sxm", 8)
 LLAMA = find_model("llama-3.1-8b", "target")

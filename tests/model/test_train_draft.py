@@ -20,8 +20,7 @@ from engine.lab.train import medusa
 from engine.lab.train import program as shared
 from engine.lab.train.agreement import coupled
 from engine.lab.train.data import Text, batches, rows_of, split
-from engine.lab.train.learning import follow, llama
-from engine.lab.train.loop import Run
+from engine.lab.train.learning import Run, follow, llama
 from engine.messages import SamplingParams, Submit
 from engine.step.id_log import IdLog, read_ids
 from tests.support import tiny, tiny_text, two_tokenizers

@@ -21,7 +21,7 @@ from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.lab.bench.client import Client
 from server.lab.evaluate.__main__ import Connect, build_parser, configs_of, evaluate, main
-from server.lab.evaluate.settings import settings_of
+from server.lab.evaluate.player import settings_of
 from server.observe.metrics import Metrics
 from tests.support.app_client import AppClient
 from tests.support.byte_tokenizer import ByteTokenizer

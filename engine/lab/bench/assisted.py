@@ -12,6 +12,7 @@ from engine.config import model_folder
 from engine.lab.bench.offline import OtherArm, Session, TurnClock
 from engine.lab.comparison.workload import Arm
 from engine.messages import Submit
+from engine.model.checkpoint import quietly
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair
 
@@ -43,13 +44,10 @@ def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict
 def load_plain(folder: str, like: LoadedModel) -> Any:
     """Load a model with transformers, without EOS so that replies reach their full length."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    speech: Any = logging  # untyped
-    speech.set_verbosity_error()
-    speech.disable_progress_bar()
     auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(folder, dtype=like.dtype).to(like.device).eval()
+    with quietly():
+        model = auto.from_pretrained(folder, dtype=like.dtype).to(like.device).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 
 from engine.lab.comparison.workload import Arm, Workload
-from engine.messages import CONTEXTS, StepMetrics
+from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -34,7 +34,8 @@ class Reply:
 class StepSums:
     """Sums over steps. `proposed_at[d]`, `accepted_at[d]`: proposals that reached depth d+1, and
     those accepted there; `k_counts[k]`: sequences' rounds with this K; `*_behind`: the main
-    proposer's draft tokens by messages.CONTEXTS; seconds of steps and of forwards."""
+    proposer's draft tokens by messages.CONTEXTS; seconds of steps and of forwards. `decoding`: each
+    step without prompt tokens; empty if steps are not known."""
 
     proposed_at: list[float] = field(default_factory=list)
     accepted_at: list[float] = field(default_factory=list)
@@ -43,6 +44,7 @@ class StepSums:
     accepted_behind: list[float] = field(default_factory=list)
     seconds: float = 0.0
     forward_seconds: float = 0.0
+    decoding: list[StepSeconds] = field(default_factory=list)
 
     def add(self, step: StepMetrics) -> None:
         lists = ("proposed_at", "accepted_at", "k_counts", "proposed_behind", "accepted_behind")
@@ -52,6 +54,7 @@ class StepSums:
         s = step.seconds
         self.seconds += s.schedule + s.propose + s.verify + s.accept + s.commit + s.emit
         self.forward_seconds += s.propose_forward + s.verify_forward
+        self.decoding += [] if step.num_prompt_tokens else [s]
 
     @property
     def acceptance(self) -> list[float]:

@@ -13,8 +13,8 @@ from engine.config import BUILTIN
 from engine.errors import ConfigError
 from engine.lab.files import writable, write_json
 from engine.lab.plan.card import Settings, card, device_line, model_line
-from engine.lab.plan.presets import PRESETS, find_model
 from engine.lab.plan.roofline import CUSTOM, DEVICES, KV_BYTES, PRECISIONS, device_of
+from engine.lab.plan.shape import PRESETS, find_model
 
 DESCRIPTION = """\
 Does speculation pay for a pair of models on a device? On paper: from the shapes in their

@@ -20,10 +20,7 @@ _READ = {"cpu": 1 << 28, "cuda": 1 << 31}  # bytes; more than caches hold
 _SIDE = {"cpu": 768, "cuda": 8192}  # rows and columns of the matrices
 
 
-def here(
-    count: int = 1, *, bandwidth: float | None = None, tflops: float | None = None,
-    memory: float | None = None,
-) -> Device:  # fmt: skip
+def here(count: int, bandwidth: float | None, tflops: float | None, memory: float | None) -> Device:
     """Return `count` devices like this machine's GPU, or like its CPU with an engine's threads.
     Arguments as for device_of; missing figures are measured, which takes a second or two."""
     name, where = "cpu", torch.device("cpu")

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.errors import ConfigError
 from engine.lab.plan.shape import ModelShape
@@ -71,13 +72,11 @@ def device_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The work of one part of a pass. `rate` in FLOPs per second."""
+class Work(NamedTuple):
+    """The work of one part of a pass."""
 
     bytes: float
     flops: float
-    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,25 +107,24 @@ class Served:
     def seconds(self, *, batch: int, tokens: int, context: int) -> float:
         """Return the seconds of one pass over `tokens` new tokens of each of `batch` sequences with
         `context` cached tokens each."""
-        bandwidth = self.device.bandwidth
+        bandwidth, rate = self.device.bandwidth, self.device.bf16_flops
         parts = self.parts(batch=batch, tokens=tokens, context=context)
-        times = [max(part.bytes / bandwidth, part.flops / part.rate) for part in parts]
+        times = [max(part.bytes / bandwidth, part.flops / rate) for part in parts]
         return self.launch * self.shape.layers + sum(times)
 
     def parts(self, *, batch: int, tokens: int, context: int) -> tuple[Work, Work, Work, Work]:
         """Return the work of such a pass: dense weights, experts, head, attention. A sequence's KV
         cache is read once for all its tokens."""
         shape, rows, experts = self.shape, batch * tokens, self.shape.experts
-        rate = self.device.bf16_flops
         width, dense, head = PRECISIONS[self.precision], shape.dense_weights, shape.head_weights
         read = experts.touched(rows) * experts.weights if experts else 0.0
         used = experts.per_token * experts.weights if experts else 0
         attended = float(rows) * shape.attention_flops * shape.attended(context)
         return (
-            Work(dense * width, 2.0 * dense * rows, rate),
-            Work(read * width, 2.0 * used * rows, rate),
-            Work(head * TABLE_BYTES, 2.0 * head * rows, rate),
-            Work(batch * self.cache_bytes(context), attended, rate),
+            Work(dense * width, 2.0 * dense * rows),
+            Work(read * width, 2.0 * used * rows),
+            Work(head * TABLE_BYTES, 2.0 * head * rows),
+            Work(batch * self.cache_bytes(context), attended),
         )
 
 

@@ -7,14 +7,12 @@ of the controller; `engine.lab.replay.ablate` measures the gain of each refineme
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
 from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import KController
-from engine.control.exploration import Exploration, Round
 from engine.scheduling.step_record import StepRecord
 
 WHOLE, STOP = "adaptive", "no confidence stop"
@@ -41,15 +39,6 @@ class _NoConfidences(AdaptiveK):
         super().update(replace(record, parts=parts, hindsight=hindsight))
 
 
-class _Uniform(AdaptiveK):
-    """Verifies as many rows in all, but the same number for every sequence."""
-
-    def kept_counts(self, confidences: Confidences) -> list[int]:
-        kept = super().kept_counts(confidences)
-        each = round(sum(kept) / len(kept))
-        return [min(each, len(sure)) for sure in confidences]
-
-
 class _KeepAll(AdaptiveK):
     """Verifies all draft tokens."""
 
@@ -63,25 +52,6 @@ class _NoHindsight(AdaptiveK):
 
     def update(self, record: StepRecord) -> None:
         super().update(replace(record, hindsight=()))
-
-
-class _OnlyProbes(Exploration):
-    """Probes a few sequences while K is 0, but never tries a K that is not expected to pay."""
-
-    def while_off(self, seconds: float, **options: Any) -> Round:
-        found = super().while_off(seconds, **options)
-        self._left = 0
-        self.round = "probe" if found == "trial" else found
-        return self.round
-
-    def while_on(self, seconds: float, *, gain: float) -> Round:
-        return "usual"
-
-
-def _only_probes(k_max: int, *, stops: bool = True) -> KController:
-    controller = AdaptiveK(k_max, stops=stops)
-    controller._explore = _OnlyProbes()
-    return controller
 
 
 def _without(part: Callable[[AdaptiveK], object], **answers: object) -> Build:
@@ -100,11 +70,9 @@ VARIANTS: Mapping[str, Build] = {
     WHOLE: AdaptiveK,
     STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
     "no confidences": _NoConfidences,
-    "same rows for each": _Uniform,
     "verify all guesses": _KeepAll,
     "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
     "no hindsight": _NoHindsight,
     "profile only": _without(lambda whole: whole._costs, learn=None),
     "no exploration": _without(lambda whole: whole._explore, while_off="usual", while_on="usual"),
-    "only probes": _only_probes,
 }

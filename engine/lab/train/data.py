@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,6 @@ from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import SamplingParams, Submit
 
-Encode = Callable[[str], list[int]]
 TEMPERATURES = (0.0, 0.7, 1.0)
 SHORTEST = 8  # tokens of a passage
 
@@ -52,9 +51,9 @@ def rows_of(texts: Sequence[Text], length: int) -> Rows:
     return Rows(whole, kept).pick(kept.any(dim=1))
 
 
-def all_of(parts: Mapping[str, tuple[Tensor, Tensor]]) -> Rows:
-    """Concatenate the rows of all sources."""
-    ids, counted = zip(*parts.values(), strict=True)
+def all_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Rows:
+    """Concatenate the rows of all parts."""
+    ids, counted = zip(*parts, strict=True)
     return Rows(torch.cat(ids), torch.cat(counted))
 
 

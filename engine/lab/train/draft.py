@@ -4,13 +4,7 @@
     foredraft serve --draft mine
 
 It starts from --draft (the built-in one, for the built-in target) or from a new, small Llama of
---layers and --width. It learns from --text, from the target's replies to --prompts, from requests
-that a server recorded (--ids, see speculation.record_ids), and from the target's own continuations
-of passages of all these. A tenth is held out, on which the agreement of draft and target is
-printed, before and after training. The target is not changed.
-
-Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
-every minute; --resume with the same options continues a run that was stopped or killed.
+--layers and --width. Prints the agreement of draft and target on held-out text, before and after.
 """
 
 from __future__ import annotations
@@ -30,20 +24,18 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import ALL, Agreement, agreement, report
 from engine.lab.train.data import Rows
-from engine.lab.train.learning import HEAD_SIZE, Optimizer, follow, llama
-from engine.lab.train.loop import Run
-from engine.lab.train.program import add_data, storing, trained
+from engine.lab.train.learning import HEAD_SIZE, Run, follow, llama, optimizer_of
+from engine.lab.train.program import parser_of, storing, trained
 
-RATE = 0.5  # factor on the full learning rates of `Optimizer`
+RATE = 0.5  # factor on the full learning rates of `optimizer_of`
 
 
 def build_parser() -> Parser:
-    parser = Parser("foredraft train draft", __doc__)
+    parser = parser_of("draft", __doc__, "the draft")
     add = parser.add_argument
     add("--draft", metavar="MODEL", help="to start from; with the built-in target the built-in one")
     add("--layers", type=whole(1, 1000), metavar="N", help="of a new draft, instead")
     add("--width", type=whole(1, 1 << 14), metavar="N", help="of a new draft (256)")
-    add_data(parser, "the draft")
     return parser
 
 
@@ -91,7 +83,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     draft, kind = beginning(parsed, target)
     held = {name: Rows(*rows) for name, rows in data["held"].items()}
     before, run = trained(
-        parsed, work, data, draft, Optimizer(draft, scale=RATE),
+        parsed, work, data, draft, optimizer_of(draft, scale=RATE),
         lambda batch: follow(target, draft, *batch), lambda: agreement(target, draft, held),
     )  # fmt: skip
     after = agreement(target, draft.to(kind).float(), held)

@@ -3,14 +3,9 @@
     foredraft train eagle --text notes.sql --output head
     foredraft serve --set speculation.proposer.kind=eagle --set speculation.proposer.path=head
 
-The head learns from --text, from the target's replies to --prompts, from requests that a server
-recorded (--ids, see speculation.record_ids), and from the target's own continuations of passages of
-all these. A tenth is held out, on which the head's agreement with the target is printed by draft
-depth, before and after training: equal tokens at temperature 0, and expected equal draws at 1. The
-target is not changed. Writes a checkpoint in the published format.
-
-Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
-every minute; --resume with the same options continues a run that was stopped or killed.
+Prints the head's agreement with the target on held-out text by draft depth, before and after
+training: equal tokens at temperature 0, and expected equal draws at 1. Writes a checkpoint in the
+published format.
 """
 
 from __future__ import annotations
@@ -30,8 +25,8 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself, matched
 from engine.lab.train.data import Rows, all_of
-from engine.lab.train.learning import NUMBERS, Optimizer, least_squares, states
-from engine.lab.train.program import add_data, first, sentence, storing, trained
+from engine.lab.train.learning import NUMBERS, least_squares, optimizer_of, states
+from engine.lab.train.program import first, parser_of, sentence, storing, trained
 from engine.model.checkpoint import rotary_of
 from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
 from engine.model.loaded import layers_of
@@ -40,11 +35,11 @@ from engine.scheduling.segment import LAST
 
 BEGUN = "fc.weight", "o_proj.weight", "down_proj.weight"  # start at zero: the layer is the identity
 DECAY = 0.8  # factor of a depth's weight in the loss relative to the previous depth
-RATE = 0.2  # factor on the full learning rates of `Optimizer`
+RATE = 0.2  # factor on the full learning rates of `optimizer_of`
 
 
 def build_parser() -> Parser:
-    parser = Parser("foredraft train eagle", __doc__)
+    parser = parser_of("eagle", __doc__, "the head")
     add = parser.add_argument
     add("--depth", type=whole(1, 32), default=5, metavar="N",
         help="guesses in a row that it learns (5)")  # fmt: skip
@@ -52,7 +47,6 @@ def build_parser() -> Parser:
         help="width inside its layer (three times the target's width)")  # fmt: skip
     add("--vocabulary", type=whole(1, 1 << 20), metavar="N",
         help="of its own: the N most frequent tokens of what is learnt from (all)")  # fmt: skip
-    add_data(parser, "the head")
     return parser
 
 
@@ -222,7 +216,7 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     torch.manual_seed(parsed.seed)
-    vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"])
+    vocab, held = len(target.get_output_embeddings().weight), all_of(data["held"].values())
     learner = Learner(parsed, target, frequent(Rows(*data["learn"]), parsed.vocabulary, vocab))
 
     def begin() -> Shares:
@@ -230,7 +224,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         return accuracy(target, learner, held)
 
     before, run = trained(
-        parsed, work, data, learner, Optimizer(learner, scale=RATE),
+        parsed, work, data, learner, optimizer_of(learner, scale=RATE),
         lambda batch: follow(target, learner, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:

@@ -1,13 +1,22 @@
-"""The loss of a draft relative to a frozen target, and the optimizer."""
+"""The loss of a draft relative to a frozen target, the optimizer, and the training loop: steps
+until a budget is used up, with progress and checkpoints.
+
+If checkpoints hold everything the next step depends on, a resumed run of a given number of steps
+ends with the same weights as an uninterrupted one; a run in minutes depends on the clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.model.loaded import watched
@@ -15,6 +24,11 @@ from engine.model.loaded import watched
 HEAD_SIZE = 64
 RIDGE = 1e-3  # ridge penalty, relative to the inputs' mean square
 NUMBERS = 1 << 24  # most logits in one pass, unless a single row has more
+WARM_UP = 20  # steps
+
+Batch = TypeVar("Batch")
+
+log = logging.getLogger("foredraft.train")
 
 
 def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any) -> Any:
@@ -40,16 +54,10 @@ def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any
 
 
 class Optimizer:
-    """Muon for matrices inside layers, AdamW for embeddings, heads and norms, with one schedule."""
+    """Optimizers with one schedule. `parts`: each optimizer and its full learning rate."""
 
-    def __init__(self, *models: nn.Module, scale: float = 1.0) -> None:
-        named = [pair for model in models for pair in model.named_parameters()]
-        inner = [weight for name, weight in named if _is_inner(name, weight)]
-        other = [weight for name, weight in named if not _is_inner(name, weight)]
-        self._parts: tuple[tuple[torch.optim.Optimizer, float], ...] = (
-            (torch.optim.Muon(inner, weight_decay=0.01, ns_steps=4), 0.02 * scale),
-            (torch.optim.AdamW(other, betas=(0.9, 0.95), weight_decay=0.0), 0.003 * scale),
-        )
+    def __init__(self, *parts: tuple[torch.optim.Optimizer, float]) -> None:
+        self._parts = parts
 
     def step(self, rate: float) -> None:
         """Update the weights with `rate`, 0 to 1, times the full learning rates."""
@@ -65,6 +73,17 @@ class Optimizer:
     def restore(self, state: list[Any]) -> None:
         for (optimizer, _), optimizer_state in zip(self._parts, state, strict=True):
             optimizer.load_state_dict(optimizer_state)
+
+
+def optimizer_of(*models: nn.Module, scale: float = 1.0) -> Optimizer:
+    """Return Muon for matrices inside layers, AdamW for embeddings, heads and norms."""
+    named = [pair for model in models for pair in model.named_parameters()]
+    inner = [weight for name, weight in named if _is_inner(name, weight)]
+    other = [weight for name, weight in named if not _is_inner(name, weight)]
+    return Optimizer(
+        (torch.optim.Muon(inner, weight_decay=0.01, ns_steps=4), 0.02 * scale),
+        (torch.optim.AdamW(other, betas=(0.9, 0.95), weight_decay=0.0), 0.003 * scale),
+    )
 
 
 def _is_inner(name: str, weight: Tensor) -> bool:
@@ -133,3 +152,38 @@ def follow(target: Any, draft: Any, ids: Tensor, counted: Tensor) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     return total
+
+
+@dataclass(slots=True)
+class Run:
+    """A run's budget, in steps if given, else in minutes, and its progress."""
+
+    minutes: float
+    steps: int | None = None
+    step: int = 0
+    seconds: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.step / self.steps if self.steps else self.seconds / (60 * self.minutes)
+
+
+def fit(
+    learn: Callable[[Batch], float], optimizer: Optimizer, batches: Iterator[Batch], run: Run,
+    *, save: Callable[[], None] = lambda: None, every: float = 60.0,
+) -> None:  # fmt: skip
+    """Train until the budget is used up. `learn` adds a batch's gradients and returns its loss;
+    `save` is called between steps, every `every` seconds."""
+    began, saved = time.monotonic() - run.seconds, run.seconds
+    with tqdm(total=100, unit="%", disable=None, leave=False) as bar:
+        while (share := run.share) < 1:
+            far = learn(next(batches))
+            optimizer.step(min((run.step + 1) / WARM_UP, 1 - share))
+            run.step, run.seconds = run.step + 1, time.monotonic() - began
+            bar.update(round(100 * share) - bar.n)
+            bar.set_postfix(step=run.step, distance=f"{far:.3f}")
+            if run.seconds - saved > every:
+                saved = run.seconds
+                save()
+                if bar.disable:  # not a terminal
+                    log.info("step %d  %3.0f %%  distance %.3f", run.step, 100 * share, far)

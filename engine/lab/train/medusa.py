@@ -3,19 +3,15 @@
     foredraft train medusa --text notes.sql --output heads
     foredraft serve configs/medusa.toml --set speculation.proposer.path=heads
 
-The heads learn from --text, from the target's replies to --prompts, from requests that a server
-recorded (--ids, see speculation.record_ids), and from the target's own continuations of passages of
-all these. A tenth is held out, on which each head's top-1 and top-5 accuracy is printed, before and
-after training. The target is not changed. Writes a checkpoint in the published format.
-
-Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
-every minute; --resume with the same options continues a run that was stopped or killed.
+Prints each head's top-1 and top-5 accuracy on held-out text, before and after training. Writes a
+checkpoint in the published format.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +24,8 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself
 from engine.lab.train.data import Rows, all_of
-from engine.lab.train.learning import least_squares, states
-from engine.lab.train.program import add_data, first, sentence, storing, trained
+from engine.lab.train.learning import Optimizer, least_squares, states
+from engine.lab.train.program import first, parser_of, sentence, storing, trained
 from engine.model.medusa_heads import MedusaHeads, save_heads
 from engine.scheduling.segment import LAST
 
@@ -40,11 +36,10 @@ TOP = 5
 
 
 def build_parser() -> Parser:
-    parser = Parser("foredraft train medusa", __doc__)
+    parser = parser_of("medusa", __doc__, "the heads")
     add = parser.add_argument
     add("--heads", type=whole(1, 32), default=3, metavar="N", help="(3)")
     add("--blocks", type=whole(1, 8), default=1, metavar="N", help="residual ones of a head (1)")
-    add_data(parser, "the heads")
     return parser
 
 
@@ -53,28 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.main(build_parser(), arguments, train)
 
 
-class HeadOptimizer:
-    """AdamW with one schedule for all weights, for loop.fit."""
-
-    def __init__(self, heads: MedusaHeads) -> None:
-        inner, words = [heads.mix, heads.bias], [heads.vocabulary]
-        self._adam = torch.optim.AdamW(
-            [{"params": inner, "full": RATE}, {"params": words, "full": RATE * OF_WORDS}],
-            betas=(0.9, 0.98), weight_decay=0.0,
-        )  # fmt: skip
-
-    def step(self, rate: float) -> None:
-        """Update the weights with `rate`, 0 to 1, times the full learning rates."""
-        for group in self._adam.param_groups:
-            group["lr"] = group["full"] * rate
-        self._adam.step()
-        self._adam.zero_grad()
-
-    def state(self) -> list[Any]:
-        return [self._adam.state_dict()]
-
-    def restore(self, state: list[Any]) -> None:
-        self._adam.load_state_dict(state[0])
+def optimizer_of(heads: MedusaHeads) -> Optimizer:
+    """Return AdamW, with a smaller learning rate for the vocabulary matrices."""
+    adam = partial(torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=0.0)
+    inner, words = adam([heads.mix, heads.bias]), adam([heads.vocabulary])
+    return Optimizer((inner, RATE), (words, RATE * OF_WORDS))
 
 
 def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,7 +123,7 @@ def ahead(target: Any, heads: MedusaHeads, stream: Iterable[Rows]) -> None:
 def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str:
     """Train from the last checkpoint, save, and return the report. Raises ConfigError."""
     heads = MedusaHeads(parsed.heads, parsed.blocks, target.get_output_embeddings().weight.float())
-    held = all_of(data["held"])
+    held = all_of(data["held"].values())
 
     def begin() -> Shares:
         before = accuracy(target, heads, held)
@@ -153,7 +131,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         return before
 
     before, run = trained(
-        parsed, work, data, heads, HeadOptimizer(heads),
+        parsed, work, data, heads, optimizer_of(heads),
         lambda batch: follow(target, heads, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:

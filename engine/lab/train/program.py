@@ -30,7 +30,7 @@ from engine.errors import ConfigError, one_line
 from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
 from engine.lab.train.data import Rows, Text, all_of, batches, passages, rows_of, split, written
-from engine.lab.train.loop import Run, Steps, fit, log
+from engine.lab.train.learning import Optimizer, Run, fit, log
 from engine.model.checkpoint import quietly
 from engine.model.loader import pick_device
 from engine.model.pair import Pair, load_pair
@@ -44,13 +44,24 @@ CHECKPOINT = 60.0  # seconds between checkpoints
 FREE = {"minutes", "steps", "threads", "nice", "device", "resume"}  # --resume may change them
 
 
+DATA = """
+Learns from --text, from the target's replies to --prompts, from requests that a server recorded
+(--ids, see speculation.record_ids), and from the target's own continuations of passages of all
+these. A tenth is held out. The target is not changed.
+
+Runs on one thread with low priority, to spare a server on the same machine. Checkpoints are written
+every minute; --resume with the same options continues a run that was stopped or killed.
+"""
+
 Train = Callable[[argparse.Namespace, Path, Any, Any], str]
 Check = Callable[[argparse.Namespace], None]
 Fits = Callable[[argparse.Namespace, Pair], None]
 
 
-def add_data(parser: Parser, made: str) -> None:
-    """Add the options for target, data, training and output. `made`: what is written, for help."""
+def parser_of(kind: str, about: str | None, made: str) -> Parser:
+    """Return the parser of a program that trains this kind, with the options for target, data,
+    training and output. `made`: what is written, for help."""
+    parser = Parser(f"foredraft train {kind}", f"{about}{DATA}")
     add = parser.add_argument
     add("--target", default=BUILTIN, metavar="MODEL", help="folder or hub name (the built-in one)")
     add("--text", nargs="+", default=[], metavar="FILE", help="text to learn from, UTF-8")
@@ -70,6 +81,7 @@ def add_data(parser: Parser, made: str) -> None:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="to learn on (auto)")
     add("--threads", type=whole(1, 1024), default=1, metavar="N", help="(1)")
     add("--nice", type=whole(0, 19), default=10, metavar="N", help="how low the priority is (10)")
+    return parser
 
 
 def main(
@@ -205,18 +217,14 @@ def collected(parsed: argparse.Namespace, fits: Fits) -> dict[str, Any]:
         raise ConfigError("too short to learn from and to hold some of it out: nothing fills two"
                           f" rows of --length {parsed.length} tokens")  # fmt: skip
     if parsed.continued:
-        own = write(passages(joined(parts), parsed.continued, parsed.seed), seconds=seconds)
+        given = all_of(learn for learn, _ in parts.values())
+        own = write(passages(given, parsed.continued, parsed.seed), seconds=seconds)
         learn, held_own = split(rows_of(own, parsed.length), parsed.held_out)
-        again = max(1, len(joined(parts).ids) // max(1, len(learn.ids)))  # to balance the rest
+        again = max(1, len(given.ids) // max(1, len(learn.ids)))  # to balance the rest
         parts["the target's own"] = learn.pick(torch.arange(len(learn.ids)).repeat(again)), held_own
     held = {n: tuple(rows.pick(slice(None, None, len(rows.ids) // MOST_HELD + 1)))
             for n, (_, rows) in parts.items() if len(rows.ids)}  # fmt: skip
-    return {"learn": tuple(joined(parts)), "held": held}
-
-
-def joined(parts: dict[str, tuple[Rows, Rows]]) -> Rows:
-    """Return all training rows."""
-    return all_of({name: learn for name, (learn, _) in parts.items()})
+    return {"learn": tuple(all_of(learn for learn, _ in parts.values())), "held": held}
 
 
 def frozen(parsed: argparse.Namespace) -> Any:
@@ -228,7 +236,7 @@ def frozen(parsed: argparse.Namespace) -> Any:
 
 
 def trained(
-    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Steps,
+    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Optimizer,
     learn: Callable[[Rows], float], begin: Callable[[], Any],
 ) -> tuple[Any, Run]:  # fmt: skip
     """Train from the last checkpoint to the end of the budget. Return the run, after the result of

@@ -19,7 +19,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 LEAST = 4  # rounds needed for an interval
+GRID = 10_000  # points of the integral in `t_quantile`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +57,9 @@ def ratio(
 
 
 def t_quantile(share: float, freedom: int) -> float:
-    """Return the quantile of Student's t for `share` > 1/2, by bisection of the probability that
-    |t| < tan(angle) * sqrt(freedom) (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    low, high, is_odd = 0.0, math.pi / 2, freedom % 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        sine, cosine = math.sin(angle), math.cos(angle)
-        term = cosine if is_odd else 1.0
-        total = 0.0 if freedom == 1 else term
-        for k in range(3 if is_odd else 2, freedom - 1, 2):
-            term *= (k - 1) / k * cosine**2
-            total += term
-        inside = (angle + sine * total) * 2 / math.pi if is_odd else sine * total
-        low, high = (angle, high) if inside < 2 * share - 1 else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
+    """Return the quantile of Student's t for `share` > 1/2. |t| < tan(angle) * sqrt(freedom) has
+    the probability of the integral of cos^(freedom - 1) up to the angle, over that to pi / 2."""
+    angles = (np.arange(GRID) + 1) * (math.pi / 2 / GRID)
+    inside = np.cumsum(np.cos(angles - angles[0] / 2) ** (freedom - 1))
+    angle = np.interp(2 * share - 1, inside / inside[-1], angles)
+    return math.tan(angle) * math.sqrt(freedom)

@@ -31,10 +31,9 @@ from server.config import Config, load_config, overrides_of
 from server.lab.bench.client import Client
 from server.lab.bench.player import Servers
 from server.lab.bench.spawned import spawned
-from server.lab.evaluate.player import PromptServer
+from server.lab.evaluate.player import KS, PromptServer, Settings, settings_of
 from server.lab.evaluate.prompts import CHAT, Prompt, read_prompts
 from server.lab.evaluate.prompts import __doc__ as prompts_doc
-from server.lab.evaluate.settings import KS, Settings, settings_of
 
 _MOST = 10**6  # upper bound of all counts
 NAMES = {"draft_model": "draft", "none": "ngram"}  # of proposers, where not their kind
