@@ -70,8 +70,7 @@ def fast(function: Callable[..., Any], *, allocates: bool = True) -> Any:
     No fast-math: operations are rounded, and sums are taken, as written. Fresh and cached code are
     optimised differently (a function may be inlined in one only), so with fast-math a seed would
     give another text after the first start."""
-    options = {"nogil": True, "error_model": "numpy", "_nrt": allocates}
-    compiled = numba.njit(**options)(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     with suppress(RuntimeError):  # no writable cache folder
         compiled._cache = _SafeCache(function)
         compiled._cache._cache_file._source_stamp = _DATE

@@ -166,13 +166,9 @@ def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
         by_vectors(as_words(x), pairs, codes, y)
     else:
         by_vectors(rounded_rows(x), pairs, codes, y)
-    _scale(y, codes.view(np.float32), pairs * PANEL // 2)
-
-
-@fast_in_place
-def _scale(y: Any, scales: Any, first: Any) -> None:
-    for row in range(len(y)):
-        for panel in range(len(scales)):
+    scales, first = codes.view(np.float32), pairs * PANEL // 2
+    for row in range(len(x)):
+        for panel in range(len(codes)):
             outputs, scale = y[row, panel * PANEL :], scales[panel, first:]
             for i in range(PANEL):
                 outputs[i] *= scale[i]

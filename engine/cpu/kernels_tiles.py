@@ -215,16 +215,11 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
 @fast
 def product_of_codes(x: Any, codes: Any, y: Any) -> None:
     """`product_of_tiles` for codes: uint16 (`pack_eight`), int8 or uint8 (`pack_twelve`)."""
-    if len(x) > 0:
-        space = room(x.shape[1], PANEL).reshape(-1).view(np.uint32)
-        _product_of_codes(x, codes, codes.view(np.uint32), space, y)
-
-
-@fast_in_place
-def _product_of_codes(x: Any, codes: Any, words: Any, space: Any, y: Any) -> None:
-    """`words`: the codes, viewed as uint32; `space`: room for a panel's words."""
-    rows, stride = len(x), y.shape[1]
-    second = min(SIDE, rows - SIDE)
+    rows, pairs = x.shape
+    if rows == 0:
+        return
+    stride, second = y.shape[1], min(SIDE, rows - SIDE)
+    words, space = codes.view(np.uint32), room(pairs, PANEL).reshape(-1).view(np.uint32)
     begin_tiles(min(rows, SIDE))
     for panel in range(codes.shape[0]):
         to = panel * PANEL
