@@ -58,7 +58,8 @@ def trimmed(proposal: Proposal, constraint: Constraint) -> Proposal:
     tokens = [proposal.tokens[node] for node in kept]
     forced = frozenset(new[node] for node in kept if node in proposal.forced)
     confidences = [proposal.confidences[node] for node in kept] if proposal.confidences else []
-    return Proposal(tokens, parents, proposal.source, forced, confidences)
+    second_best = [proposal.second_best[node] for node in kept] if proposal.second_best else []
+    return Proposal(tokens, parents, proposal.source, forced, confidences, second_best)
 
 
 def _may_stand(constraint: Constraint, before: Seq[int], token: int) -> bool:

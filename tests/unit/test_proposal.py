@@ -79,6 +79,13 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
     assert trimmed(sure, cast(Constraint, _Without(30))) is sure
 
 
+def test_a_chain_within_a_grammar_keeps_its_second_best_tokens() -> None:
+    """Law: what was second-best at a kept node is still known."""
+    whole = chain([7, 8, 9], "draft_model", confidences=[3.0, 2.0, 1.0], second_best=[17, -1, 19])
+    kept = chain([7, 8], "draft_model", confidences=[3.0, 2.0], second_best=[17, -1])
+    assert trimmed(whole, cast(Constraint, _Without(9))) == kept
+
+
 @pytest.mark.parametrize(
     ("tokens", "parents"),
     [
