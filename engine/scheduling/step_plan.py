@@ -33,8 +33,3 @@ class StepPlan(msgspec.Struct, frozen=True):
     chunks: list[Chunk] = []
     preempted: list[Sequence] = []
     admitted: list[Sequence] = []  # from the queue, in this step
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of target rows if every proposal has its full length."""
-        return sum(c.length + c.k for c in self.chunks)

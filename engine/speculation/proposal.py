@@ -56,10 +56,6 @@ class Proposal(msgspec.Struct, frozen=True):
         return GRAMMAR if node in self.forced else self.source
 
     @property
-    def is_chain(self) -> bool:
-        return self.branches is None
-
-    @property
     def parents(self) -> list[int]:
         """Return one parent per node."""
         return CHAIN[: len(self.tokens)] if self.branches is None else self.branches

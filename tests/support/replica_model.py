@@ -78,8 +78,9 @@ class ModelReplica:
 
     def plan(self) -> tuple[StepPlan, float]:
         plan = self.scheduler.schedule(lambda seq: 0)
-        self.num_rows += plan.num_tokens
-        return plan, STEP_SECONDS + ROW_SECONDS * plan.num_tokens / self._scale
+        num_rows = sum(chunk.length + chunk.k for chunk in plan.chunks)
+        self.num_rows += num_rows
+        return plan, STEP_SECONDS + ROW_SECONDS * num_rows / self._scale
 
     def commit(self, plan: StepPlan) -> Iterable[Request]:
         """Finish a step; yield the requests that got a token."""

@@ -23,7 +23,7 @@ def predicting(prediction: list[int], output: list[int] | None = None) -> Sequen
 
 def guesses(proposer: PredictionProposer, seq: Sequence, k: int = 8) -> list[int]:
     [proposal] = proposer.propose([Chunk(seq, 0, seq.num_tokens, k)])
-    assert proposal.is_chain
+    assert proposal.branches is None
     assert len(proposal) == len(proposer.forecast(seq, k)) <= k
     assert proposal.source == ("prediction" if len(proposal) else "none")
     return proposal.tokens

@@ -21,19 +21,19 @@ TREE = Proposal([10, 20, 11, 21, 12], [-1, -1, 0, 1, 2], "tree")
 def test_chain_hangs_each_token_on_the_one_before() -> None:
     proposal = chain([7, 8, 9], "ngram")
     assert proposal == Proposal([7, 8, 9], [-1, 0, 1], "ngram")
-    assert proposal.is_chain
+    assert proposal.branches is None
     assert proposal.depths() == [1, 2, 3]
 
 
 def test_the_empty_proposal_is_a_chain_of_nothing() -> None:
     assert len(EMPTY) == 0
-    assert EMPTY.is_chain
+    assert EMPTY.branches is None
     assert EMPTY.depths() == []
     assert chain([], "ngram").tokens == []
 
 
 def test_depths_follow_the_parents() -> None:
-    assert not TREE.is_chain
+    assert TREE.branches is not None
     assert TREE.depths() == [1, 1, 2, 2, 3]
 
 

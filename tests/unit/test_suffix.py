@@ -34,7 +34,7 @@ def decode(seq: Sequence, k: int) -> Chunk:
 
 def guess(proposer: SuffixProposer, seq: Sequence, k: int) -> list[int]:
     [proposal] = proposer.propose([decode(seq, k)])
-    assert proposal.is_chain
+    assert proposal.branches is None
     return proposal.tokens
 
 
