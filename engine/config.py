@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -105,13 +105,19 @@ class ScheduleConfig(Part):
     )
 
 
-class NoProposerConfig(Part):
+class ProposerPart(Part):
+    """A proposer. `trees`: it may propose trees; K then counts nodes."""
+
+    trees: ClassVar[bool] = False
+
+
+class NoProposerConfig(ProposerPart):
     """Plain decoding."""
 
     kind: Literal["none"] = "none"
 
 
-class DraftModelConfig(Part):
+class DraftModelConfig(ProposerPart):
     """A second, smaller causal language model; best with the target's tokenizer."""
 
     kind: Literal["draft_model"] = "draft_model"
@@ -146,7 +152,7 @@ def _layers(value: object) -> object:
     return value
 
 
-class SelfConfig(Part):
+class SelfConfig(ProposerPart):
     """The target's own first layers under its norm and head (early exit, arXiv:2404.16710)."""
 
     kind: Literal["self"] = "self"
@@ -157,7 +163,7 @@ class SelfConfig(Part):
     )
 
 
-class NgramConfig(Part):
+class NgramConfig(ProposerPart):
     """Prompt lookup: propose what followed the last occurrence of the current suffix."""
 
     kind: Literal["ngram"] = "ngram"
@@ -171,12 +177,13 @@ class NgramConfig(Part):
         return self
 
 
-class LookaheadConfig(Part):
+class LookaheadConfig(ProposerPart):
     """Lookahead decoding: the target's own Jacobi iterations, without a second model. K bounds the
     nodes of window and n-grams together: `window` times (`ngram` - 1), less 1, and `ngram` - 1
     for each verified n-gram."""
 
     kind: Literal["lookahead"] = "lookahead"
+    trees: ClassVar[bool] = True
     window: int = Field(2, ge=1, le=32, description="lookahead positions (W)")
     ngram: int = Field(5, ge=2, le=16, description="tokens of an n-gram (N)")
     guesses: int = Field(
@@ -187,17 +194,18 @@ class LookaheadConfig(Part):
     )
 
 
-class SuffixConfig(Part):
+class SuffixConfig(ProposerPart):
     """Suffix decoding: propose what most often followed the current suffix, in the request's own
     text and in `speculation.remembered_tokens` of earlier replies."""
 
     kind: Literal["suffix"] = "suffix"
 
 
-class MedusaConfig(Part):
+class MedusaConfig(ProposerPart):
     """Heads on the target's last hidden state, which propose a token tree. K counts its nodes."""
 
     kind: Literal["medusa"] = "medusa"
+    trees: ClassVar[bool] = True
     path: str = Field(
         BUILTIN, description="folder or hub name of the heads, or `demo` (the built-in target's)"
     )
@@ -229,11 +237,12 @@ class MedusaConfig(Part):
         return paths
 
 
-class EagleConfig(Part):
+class EagleConfig(ProposerPart):
     """EAGLE-3: a head of one layer on the target's hidden states, which proposes a token tree,
     level by level. K counts its nodes."""
 
     kind: Literal["eagle"] = "eagle"
+    trees: ClassVar[bool] = True
     path: str = Field(description="folder or hub name of a head that was trained for this target")
     revision: str | None = Field(None, description="as target.revision")
     depth: int = Field(6, ge=1, le=16, description="maximum levels of a tree")
@@ -377,17 +386,12 @@ class SpeculationConfig(Part):
 
     @model_validator(mode="after")
     def _of_chains(self) -> SpeculationConfig:
-        if self.trace is not None and self.trees:
+        if self.trace is not None and self.proposer.trees:
             raise ValueError(
                 f"a trace records chains, but {self.proposer.kind!r} proposes trees: remove"
                 " speculation.trace"
             )
         return self
-
-    @property
-    def trees(self) -> bool:
-        """Whether the proposer proposes trees; K then counts nodes."""
-        return isinstance(self.proposer, MedusaConfig | EagleConfig | LookaheadConfig)
 
     @property
     def branches(self) -> int:

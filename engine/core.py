@@ -98,7 +98,8 @@ class Engine:
         max_sequences = config.schedule.max_sequences
         draw_args = self._processor, target.vocab_size, target.device, max_sequences
         draws = build_draws(*draw_args)
-        stops, self._trees = draft is not None and not draft.chains, config.speculation.trees
+        stops = draft is not None and not draft.chains
+        self._trees = config.speculation.proposer.trees
         self._controller = Modes(controller(config.speculation, stops=stops, trees=self._trees))
         main = proposer or self._main_proposer(config, pair, draft, draws)
         self._runner = runner_of(config, target, self._cache, clock, main.hidden)

@@ -1,5 +1,4 @@
-"""Builds the proposers from the configuration, one `case` per kind. A new kind needs a file, a
-member of the union in the configuration, a case here and a row in the lossless test."""
+"""Builds the proposers from the configuration, one `case` per kind."""
 
 from __future__ import annotations
 

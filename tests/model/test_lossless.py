@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import AnyProposer, EngineConfig
 from engine.control.acceptance import Confidences
 from engine.control.controller import FixedK, KController, Load
 from engine.core import Engine
@@ -24,6 +24,7 @@ from engine.messages import Output, SamplingParams, Submit
 from engine.model.eagle_head import Target, load_eagle
 from engine.model.medusa_heads import load_heads
 from engine.model.pair import Pair, load_pair
+from engine.speculation.proposal import Proposal
 from tests.support import eagle, medusa, tiny
 from tests.support.drafters import Liar, Oracle, TreeOracle
 from tests.support.reference import Reference, log_softmax
@@ -63,16 +64,9 @@ FIELDS: dict[str, SamplingParams] = {
     "scored": SamplingParams(seed=21, max_tokens=LENGTH, prompt_logprobs=2, logprobs=0),
 }  # fmt: skip
 
-DRAFTERS = [
-    "none",
-    "ngram",
-    "suffix",
-    "self",
-    "draft_model",
+DRAFTERS: list[str] = [
+    *(kind.model_fields["kind"].default for kind in get_args(AnyProposer)),
     "windowed",  # a draft model that attends to a few tokens
-    "medusa",
-    "eagle",
-    "lookahead",
 ]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -244,6 +238,26 @@ def test_lossless(
         assert proposed == 0
     elif k != "adaptive":
         assert counts[engine.ready.proposer] > 0
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_proposer_of_trees_says_so(
+    drafter: str, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: `trees` of its configuration, from which the controller learns that K counts nodes."""
+    engine, branched = build(drafter, 8, {}), list[bool]()
+    main = engine._proposer._main
+    propose = main.propose
+
+    def watched(chunks: Any) -> list[Proposal]:
+        found = propose(chunks)
+        branched.extend(proposal.branches is not None for proposal in found)
+        return found
+
+    monkeypatch.setattr(main, "propose", watched)
+    submit_all(engine, PROMPT, FIELDS)
+    list(run(engine))
+    assert any(branched) == engine._trees
 
 
 OF_MIXTURES = ("greedy", "plain", "all filters", "greedy penalties", "logprobs", "scored")
