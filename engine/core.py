@@ -311,7 +311,7 @@ class Engine:
         return plan
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
-        """The only phase that changes the state of sequences."""
+        """The only phase that adds tokens to sequences."""
         items = iter(sampled)  # in the order of the plan
         for chunk in plan.chunks:
             if not chunk.samples:

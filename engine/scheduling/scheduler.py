@@ -1,10 +1,10 @@
 """Scheduler: plans which sequences run in a step, over which positions, with how many draft tokens.
 
-One rule for all: computed positions catch up with tokens. Owns every Sequence (queue, status,
-counts, blocks) and is the only place where their state changes: `schedule` plans, `commit` applies
-a step's result, `finish` and `abort` end. Promises that decoding continues at least every other
-step, that the budget holds, that tenants share fairly, and that every sequence can finish, however
-small the pool. Decides what fits, not what pays: the controller chooses K.
+One rule for all: computed positions catch up with tokens. Status, tokens, blocks and the target's
+counts of a Sequence change only here and in the block pool: `schedule` plans, `commit` applies a
+step's result, `finish` and `abort` end. Promises that decoding continues at least every other step,
+that the budget holds, that tenants share fairly, and that every sequence can finish, however small
+the pool. Decides what fits, not what pays: the controller chooses K.
 """
 
 from __future__ import annotations
