@@ -6,7 +6,6 @@ A list that may be long is refused at its first bad entry (`fail_fast`), so that
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -154,10 +153,6 @@ class Resume(Part):
     system_fingerprint: Label | None = None
 
 
-def _named(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
 class SpeculationOptions(Part):
     """How to speculate for one request. `proposers` None: the server's default."""
 
@@ -247,7 +242,7 @@ class Generating(RequestBody):
         "Extension. Speculation for this request: the maximum draft tokens per step, and the"
         " proposers in order of preference. The text does not change.",
         'an object {"enabled": true, "max_draft": "auto" or an integer from 1 to the server\'s K,'
-        f' "proposers": a list of 1 to {len(PROPOSERS)} of {_named(PROPOSERS)}, none twice}}, or'
+        ' "proposers": a list of names from /v1/capabilities, each once}, or'
         ' {"max_draft": 0} or {"enabled": false} without the others')
     provenance: bool = described(False,
         "Extension. Each choice lists its tokens' texts with the source of each: a proposer, or"
