@@ -33,8 +33,6 @@ class Goodput:
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
         self.promise = 0.0  # gain at the best K if all tokens were right
-        # In tokens: the cost of 0, 1, 2, ... draft tokens of one sequence if all have as many.
-        self._row_costs = [0.0] * (k_max + 1)
         self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
         self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
@@ -107,23 +105,16 @@ class Goodput:
         ]
         return max(gains, default=0.0) / tokens
 
-    def choose(self, k: int) -> tuple[float, float]:
-        """Take `k` draft steps as the choice for the batch. Return KController.drafting."""
+    def choose(self, k: int) -> tuple[tuple[float, float], list[float]]:
+        """Take `k` draft steps as the choice for the batch. Return `drafting` and `row_costs` of
+        controller.Choice; a row costs what it does if all sequences have as many."""
         n, (tokens, rows), self.present = self.sequences, self.each[k], self.rates[k]
         first, *more = self.by_row[n : (self._k_max + 2) * n : n]
-        self._row_costs = [0.0, *(self.present * (seconds - first) / n for seconds in more)]
-        own = float(np.interp(rows - 1.0, range(len(more) + 1), self._row_costs))
+        row_costs = [self.present * (seconds - first) / n for seconds in more]
+        own = float(np.interp(rows - 1.0, range(len(more) + 1), [0.0, *row_costs]))
         whole, alone = (
             self.present * (begin + k * step) for begin, step in map(self._costs.drafting, (n, 1))
         )
         each = max(whole - alone, 0.0) / (n - 1) if n > 1 else alone  # of one more sequence
-        return (alone - each, max(tokens - 1.0 - own - each, 0.0)) if k else (0.0, 0.0)
-
-    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
-        """See KController."""
-        value, best, most = 0.0, 0, 0.0
-        for length, (chance, cost) in enumerate(zip(survival, self._row_costs[1:], strict=False)):
-            value += chance
-            if value - cost > most:
-                best, most = length + 1, value - cost
-        return best, most
+        gain = max(tokens - 1.0 - own - each, 0.0)
+        return (alone - each, gain) if k else (0.0, 0.0), row_costs

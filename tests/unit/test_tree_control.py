@@ -16,7 +16,7 @@ NODES = 24
 def adaptive(world: Trees) -> AdaptiveK:
     controller = AdaptiveK(NODES, stops=False, trees=True)
     target = [(n, world.target(n)) for n in (1, 2, 3, 5, 9, 16, 64, 256)]
-    controller.profile(Profile(target, [], world.host))
+    controller.costs.set_profile(Profile(target, [], world.host))
     return controller
 
 
