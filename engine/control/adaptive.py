@@ -55,8 +55,7 @@ class AdaptiveK:
         self._explore = Exploration()
         self._best = self._choice = Choice()  # of usual steps; of this step
         self._sequences, self._size = 1, -1
-        self._chosen = self._since_change = 0  # steps since a choice; since K > 0 changed, by size
-        self._steady: dict[int, tuple[int, bool, float]] = {}  # by size: that, K > 0, goodput
+        self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row at K = 0
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
@@ -116,8 +115,7 @@ class AdaptiveK:
         goodput, was_on, present = self._goodput, self._best.k > 0, self._goodput.present
         if changed := size != self._size:
             self._explore.restart(size)
-            self._steady[self._size] = self._since_change, was_on, present
-            self._since_change, was_on, present = self._steady.get(size, (0, False, 0.0))
+            self._since_change, was_on, present = 0, False, 0.0
         goodput.refresh(self._sequences, present)
         k = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
         if (k > 0) != was_on:
@@ -229,7 +227,6 @@ class AdaptiveK:
         if acceptance.changes == changes:
             return False
         self._since_change, self._chosen = 0, max(self._chosen, _CALM * _DWELL_LAST)
-        self._steady.clear()
         return True
 
     def _lost(self, seen: StepRecord) -> float:
