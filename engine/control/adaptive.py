@@ -2,7 +2,7 @@
 
 Combines the expected number of accepted tokens (`acceptance`) with the cost of a step
 (`cost_model`) into goodput for each K (`goodput`), and sometimes runs another K to detect errors
-(`exploration`). K = 0 is a normal choice. A minimal number of steps between choices keeps K steady.
+(`exploration`). K = 0 is a normal choice. A dwell time between choices keeps K from flickering.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from engine.scheduling.step_record import StepRecord
 
 _FEW = 12  # up to so many sequences, each confidence counts for one more draft step
 _PROBE_SEQUENCES = 4  # maximum sequences in a probe; also at most a quarter of the batch
-_DOUBT = 16.0  # maximum weight of the past while exploring, in trials
+_EXPLORING_WEIGHT = 16.0  # maximum weight of the past while exploring, in tokens
 _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
-_CALM = 4  # factor on the interval at K = 0 without proposals: nothing new is learnt
+_IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
@@ -78,30 +78,33 @@ class AdaptiveK:
             return self._choice
         rounds, self._skipped = self._skipped + 1, 0
         self._chosen, self._since_change = self._chosen + rounds, self._since_change + rounds
-        self._guesses.num_added += rounds - 1
+        self._guesses.num_steps += rounds - 1
         self._plain += rounds - 1
-        pace = 1 if self._best.k or self._guesses.num_heard else _CALM
-        # The longer nothing has changed, the longer the interval between choices.
-        rare = min(int(_CHOOSING / _SHARE / self._usual), self._since_change // 2)
-        dwell = min(max(_DWELL, self._since_change // 4, rare, self._every), pace * _DWELL_LAST)
-        if size != self._size or self._chosen >= dwell:
+        idle = not self._best.k and not self._guesses.num_proposing
+        if size != self._size or self._chosen >= self._dwell(idle=idle):
             self.costs.set_context(load.length() if load.length is not None else None)
             self._plan(size)
         k, reason = self._while_on() if self._best.k else self._while_off(rounds)
-        due = self._guesses.num_added + 1 >= pace * self._every
+        due = self._guesses.num_steps + 1 >= (_IDLE if idle else 1) * self._every
         self._learns = due or self._explore.round != "usual"
         usual = self._learns and reason == "pays" and not self._stops
         self._reaches = usual and self._since_change % _REACH >= _REACH - self._every
-        calm = reason == "off" and pace > 1 and not self._learns
-        self._skips = min(_SKIPS - 1, self._explore.rounds_left) if calm else 0
-        k, most = min(k + self._reaches, self.k_max), None
-        if self._probes_few:
-            most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
+        skips = reason == "off" and idle and not self._learns
+        self._skips = min(_SKIPS - 1, self._explore.rounds_left) if skips else 0
+        k = min(k + self._reaches, self.k_max)
+        most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if self._probes_few else None
         hindsight = k > 0 and not self._caught_up
         self._choice = replace(
             self._best, k=k, reason=reason, max_speculating=most, uses_hindsight=hindsight
         )
         return self._choice
+
+    def _dwell(self, *, idle: bool) -> int:
+        """Return the steps between two choices: the more, the longer nothing has changed, and so
+        many that choices take `_SHARE` of the time. `idle`: nothing new is learnt."""
+        affordable = min(int(_CHOOSING / _SHARE / self._usual), self._since_change // 2)
+        least = max(_DWELL, self._since_change // 4, affordable, self._every)
+        return min(least, (_IDLE if idle else 1) * _DWELL_LAST)
 
     @property
     def _probes_few(self) -> bool:
@@ -134,10 +137,9 @@ class AdaptiveK:
         return k, "pays" if kind == "usual" else kind
 
     def _while_off(self, rounds: int) -> tuple[int, Reason]:
-        promise, rates = self._goodput.promise, self._goodput.rates
-        hope, alone = max(rates[1:]) / rates[0], self._sequences == 1
-        usual, asks = self._usual, self._explore.while_off
-        kind = asks(usual, alone=alone, promise=promise, hope=hope, rounds=rounds)
+        rates, most, alone = self._goodput.rates, self._goodput.most_gain, self._sequences == 1
+        speedup, usual, explore = max(rates[1:]) / rates[0], self._usual, self._explore
+        kind = explore.while_off(usual, alone=alone, rounds=rounds, most=most, speedup=speedup)
         if kind == "trial":
             return max(range(1, len(rates)), key=rates.__getitem__), kind
         return int(kind == "probe"), "off" if kind == "usual" else kind
@@ -167,7 +169,7 @@ class AdaptiveK:
         """Return the places where the second-best token is worth a row, best first."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
-        chances = [guesses.second_best(alive) for alive in survivals]
+        chances = [guesses.second_best(survival) for survival in survivals]
         best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
         numbers = self._goodput.kept_counts(chances, behind=sum(kept))
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
@@ -203,19 +205,19 @@ class AdaptiveK:
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
-            self._guesses.acceptance.limit_weight(_DOUBT)
+            self._guesses.acceptance.limit_weight(_EXPLORING_WEIGHT)
         if seen.is_decode and seen.num_sequences:
             settled = not 0 < self._plain <= _SETTLED
             self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
-            rare = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
-            self._every = min(rare, 1 + self._since_change // 4)  # a new choice may be an error
+            every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
+            self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error
         changed = self._learn_guesses()
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
         if explore.concludes:
-            self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
-        explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+            self._chosen = max(self._chosen, _IDLE * _DWELL_LAST)
+        explore.end(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if changed and (probe or self._best.k):
             explore.suspect(on=self._best.k > 0)
 
@@ -226,7 +228,7 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._since_change, self._chosen = 0, max(self._chosen, _CALM * _DWELL_LAST)
+        self._since_change, self._chosen = 0, max(self._chosen, _IDLE * _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepRecord) -> float:

@@ -96,8 +96,7 @@ class KController(Protocol):
 
 
 class FixedK:
-    """The same K in every step; 0 is plain decoding. The baseline of every benchmark. It uses no
-    costs."""
+    """The same K in every step, whatever it costs; 0 is plain decoding. A benchmark's baseline."""
 
     name = "fixed"
 

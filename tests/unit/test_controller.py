@@ -367,12 +367,12 @@ def test_the_debt_of_a_trial_does_not_stop_probing() -> None:
     rounds = [exploration.while_off(1.0, alone=False) for _ in range(PROBE_FIRST)]
     assert rounds[-1] == "trial"
     for _ in range(3):
-        exploration.over(asked=True, lost=3.0, usual=1.0)
+        exploration.end(asked=True, lost=3.0, usual=1.0)
         exploration.while_off(1.0, alone=False)
     seen = []
     for _ in range(200):
         seen.append(exploration.while_off(1.0, alone=False))
-        exploration.over(asked=seen[-1] == "probe", lost=0.2, usual=1.0)
+        exploration.end(asked=seen[-1] == "probe", lost=0.2, usual=1.0)
     assert "trial" not in seen
     assert seen.count("probe") >= 3
 
@@ -381,13 +381,13 @@ def test_probes_are_fewer_where_little_can_be_gained() -> None:
     """Law: probes follow the gain they can find: about half as many if perfect acceptance gained
     only 50 %, but still some if no K could pay, since costs may be wrong."""
     probes = {}
-    for promise in (4.0, 1.0, 0.5, 0.0, -0.5):
+    for most_gain in (4.0, 1.0, 0.5, 0.0, -0.5):
         exploration = Exploration()
         found = []
         for _ in range(20_000):
-            found.append(exploration.while_off(1.0, alone=False, promise=promise))
-            exploration.over(asked=found[-1] != "usual", lost=1.0, usual=1.0)
-        probes[promise] = found.count("probe")
+            found.append(exploration.while_off(1.0, alone=False, most=most_gain))
+            exploration.end(asked=found[-1] != "usual", lost=1.0, usual=1.0)
+        probes[most_gain] = found.count("probe")
     assert probes[4.0] == probes[1.0]
     assert 0.4 < probes[0.5] / probes[1.0] < 0.8
     assert 0 < probes[0.0] < 0.3 * probes[1.0]
@@ -412,7 +412,7 @@ def test_baselines_are_more_frequent_where_k_0_is_close() -> None:
         played = []
         for _ in range(1000):
             played.append(exploration.while_on(1.0, gain=gain))
-            exploration.over(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
+            exploration.end(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
         rounds[close] = [i for i, r in enumerate(played) if r == "baseline" != played[i - 1]]
     assert max(b - a for a, b in zip(rounds[True], rounds[True][1:], strict=False)) < 160
     assert len(rounds[False]) < len(rounds[True])
@@ -478,10 +478,10 @@ def test_time_saved_pays_for_exploration() -> None:
     for gain in (0.0, 0.2):
         exploration = Exploration()
         exploration.round = "trial"
-        exploration.over(asked=True, lost=5.0, usual=1.0)
+        exploration.end(asked=True, lost=5.0, usual=1.0)
         for _ in range(100):
             exploration.while_on(1.0, gain=gain)
-            exploration.over(asked=False, lost=0.0, usual=1.0)
+            exploration.end(asked=False, lost=0.0, usual=1.0)
         exploration.switched(back=False)
         found = [exploration.while_off(1.0, alone=True) for _ in range(1000)]
         waits.append(found.index("trial"))
@@ -494,11 +494,11 @@ def test_gain_at_one_batch_size_does_not_pay_for_trials_at_another() -> None:
     exploration = Exploration()
     exploration.restart(5)
     exploration.round = "trial"
-    exploration.over(asked=True, lost=8.0, usual=1.0)
+    exploration.end(asked=True, lost=8.0, usual=1.0)
     exploration.restart(1)
     for _ in range(2000):
         exploration.while_on(0.5, gain=0.4)
-        exploration.over(asked=False, lost=0.0, usual=0.5)
+        exploration.end(asked=False, lost=0.0, usual=0.5)
     exploration.restart(5)
     assert "trial" not in [exploration.while_off(1.0, alone=False) for _ in range(100)]
 
