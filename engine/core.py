@@ -120,7 +120,7 @@ class Engine:
         profile = known or profile_at_start(
             config, self._runner, draft, self._cache, target.max_model_len
         )
-        self._controller.profile(profile)
+        self._controller.costs.set_profile(profile)
         message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
         logger.info(message, loaded, built, lap())
         self._compiling = PendingGrammars(
@@ -157,7 +157,7 @@ class Engine:
             clock=self._clock,
             keeps_drafting=self._controller.keeps_drafting,
             # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
-            judges=lambda: self._controller.uses_hindsight or self._trace is not None,
+            judges=lambda: self._allowance.choice.uses_hindsight or self._trace is not None,
         )
 
     def _ready_message(
@@ -336,19 +336,17 @@ class Engine:
     def _observe(
         self, plan: StepPlan, sampled: list[Sampled], seconds: StepSeconds
     ) -> tuple[StepRecord, StepMetrics]:
-        controller = self._controller
         record = observe(
             plan,
             sampled,
             seconds,
-            reason=controller.reason,
             num_waiting=len(self._scheduler.waiting),
             proposer=self._proposer,
             allowance=self._allowance,
             overhead=self._overhead,
             trees=self._trees,
         )
-        main, plain = self._proposer.name, controller.plain_seconds
+        main, plain = self._proposer.name, self._controller.costs.plain_seconds
         metrics = measure(record, plan, self.gauges(seconds), main=main, plain_seconds=plain)
         return record, metrics
 
@@ -356,7 +354,7 @@ class Engine:
         self._controller.update(record)
         if self._trace is not None:
             self._trace.write(record)
-        self._overhead.end(lap, self._controller.reason, more=self.has_work)
+        self._overhead.end(lap, self._allowance.choice.reason, more=self.has_work)
 
     def _leave(self, seq: Sequence) -> None:
         if self._id_log is not None:

@@ -29,12 +29,12 @@ _LATEST = 8  # maximum proposals of one step that enter the sample
 # Half-lives in outcomes and in rounds; data decays by the slower of the two.
 _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
-_PRIOR_TRIALS = 4.0
-_POOL_WEIGHT = 8.0  # weight of the pooled rejection at each depth, in trials
+_PRIOR_TOKENS = 4.0
+_POOL_WEIGHT = 8.0  # weight of the pooled rejection at each depth, in tokens
 _WINDOW = 12.0  # half-life of a surprise, in outcomes
 _CHANGE = 3.5  # standard deviations above which a surprise is a change
 _APART = 8.0  # maximum independent sequences in a batch: texts that start together are alike
-_AFTER_CHANGE = 4.0  # weight of the past after a change, in trials
+_AFTER_CHANGE = 4.0  # weight of the past after a change, in tokens
 
 SUREST = 12.0  # confidences are capped here
 LOWEST = -40.0  # log-odds are bounded here, so that exp does not overflow
@@ -66,10 +66,10 @@ class AcceptanceEstimate:
         self._shape = 1.0 / (1.0 + self._depths) if trees else np.ones(k_max)
         # By depth, decaying: tokens tried, and wrong ones; sequences for which k allowed a token,
         # and those that got one.
-        self._trials, self._wrong = np.zeros((2, k_max))
+        self._tried, self._wrong = np.zeros((2, k_max))
         self._asked, self._offered = np.ones((2, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
-        self._weight = _PRIOR_TRIALS
+        self._weight = _PRIOR_TOKENS
         self.surprise = Surprise()
         self.changes = 0  # number of detected changes
 
@@ -89,7 +89,7 @@ class AcceptanceEstimate:
         expected = float(tried @ hazards)
         variance = float(tried @ (hazards * (1.0 - hazards)))
         fade = np.where(self._depths < k, 0.5 ** min(n / _HALF_LIFE, rounds / _ROUNDS), 1.0)
-        self._trials, self._wrong = self._trials * fade + tried, self._wrong * fade + wrong
+        self._tried, self._wrong = self._tried * fade + tried, self._wrong * fade + wrong
         self._asked = self._asked * fade + n * (self._depths < k)
         self._offered = self._offered * fade + (offered > depths).sum(1)
         self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
@@ -100,34 +100,34 @@ class AcceptanceEstimate:
             self.surprise = Surprise()
             self.changes += 1
 
-    def agree(self, stretches: Sequence[Sequence[bool]]) -> None:
+    def agree(self, agreements: Sequence[Sequence[bool]]) -> None:
         """Learn from tokens compared in hindsight at consecutive positions: from the outcomes that
         rounds with the longest proposals would have had there."""
         k = len(self._depths)
-        outcomes = [outcome for stretch in stretches for outcome in _rounds(stretch, k)]
+        outcomes = [outcome for hits in agreements for outcome in _rounds(hits, k)]
         self.update(k, outcomes, len(outcomes))
 
-    def _pool(self, trials: float, wrong: float) -> None:
-        if trials:
-            weight = self._weight * 0.5 ** (trials / (2 * _HALF_LIFE))
-            self._weight = weight + trials
+    def _pool(self, tried: float, wrong: float) -> None:
+        if tried:
+            weight = self._weight * 0.5 ** (tried / (2 * _HALF_LIFE))
+            self._weight = weight + tried
             self.rejection = (self.rejection * weight + wrong) / self._weight
 
-    def limit_weight(self, trials: float) -> None:
-        """Limit the weight of the past to `trials` per depth, so that news can outweigh it."""
-        for count, total in ((self._wrong, self._trials), (self._offered, self._asked)):
-            count *= trials / np.maximum(total, trials)
-            np.minimum(total, trials, out=total)
-        self._weight = min(self._weight, trials)
+    def limit_weight(self, tokens: float) -> None:
+        """Limit the weight of the past to `tokens` per depth, so that news can outweigh it."""
+        for count, total in ((self._wrong, self._tried), (self._offered, self._asked)):
+            count *= tokens / np.maximum(total, tokens)
+            np.minimum(total, tokens, out=total)
+        self._weight = min(self._weight, tokens)
 
     def chances(self) -> Array:
         """Return, by depth, the chance that a token is right if all before it are."""
         pooled = _POOL_WEIGHT * (1.0 - (1.0 - self.rejection) * self._shape)
-        hazards = (self._wrong + pooled) / (self._trials + _POOL_WEIGHT)
+        hazards = (self._wrong + pooled) / (self._tried + _POOL_WEIGHT)
         chances: Array = 1.0 - np.clip(hazards, 0.005, 0.999 if self._trees else 0.98)
         return chances
 
-    def alive(self, chances: Array) -> Array:
+    def survival(self, chances: Array) -> Array:
         """Return, `[..., depth]`, the chances that a token is accepted, from such `chances`."""
         return chances if self._trees else np.multiply.accumulate(chances, axis=-1)
 
@@ -162,10 +162,10 @@ def _accepted(outcome: Outcome) -> Sequence[int]:
     return range(outcome.right) if outcome.path is None else outcome.path
 
 
-def _rounds(stretch: Sequence[bool], k: int) -> list[Outcome]:
+def _rounds(hits: Sequence[bool], k: int) -> list[Outcome]:
     """Return the outcomes of consecutive proposals with `k` tokens each."""
     outcomes, right = list[Outcome](), 0
-    for hit in stretch:
+    for hit in hits:
         if hit and right < k:
             right += 1
         else:  # a wrong token, or the target's own token after k right ones
@@ -236,7 +236,7 @@ class ProposalModel:
         self._k_max = k_max
         self._calibration = Calibration()
         self.second = 0.3  # chance that the second-best token is right if the best is wrong
-        self._k = self.num_added = self.num_heard = 0  # steps added; those with proposals
+        self._k = self.num_steps = self.num_proposing = 0  # steps added; those with proposals
         self._outcomes: list[Outcome] = []
         self._confidences: list[Sequence[float]] = []
         self._sample = np.full((_SAMPLE, k_max), np.nan)  # a ring; NaN after a proposal's end
@@ -264,17 +264,17 @@ class ProposalModel:
 
     def survival(self, confidences: Sequence[float]) -> list[float]:
         """Return, by depth, the chance that this proposal's token is accepted."""
-        alive, chances, weight = 1.0, list[float](), self.confidence_weight
+        chance, chances, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
             z = base + weight * (confidence if confidence < SUREST else SUREST)
-            alive = (1.0 if self._trees else alive) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
-            chances.append(alive)
+            chance = (1.0 if self._trees else chance) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
+            chances.append(chance)
         return chances
 
-    def second_best(self, alive: Sequence[float]) -> list[float]:
+    def second_best(self, survival: Sequence[float]) -> list[float]:
         """Return, by depth, the chance that the second-best token is accepted instead, from the
-        chances `alive` that tokens are accepted."""
-        return [self.second * (before - after) for before, after in pairwise([1.0, *alive])]
+        chances `survival` that tokens are accepted."""
+        return [self.second * (before - after) for before, after in pairwise([1.0, *survival])]
 
     def learn_second_best(self, outcomes: Sequence[bool]) -> None:
         for right in outcomes:
@@ -294,29 +294,29 @@ class ProposalModel:
         if k and k != self._k:
             self.learn()
             self._k = k
-        self.num_added += 1
-        self.num_heard += k > 0
+        self.num_steps += 1
+        self.num_proposing += k > 0
         self._outcomes += outcomes
         self._confidences += confidences
 
     def learn(self) -> None:
         """Learn from all steps added since the previous call."""
-        self.acceptance.update(self._k, self._outcomes, max(self.num_heard, 1))
+        self.acceptance.update(self._k, self._outcomes, max(self.num_proposing, 1))
         guesses = (
             (odds, sure, depth in _accepted(outcome))
             for outcome, found in zip(self._outcomes, self._confidences, strict=False)
             for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
         )
         self._calibration.learn(islice(guesses, _MOST_AT_ONCE))
-        self._outcomes, self._confidences, self.num_added, self.num_heard = [], [], 0, 0
+        self._outcomes, self._confidences, self.num_steps, self.num_proposing = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
         """Learn from tokens compared with the text generated at K = 0. After each wrong token a new
         proposal would have begun."""
-        self.acceptance.agree([[hit for _, hit in stretch] for stretch in agreements])
-        for stretch in agreements:
-            self._calibration.learn((self._odds[0], *guess) for guess in stretch)
-            sure = [confidence for confidence, _ in stretch]
-            starts = [0, *(i + 1 for i, (_, hit) in enumerate(stretch) if not hit)]
+        self.acceptance.agree([[hit for _, hit in guesses] for guesses in agreements])
+        for guesses in agreements:
+            self._calibration.learn((self._odds[0], *guess) for guess in guesses)
+            sure = [confidence for confidence, _ in guesses]
+            starts = [0, *(i + 1 for i, (_, hit) in enumerate(guesses) if not hit)]
             rows = [sure[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])

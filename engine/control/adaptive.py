@@ -2,7 +2,7 @@
 
 Combines the expected number of accepted tokens (`acceptance`) with the cost of a step
 (`cost_model`) into goodput for each K (`goodput`), and sometimes runs another K to detect errors
-(`exploration`). K = 0 is a normal choice. A minimal number of steps between choices keeps K steady.
+(`exploration`). K = 0 is a normal choice. A dwell time between choices keeps K from flickering.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-import numpy as np
+from msgspec.structs import replace
 
 from engine.control.acceptance import Confidences, ProposalModel
-from engine.control.controller import Load
+from engine.control.controller import Choice, Load
 from engine.control.cost_model import CostModel
 from engine.control.exploration import Exploration
 from engine.control.goodput import Goodput
-from engine.control.profile import Profile
 from engine.messages import Estimates, Reason
 from engine.scheduling.step_record import StepRecord
 
 _FEW = 12  # up to so many sequences, each confidence counts for one more draft step
 _PROBE_SEQUENCES = 4  # maximum sequences in a probe; also at most a quarter of the batch
-_DOUBT = 16.0  # maximum weight of the past while exploring, in trials
+_EXPLORING_WEIGHT = 16.0  # maximum weight of the past while exploring, in tokens
 _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
-_CALM = 4  # factor on the interval at K = 0 without proposals: nothing new is learnt
+_IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
 _REACH = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
@@ -42,25 +41,21 @@ class AdaptiveK:
 
     name = "adaptive"
 
-    def __init__(self, k_max: int, *, stops: bool = True, trees: bool = False) -> None:
+    def __init__(
+        self, k_max: int, *, stops: bool = True, trees: bool = False, costs: CostModel | None = None
+    ) -> None:
         """`k_max`: at least 1. `stops`: the drafter asks `keeps_drafting`. `trees`: K counts
-        the nodes of a tree, likeliest first."""
+        the nodes of a tree, likeliest first. `costs`: those known already."""
         if k_max < 1:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
-        self.reason: Reason = "off"
-        self.uses_hindsight = True
-        self.branches = False  # whether second-best tokens pay
-        self.drafting = 0.0, 0.0
+        self.costs = costs or CostModel()
         self._guesses = ProposalModel(k_max, trees=trees)
-        self._costs = CostModel()
-        self._goodput = Goodput(k_max, self._guesses, self._costs)
+        self._goodput = Goodput(k_max, self._guesses, self.costs)
         self._explore = Exploration()
-        self._k = self._k_in_effect = 0
+        self._best = self._choice = Choice()  # of usual steps; of this step
         self._sequences, self._size = 1, -1
-        self._chosen = self._since_change = 0  # steps since a choice; since K > 0 changed, by size
-        self._steady: dict[int, tuple[int, bool, float]] = {}  # by size: that, K > 0, goodput
-        self._probes_few = False  # a probe asks few sequences: the drafter must catch up
+        self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._caught_up = True  # the last step proposed for all
         self._plain = 0  # steps in a row at K = 0
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
@@ -69,88 +64,85 @@ class AdaptiveK:
         self._usual = inf  # seconds of a usual step
         self._learns, self._every = True, 1  # from this step; from one step in `_every`
 
-    def profile(self, measured: Profile) -> None:
-        """Take the costs measured at start. Without draft timings the proposer runs no forward."""
-        self._costs.set_profile(measured)
-        self._probes_few = bool(measured.draft)
-
-    @property
-    def max_speculating(self) -> int | None:
-        """Return the bound on a probe of a draft model; None otherwise."""
-        if not self._probes_few or self._explore.round != "probe":
-            return None
-        return min(max(self._sequences // 4, 1), _PROBE_SEQUENCES)
-
     # -- before and while drafting ---------------------------------------------------------------
 
-    def choose(self, load: Load) -> int:
-        """Return the draft steps for the next step."""
+    def choose(self, load: Load) -> Choice:
+        """See KController."""
+        if load.resumed:  # choose anew, as after a change of batch size
+            self._size = 0  # the size of no batch
+            self._explore.forget()
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
         if self._skipped < self._skips and size == self._size:
             self._skipped += 1
-            return 0
+            return self._choice
         rounds, self._skipped = self._skipped + 1, 0
         self._chosen, self._since_change = self._chosen + rounds, self._since_change + rounds
-        self._guesses.num_added += rounds - 1
+        self._guesses.num_steps += rounds - 1
         self._plain += rounds - 1
-        pace = 1 if self._k or self._guesses.num_heard else _CALM
-        # The longer nothing has changed, the longer the interval between choices.
-        rare = min(int(_CHOOSING / _SHARE / self._usual), self._since_change // 2)
-        dwell = min(max(_DWELL, self._since_change // 4, rare, self._every), pace * _DWELL_LAST)
-        if size != self._size or self._chosen >= dwell:
-            self._costs.set_context(load.length() if load.length is not None else None)
+        idle = not self._best.k and not self._guesses.num_proposing
+        if size != self._size or self._chosen >= self._dwell(idle=idle):
+            self.costs.set_context(load.length() if load.length is not None else None)
             self._plan(size)
-        self._k_in_effect = self._while_on() if self._k else self._while_off(rounds)
-        due = self._guesses.num_added + 1 >= pace * self._every
+        k, reason = self._while_on() if self._best.k else self._while_off(rounds)
+        due = self._guesses.num_steps + 1 >= (_IDLE if idle else 1) * self._every
         self._learns = due or self._explore.round != "usual"
-        usual = self._learns and self.reason == "pays" and not self._stops
+        usual = self._learns and reason == "pays" and not self._stops
         self._reaches = usual and self._since_change % _REACH >= _REACH - self._every
-        self._k_in_effect = min(self._k_in_effect + self._reaches, self.k_max)
-        self.uses_hindsight = self._k_in_effect > 0 and not self._caught_up
-        calm = self.reason == "off" and pace > 1 and not self._learns
-        self._skips = min(_SKIPS - 1, self._explore.rounds_left) if calm else 0
-        return self._k_in_effect
+        skips = reason == "off" and idle and not self._learns
+        self._skips = min(_SKIPS - 1, self._explore.rounds_left) if skips else 0
+        k = min(k + self._reaches, self.k_max)
+        most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if self._probes_few else None
+        hindsight = k > 0 and not self._caught_up
+        self._choice = replace(
+            self._best, k=k, reason=reason, max_speculating=most, uses_hindsight=hindsight
+        )
+        return self._choice
+
+    def _dwell(self, *, idle: bool) -> int:
+        """Return the steps between two choices: the more, the longer nothing has changed, and so
+        many that choices take `_SHARE` of the time. `idle`: nothing new is learnt."""
+        affordable = min(int(_CHOOSING / _SHARE / self._usual), self._since_change // 2)
+        least = max(_DWELL, self._since_change // 4, affordable, self._every)
+        return min(least, (_IDLE if idle else 1) * _DWELL_LAST)
+
+    @property
+    def _probes_few(self) -> bool:
+        """Whether this step probes a draft model: few sequences, since it must catch up."""
+        return self._explore.round == "probe" and self.costs.has_draft
 
     def _plan(self, size: int) -> None:
         """Choose K anew. `size`: the bit length of the batch size."""
         self._chosen = 0
         self._learn_guesses()
-        goodput, was_on, present = self._goodput, self._k > 0, self._goodput.present
+        goodput, was_on, present = self._goodput, self._best.k > 0, self._goodput.present
         if changed := size != self._size:
             self._explore.restart(size)
-            self._steady[self._size] = self._since_change, was_on, present
-            self._since_change, was_on, present = self._steady.get(size, (0, False, 0.0))
+            self._since_change, was_on, present = 0, False, 0.0
         goodput.refresh(self._sequences, present)
-        best = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
-        if (best > 0) != was_on:
-            self._explore.switched(back=best > 0 and not changed)
+        k = max(range(len(goodput.rates)), key=goodput.rates.__getitem__)
+        if (k > 0) != was_on:
+            self._explore.switched(back=k > 0 and not changed)
             self._since_change = 0
-        self._size, self._k, self.drafting = size, best, goodput.choose(best)
-        self._usual = self._sequences * goodput.each[best][0] / goodput.present
-        self.branches = goodput.branching(best) > _BRANCHES
-        self._trims = self._stops or not present or goodput.trimming[best] > _TRIMS
+        drafting, row_costs = goodput.choose(k)
+        branches = goodput.branching(k) > _BRANCHES
+        self._best = Choice(k, branches=branches, drafting=drafting, row_costs=row_costs)
+        self._size, self._usual = size, self._sequences * goodput.each[k][0] / goodput.present
+        self._trims = self._stops or not present or goodput.trimming[k] > _TRIMS
 
-    def _while_on(self) -> int:
-        gain = self._goodput.rates[self._k] / self._goodput.rates[0] - 1.0
+    def _while_on(self) -> tuple[int, Reason]:
+        gain = self._goodput.rates[self._best.k] / self._goodput.rates[0] - 1.0
         kind = self._explore.while_on(self._usual, gain=gain)
-        self.reason = "pays" if kind == "usual" else kind
-        return 0 if kind == "baseline" else self.k_max if self._stops else self._k
+        k = 0 if kind == "baseline" else self.k_max if self._stops else self._best.k
+        return k, "pays" if kind == "usual" else kind
 
-    def _while_off(self, rounds: int) -> int:
-        promise, rates = self._goodput.promise, self._goodput.rates
-        hope, alone = max(rates[1:]) / rates[0], self._sequences == 1
-        usual, asks = self._usual, self._explore.while_off
-        kind = asks(usual, alone=alone, promise=promise, hope=hope, rounds=rounds)
-        self.reason = "off" if kind == "usual" else kind
+    def _while_off(self, rounds: int) -> tuple[int, Reason]:
+        rates, most, alone = self._goodput.rates, self._goodput.most_gain, self._sequences == 1
+        speedup, usual, explore = max(rates[1:]) / rates[0], self._usual, self._explore
+        kind = explore.while_off(usual, alone=alone, rounds=rounds, most=most, speedup=speedup)
         if kind == "trial":
-            return max(range(1, len(rates)), key=rates.__getitem__)
-        return int(kind == "probe")
-
-    def resume(self) -> None:
-        """Choose anew at the next step, as after a change of batch size."""
-        self._size = 0  # the size of no batch
-        self._explore.forget()
+            return max(range(1, len(rates)), key=rates.__getitem__), kind
+        return int(kind == "probe"), "off" if kind == "usual" else kind
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
         """Whether one more draft step (or several) is worth its seconds."""
@@ -160,7 +152,7 @@ class AdaptiveK:
         if not self._stops or not depth or self._explore.round == "trial":
             return True
         if self._sequences > _FEW:  # their mean confidence says no more than K does
-            return depth < self._k
+            return depth < self._best.k
         survivals = [self._guesses.survival(sure) for sure in confidences]
         return self._goodput.draft_pays(survivals, depth)
 
@@ -177,37 +169,10 @@ class AdaptiveK:
         """Return the places where the second-best token is worth a row, best first."""
         guesses = self._guesses
         survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
-        chances = [guesses.second_best(alive) for alive in survivals]
+        chances = [guesses.second_best(survival) for survival in survivals]
         best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
         numbers = self._goodput.kept_counts(chances, behind=sum(kept))
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
-
-    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
-        """See KController."""
-        return self._goodput.free_count(survival)
-
-    def gain(self, load: Load, agreement: float) -> float:
-        """See KController."""
-        sequences, k = load.num_sequences or 1, np.arange(self.k_max + 1)
-        self._costs.set_context(load.length() if load.length is not None else None)
-        seconds = self._costs.by_rows(sequences, sequences * (self.k_max + 1))[sequences * (k + 1)]
-        begin, step = self._costs.drafting(sequences)
-        rates = np.cumsum(agreement**k) / (seconds + np.where(k > 0, begin + step * k, 0.0))
-        return float(rates.max() / rates[0])
-
-    def successor(self, measured: Profile | None, *, stops: bool) -> AdaptiveK:
-        """See KController. Both controllers share, and update, the target's costs."""
-        new = AdaptiveK(self.k_max, stops=stops)
-        new._costs = self._costs if measured is None else self._costs.with_draft(measured)
-        new._goodput = Goodput(self.k_max, new._guesses, new._costs)
-        new._probes_few = self._probes_few if measured is None else bool(measured.draft)
-        return new
-
-    def plain_seconds(self, sequences: int, context: int) -> float:
-        """See KController."""
-        if self._size < 0 or not 0 < sequences < len(self._goodput.by_row):
-            return 0.0
-        return self._costs.plain_seconds(sequences, context)
 
     # -- afterwards --------------------------------------------------------------------------------
 
@@ -219,7 +184,7 @@ class AdaptiveK:
         seen, probe = record, self._explore.round == "probe"
         if seen.k:  # also if another controller chose it: stop skipping
             self._skips = 0
-            self._add(seen, probe=probe)
+            self._add(seen)
             self._guesses.learn_second_best(seen.second_best)
         else:  # without speculation only the number of steps counts
             self._guesses.add(0, (), ())
@@ -229,9 +194,9 @@ class AdaptiveK:
         if (seen.k or self._caught_up) and seen.outcomes:
             self._caught_up = seen.k > 0 and not probe
 
-    def _add(self, seen: StepRecord, *, probe: bool) -> None:
+    def _add(self, seen: StepRecord) -> None:
         outcomes, confidences = seen.outcomes, seen.confidences
-        if probe and self._probes_few:
+        if self._probes_few:
             drafted = [i for i, outcome in enumerate(outcomes) if outcome.offered]
             outcomes = [outcomes[i] for i in drafted]
             confidences = [confidences[i] for i in drafted]
@@ -240,21 +205,21 @@ class AdaptiveK:
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
-            self._guesses.acceptance.limit_weight(_DOUBT)
+            self._guesses.acceptance.limit_weight(_EXPLORING_WEIGHT)
         if seen.is_decode and seen.num_sequences:
             settled = not 0 < self._plain <= _SETTLED
-            self._costs.learn(seen, caught_up=self._caught_up, settled=settled)
+            self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
-            rare = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
-            self._every = min(rare, 1 + self._since_change // 4)  # a new choice may be an error
+            every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
+            self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error
         changed = self._learn_guesses()
         if seen.agreements:
             self._guesses.learn_in_hindsight(seen.agreements)
         if explore.concludes:
-            self._chosen = max(self._chosen, _CALM * _DWELL_LAST)
-        explore.over(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
-        if changed and (probe or self._k):
-            explore.suspect(on=self._k > 0)
+            self._chosen = max(self._chosen, _IDLE * _DWELL_LAST)
+        explore.end(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
+        if changed and (probe or self._best.k):
+            explore.suspect(on=self._best.k > 0)
 
     def _learn_guesses(self) -> bool:
         """Learn the stored outcomes. Returns whether acceptance changed; then a choice is due."""
@@ -263,8 +228,7 @@ class AdaptiveK:
         self._guesses.learn()
         if acceptance.changes == changes:
             return False
-        self._since_change, self._chosen = 0, max(self._chosen, _CALM * _DWELL_LAST)
-        self._steady.clear()
+        self._since_change, self._chosen = 0, max(self._chosen, _IDLE * _DWELL_LAST)
         return True
 
     def _lost(self, seen: StepRecord) -> float:
@@ -280,11 +244,11 @@ class AdaptiveK:
         acceptance = 1.0 - self._guesses.acceptance.rejection
         rates = self._goodput.rates
         if self._size < 0 or not rates[0]:
-            return Estimates(reason=self.reason, acceptance=acceptance)
-        k = self._k_in_effect if self.reason in ("probe", "trial") else self._k
+            return Estimates(reason=self._choice.reason, acceptance=acceptance)
+        k = self._choice.k if self._choice.reason in ("probe", "trial") else self._best.k
         return Estimates(
             k=k,
-            reason=self.reason,
+            reason=self._choice.reason,
             acceptance=acceptance,
             survival=self._goodput.survival,
             rates=rates,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
+import msgspec
+
 from engine.control.acceptance import Confidences
-from engine.control.profile import Profile
+from engine.control.cost_model import CostModel
 from engine.messages import Estimates, Reason
 from engine.scheduling.step_record import StepRecord
 
@@ -20,51 +23,52 @@ _LIKELIER_THAN_NOT = 0.5
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of the next step: how many sequences will sample, and a function for their mean
-    length in tokens. It is slow, so it is called only if needed (None: not known)."""
+    length in tokens. It is slow, so it is called only if needed (None: not known). `resumed`: the
+    controller decides again after an operator's override."""
 
     num_sequences: int
     length: Callable[[], float] | None = None
+    resumed: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The choice for one step. `k`: the draft steps of the main proposer; `reason`: see
+    messages.Estimates; `max_speculating`: how many sequences may speculate (None: all);
+    `branches`: whether `branch` may return something; `uses_hindsight`: whether `update` uses
+    `StepRecord.agreements`. In tokens: `drafting`, what the main proposer costs if it is asked at
+    all, and what it gains for each sequence; `row_costs`, what 1, 2, ... draft tokens of one
+    sequence cost (empty: not known)."""
+
+    k: int = 0
+    reason: Reason = "off"
+    max_speculating: int | None = None
+    branches: bool = False
+    uses_hindsight: bool = False
+    drafting: tuple[float, float] = 0.0, 0.0
+    row_costs: Sequence[float] = ()
+
+    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
+        """Return how many tokens of a free proposal pay for one sequence, and what they gain, in
+        tokens. `survival`: for each token, the chance that it and all before it are accepted. If
+        costs are not known, the first token must be likely right."""
+        if not self.row_costs:
+            return len(survival), survival[0] - _LIKELIER_THAN_NOT
+        values = zip(accumulate(survival), self.row_costs, strict=False)
+        gains = [value - cost for value, cost in values]
+        most = max(gains, default=0.0)
+        return (gains.index(most) + 1, most) if most > 0.0 else (0, 0.0)
 
 
 class KController(Protocol):
-    """Chooses one K for the batch before each step, and learns after it. Decisions: `choose`,
-    `keeps_drafting`, `kept_counts`, `branch`, `free_count`; estimates: `plain_seconds`,
-    `estimates`, `gain`; inputs: `profile`, `resume`, `update`; `successor`: for another drafter."""
+    """Chooses one K for the batch before each step, and learns after it. `costs`: of steps, as
+    measured at start and corrected by served steps."""
 
     name: str
     k_max: int
+    costs: CostModel
 
-    @property
-    def reason(self) -> Reason:
-        """Return the reason of the last choice; see messages.Estimates."""
-        ...
-
-    @property
-    def uses_hindsight(self) -> bool:
-        """Whether `update` uses `StepRecord.agreements`."""
-        ...
-
-    @property
-    def max_speculating(self) -> int | None:
-        """Return how many sequences may speculate under the last choice; None: all."""
-        ...
-
-    @property
-    def drafting(self) -> tuple[float, float]:
-        """Return what the main proposer costs if it is asked at all, and what it gains for each
-        sequence, in tokens, under the last choice."""
-        ...
-
-    def profile(self, measured: Profile) -> None:
-        """Take the step costs measured at start; served steps will correct them."""
-        ...
-
-    def resume(self) -> None:
-        """Called when this controller decides again after an operator's override."""
-        ...
-
-    def choose(self, load: Load) -> int:
-        """Return K for the next step: the draft steps of the main proposer."""
+    def choose(self, load: Load) -> Choice:
+        """Return the choice for the next step."""
         ...
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
@@ -77,68 +81,31 @@ class KController(Protocol):
         Called once per step, after drafting."""
         ...
 
-    @property
-    def branches(self) -> bool:
-        """Whether `branch` may return something in the next step."""
-        ...
-
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         """Return, for each sequence, the places among its kept tokens at which the second-best
         token is worth a row too, best first. Called after `kept_counts`."""
-        ...
-
-    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
-        """Return how many tokens of a free proposal pay for one sequence, and what they gain, in
-        tokens. `survival`: for each token, the chance that it and all before it are accepted."""
-        ...
-
-    def plain_seconds(self, sequences: int, context: int) -> float:
-        """Return the estimated seconds of a step without speculation for `sequences` sequences with
-        `context` tokens in total; 0 if the costs are not known."""
-        ...
-
-    def estimates(self) -> Estimates:
-        """Return a new object with the estimates of the last choice, for the front end."""
         ...
 
     def update(self, record: StepRecord) -> None:
         """Learn from the step after the last choice."""
         ...
 
-    def gain(self, load: Load, agreement: float) -> float:
-        """Return the speed-up over no speculation at the best K for chains in which this share of
-        tokens is right, by the known costs; if no costs are known, tokens per step."""
-        ...
-
-    def successor(self, measured: Profile | None, *, stops: bool) -> KController:
-        """Return a controller for another drafter with the step costs `measured` (None: the same
-        costs). It keeps what is known of target and host, but nothing of the old proposals.
-        `stops`: see build_controller."""
+    def estimates(self) -> Estimates:
+        """Return a new object with the estimates of the last choice, for the front end."""
         ...
 
 
 class FixedK:
-    """The same K in every step; 0 is plain decoding. The baseline of every benchmark. It knows no
-    costs: it prefers a free proposal to the main proposer if the first token is likely right."""
+    """The same K in every step, whatever it costs; 0 is plain decoding. A benchmark's baseline."""
 
     name = "fixed"
-    uses_hindsight = False
-    branches = True
-    max_speculating: int | None = None
-    drafting = 0.0, 0.0
 
     def __init__(self, k: int) -> None:
-        self.k_max = k
-        self.reason: Reason = "fixed" if k else "off"
+        self.k_max, self.costs = k, CostModel()
+        self.choice = Choice(k, "fixed" if k else "off", branches=True)
 
-    def profile(self, measured: Profile) -> None:
-        return None
-
-    def resume(self) -> None:
-        return None
-
-    def choose(self, load: Load) -> int:
-        return self.k_max
+    def choose(self, load: Load) -> Choice:
+        return self.choice
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
         return True
@@ -149,20 +116,8 @@ class FixedK:
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return [[*range(length)] for length in kept]
 
-    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
-        return min(len(survival), self.k_max), survival[0] - _LIKELIER_THAN_NOT
-
-    def plain_seconds(self, sequences: int, context: int) -> float:
-        return 0.0
-
-    def estimates(self) -> Estimates:
-        return Estimates(k=self.k_max, reason=self.reason)
-
     def update(self, record: StepRecord) -> None:
         return None
 
-    def gain(self, load: Load, agreement: float) -> float:
-        return sum(agreement**depth for depth in range(self.k_max + 1))
-
-    def successor(self, measured: Profile | None, *, stops: bool) -> FixedK:
-        return FixedK(self.k_max)
+    def estimates(self) -> Estimates:
+        return Estimates(k=self.k_max, reason=self.choice.reason)

@@ -183,6 +183,7 @@ class CostModel:
     predicted at the current one, so machine speed cancels when two K are compared."""
 
     def __init__(self) -> None:
+        self.known = False  # measured at start
         self._target = TargetCost()
         self._draft_profile = Curve([(1, 1e-5)])
         self._draft: dict[int, Line] = {}  # by bit length of the batch size; unit: profiled steps
@@ -190,13 +191,17 @@ class CostModel:
         self._host_start = 0.0
         self._tokens: list[tuple[int, tuple[float, float]]] = []
         self._draft_window = inf
+        self.has_draft = False  # drafting runs forwards
         self._length = float(CONTEXT)
         # Since `set_context`, by sequences: seconds without speculation, and per context token.
         self._plain: dict[int, tuple[float, float]] = {}
 
     def set_profile(self, measured: Profile) -> None:
-        """See KController.profile."""
+        """Take the step costs measured at start. Without draft timings the proposer runs no
+        forward."""
+        self.has_draft = bool(measured.draft)
         if measured.target:
+            self.known = True
             self._target.set_profile(measured.target, measured.batches, tuple(measured.padded))
         if measured.draft:
             self._draft_profile, self._draft = Curve(measured.draft), {}
@@ -209,7 +214,7 @@ class CostModel:
         twin = copy(self)
         twin._draft_profile, twin._draft = Curve(measured.draft or [(1, 1e-5)]), {}
         twin._tokens, twin._plain = sorted(measured.token_seconds.items()), {}
-        twin._draft_window = measured.draft_window
+        twin._draft_window, twin.has_draft = measured.draft_window, bool(measured.draft)
         return twin
 
     def set_context(self, length: float | None) -> None:
@@ -268,7 +273,10 @@ class CostModel:
         return self._draft.setdefault(sequences.bit_length(), new)
 
     def plain_seconds(self, sequences: int, context: int) -> float:
-        """Return the seconds of a step without speculation, `context` tokens in total."""
+        """Return the seconds of a step without speculation, `context` tokens in total; 0 before
+        the first choice by these costs."""
+        if not self._plain:
+            return 0.0
         if sequences not in self._plain:
             self.by_rows(sequences, sequences)
         start, token = self._plain[sequences]

@@ -16,13 +16,13 @@ _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in its first step the dr
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # steps at K > 0 before a baseline
 _BASELINE_ROUNDS = 4  # steps of a later baseline if K = 0 is close: caches must settle
 _SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # shares of all time and of time saved that pay off debts
-_LEAST_HOPE = 0.5  # minimum factor of that share if speculation is far from paying
+_LEAST_SHARE = 0.5  # minimum factor of that share if speculation is far from paying
 _CLOSE = 0.2  # below this gain the cost model's error may decide
 _LARGEST_DEBT = 10.0  # in usual steps; bound on a debt
 
 
 class Exploration:
-    """Call `while_off` or `while_on` once before each step, and `over` after it. `round`: their
+    """Call `while_off` or `while_on` once before each step, and `end` after it. `round`: their
     last answer. Probes have a debt of their own, so that a costly trial does not stop probing."""
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class Exploration:
             self._own[kind] = max(self._own[kind] - factor * share * seconds, 0.0)
 
     def while_off(
-        self, seconds: float, *, alone: bool, rounds: int = 1, promise: float = 1, hope: float = 1
+        self, seconds: float, *, alone: bool, rounds: int = 1, most: float = 1, speedup: float = 1
     ) -> Round:
         """Return the kind of the next step. `seconds`: of each of the `rounds` since the last call;
-        `alone`: there is one sequence, which has trials instead of probes; `promise`: speed-up less
-        1 if all draft tokens were right, which scales the share for probes; `hope`: tokens per
-        second at the best K > 0 relative to K = 0, which scales both shares."""
+        `alone`: there is one sequence, which has trials instead of probes; `speedup`: at the best
+        K > 0, which scales both shares; `most`: Goodput.most_gain, which scales that for probes."""
         seconds, self._idle = rounds * seconds, self._idle + rounds
-        self._pay(seconds, _SHARE * max(hope * hope, _LEAST_HOPE), min(max(promise, 0.1), 1.0))
+        share = _SHARE * max(speedup * speedup, _LEAST_SHARE)
+        self._pay(seconds, share, min(max(most, 0.1), 1.0))
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "trial"
@@ -90,9 +90,8 @@ class Exploration:
             self._left, self.round = self._left - 1, "baseline"
         elif self._since >= min(self._own["wait"], most) and not self._own["other"]:
             self.round = "baseline"
-            self._left = (
-                _BASELINE_ROUNDS - 1 if close and self._own["wait"] > _BASELINE_FIRST else 0
-            )
+            several = close and self._own["wait"] > _BASELINE_FIRST
+            self._left = _BASELINE_ROUNDS - 1 if several else 0
             self._since, self._own["wait"] = 0, min(8 * self._own["wait"], most)
         return self.round
 
@@ -112,7 +111,7 @@ class Exploration:
         """Whether this step is the last one of a probe, trial or baseline."""
         return self.round != "usual" and not self._left
 
-    def over(self, *, asked: bool, lost: float, usual: float) -> None:
+    def end(self, *, asked: bool, lost: float, usual: float) -> None:
         """Call after each step. `asked`: a proposer was asked; `lost`: seconds of the step beyond
         what usual steps need for as many tokens; `usual`: seconds of a usual step."""
         if self.round != "usual":

@@ -32,9 +32,7 @@ class Goodput:
         self.rates, self.survival = [0.0], list[float]()
         self.by_row = [0.0] * (k_max + 2)
         self.each, self.trimming = [(1.0, 1.0)], [0.0]
-        self.promise = 0.0  # gain at the best K if all tokens were right
-        # In tokens: the cost of 0, 1, 2, ... draft tokens of one sequence if all have as many.
-        self._row_costs = [0.0] * (k_max + 1)
+        self.most_gain = 0.0  # gain at the best K if all tokens were right
         self._chances = [0.0] * k_max  # by depth: a token is right if all before it are
         self._step_seconds = [0.0] * k_max  # by depth: draft step and row, per sequence
 
@@ -53,25 +51,25 @@ class Goodput:
         self._step_seconds = (step / sequences + row).tolist()
         self._chances = self._guesses.chances.mean(0).tolist()
         full = (k + 1) * seconds[sequences] / (seconds[sequences * (k + 1)] + spent)
-        self.promise = float(full[1:].max()) - 1.0
+        self.most_gain = float(full[1:].max()) - 1.0
 
     def _expect(self, spent: Array) -> None:
         """Compute the rates if tokens less likely than the cost of 0, 0.5 or 1 row are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        alive = self._guesses.acceptance.alive(self._guesses.chances)
+        survival = self._guesses.acceptance.survival(self._guesses.chances)
         offered = self._guesses.acceptance.offering()
         bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
-        kept = alive > bars[:, None, None]
+        kept = survival > bars[:, None, None]
         tokens, rows = np.ones((2, len(bars), self._k_max + 1))
-        tokens[:, 1:] += np.cumsum((alive * kept).mean(1) * offered, axis=1)
+        tokens[:, 1:] += np.cumsum((survival * kept).mean(1) * offered, axis=1)
         rows[:, 1:] += np.cumsum(kept.mean(1) * offered, axis=1)
         rates = n * tokens / (self._seconds(n * rows) + spent)
         best = rates.argmax(0), np.arange(self._k_max + 1)
         self.rates = rates[best].tolist()
         self.trimming = (rates[best] / rates[0] - 1.0).tolist()
         self.each = list(zip(tokens[best].tolist(), rows[best].tolist(), strict=True))
-        self.survival = list(accumulate((alive.mean(0) * offered).tolist(), min))
+        self.survival = list(accumulate((survival.mean(0) * offered).tolist(), min))
 
     def _seconds(self, rows: Array) -> Array:
         seconds: Array = np.interp(rows, np.arange(len(self.by_row)), self.by_row)
@@ -79,9 +77,9 @@ class Goodput:
 
     def draft_pays(self, survivals: Sequence[Sequence[float]], depth: int) -> bool:
         """Whether one more draft step pays, for sequences with these survival chances."""
-        alive = sum(chances[-1] for chances in survivals)
+        expected = sum(chances[-1] for chances in survivals)
         cost = self.present * self._step_seconds[depth]
-        return alive * self._chances[depth] > len(survivals) * cost
+        return expected * self._chances[depth] > len(survivals) * cost
 
     def kept_counts(self, survivals: Sequence[Sequence[float]], *, behind: int = 0) -> list[int]:
         """Return, per proposal, how many tokens to verify for the most tokens at their rows' cost,
@@ -107,23 +105,16 @@ class Goodput:
         ]
         return max(gains, default=0.0) / tokens
 
-    def choose(self, k: int) -> tuple[float, float]:
-        """Take `k` draft steps as the choice for the batch. Return KController.drafting."""
+    def choose(self, k: int) -> tuple[tuple[float, float], list[float]]:
+        """Take `k` draft steps as the choice for the batch. Return `drafting` and `row_costs` of
+        controller.Choice; a row costs what it does if all sequences have as many."""
         n, (tokens, rows), self.present = self.sequences, self.each[k], self.rates[k]
         first, *more = self.by_row[n : (self._k_max + 2) * n : n]
-        self._row_costs = [0.0, *(self.present * (seconds - first) / n for seconds in more)]
-        own = float(np.interp(rows - 1.0, range(len(more) + 1), self._row_costs))
+        row_costs = [self.present * (seconds - first) / n for seconds in more]
+        own = float(np.interp(rows - 1.0, range(len(more) + 1), [0.0, *row_costs]))
         whole, alone = (
             self.present * (begin + k * step) for begin, step in map(self._costs.drafting, (n, 1))
         )
         each = max(whole - alone, 0.0) / (n - 1) if n > 1 else alone  # of one more sequence
-        return (alone - each, max(tokens - 1.0 - own - each, 0.0)) if k else (0.0, 0.0)
-
-    def free_count(self, survival: Sequence[float]) -> tuple[int, float]:
-        """See KController."""
-        value, best, most = 0.0, 0, 0.0
-        for length, (chance, cost) in enumerate(zip(survival, self._row_costs[1:], strict=False)):
-            value += chance
-            if value - cost > most:
-                best, most = length + 1, value - cost
-        return best, most
+        gain = max(tokens - 1.0 - own - each, 0.0)
+        return (alone - each, gain) if k else (0.0, 0.0), row_costs

@@ -13,7 +13,7 @@ from itertools import accumulate, repeat
 from math import inf
 from operator import itemgetter
 
-from engine.control.controller import KController, Load
+from engine.control.controller import Choice, KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal
@@ -23,7 +23,8 @@ _FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at 
 
 
 class Allowance:
-    """Call `begin` once per step, `want` once per sequence that samples, the rest at any time."""
+    """Call `begin` once per step, `want` once per sequence that samples, the rest at any time.
+    `choice`: the controller's for this step."""
 
     def __init__(
         self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
@@ -36,7 +37,7 @@ class Allowance:
         # Look-ups that gain less than the main proposer: limits without it, and the gains.
         self._replaced: dict[Sequence, tuple[dict[str, int], float]] = {}
         self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
-        self._k, self._leaves, self._num_sequences = 0, 0, 1
+        self.choice, self._k, self._leaves, self._num_sequences = Choice(), 0, 0, 1
         self._probed: set[Sequence] | None = None  # sequences of a probe
         self._catch_up_rows: int | None = None  # rows per step while `take_turns` is in effect
         self.held: set[Sequence] = set()  # sequences that must wait for their turn to catch up
@@ -44,10 +45,10 @@ class Allowance:
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Have the controller choose K. A probe asks the sequences with the least catch-up."""
         self._num_sequences = load.num_sequences
-        self._k = self._controller.choose(load)
-        self._leaves = self._branches if self._k and self._controller.branches else 0
-        self._probed = None
-        if (most := self._controller.max_speculating) is not None:
+        self.choice = choice = self._controller.choose(load)
+        self._k, self._probed = choice.k, None
+        self._leaves = self._branches if self._k and choice.branches else 0
+        if (most := choice.max_speculating) is not None:
             candidates = [seq for seq in running if self._may_ask(seq)]
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
             self._probed = set(candidates[:most])
@@ -93,7 +94,7 @@ class Allowance:
     def settle(self, chunks: Seq[Chunk]) -> None:
         """Call between `want` and `limits`. Leaves the main proposer out, for the look-ups that it
         would have replaced, if it gains less than it costs."""
-        (cost, gain), limits = self._controller.drafting, self._limits
+        (cost, gain), limits = self.choice.drafting, self._limits
         asked = [seq for seq, _, _, k in chunks if k and len(limits.get(seq, ())) < 2]
         replaced = [self._replaced[seq][1] for seq in asked if seq in self._replaced]
         if limits and gain * len(asked) - sum(replaced) < cost:
@@ -169,10 +170,10 @@ class Allowance:
         most, bound = self._controller.k_max, seq.max_draft
         most = most if bound is None else min(most, bound)
         lengths: dict[str, int] = {}
-        gain = self._controller.drafting[1] if self._may_ask(seq) else -inf
+        gain = self.choice.drafting[1] if self._may_ask(seq) else -inf
         for name in (seq.sources or ()) if most else ():
             if name != self._main and (chances := self._free[name].forecast(seq, most)):
-                n, own = self._controller.free_count(chances)
+                n, own = self.choice.free_count(chances)
                 if n and own >= gain:
                     lengths[name] = n
                 elif n:

@@ -4,7 +4,7 @@ A thread reads, checks and compiles the new draft. Its KV uses the same block id
 draft's, in a plane of its own, or in the running draft's plane if both have the same shape: a swap
 makes all draft KV useless anyway. Work that needs the device, or time between steps, is done in
 pieces between steps: graphs, profile, the switch. Meanwhile nothing is proposed. The old draft is
-kept until `control.trial` has judged the new one.
+kept until `control.draft_trial` has judged the new one.
 
 If anything is wrong with the new draft, the running one stays. Texts depend on neither.
 """
@@ -25,9 +25,9 @@ from pathlib import Path
 from engine.child import LOADING
 from engine.config import DraftModelConfig, EngineConfig
 from engine.control.controller import KController, Load
-from engine.control.modes import Modes
+from engine.control.draft_trial import DraftTrial
+from engine.control.modes import Modes, build_controller
 from engine.control.profile import Profile
-from engine.control.trial import Trial
 from engine.errors import ConfigError, EngineError, MemoryPlanError, ModelError, one_line
 from engine.messages import Swap, SwapOutcome
 from engine.model.fit import check_pair
@@ -101,7 +101,7 @@ class DraftSwap:
         self._loading: Future[Place] | None = None
         self._pieces: Iterator[None] | None = None  # pieces of a running `_put_in_place`
         self._longest_pause = 0.0  # seconds of the longest piece so far
-        self._trial = Trial(modes.configured, modes.configured)
+        self._trial = DraftTrial(modes.configured, modes.configured)
         self._look_at = inf  # clock time of the trial's next look
         self._seen: dict[int, int] = {}  # by sequence number: its length at the last look
         self._news: list[Swap] = []
@@ -221,10 +221,10 @@ class DraftSwap:
         alike = alike and _size(runner) == _size(running.runner)
         if measured.draft and not alike:  # otherwise its step costs are known
             measured = yield from profile_another(self._config, runner, cache, measured)
-        controller = running.controller.successor(
-            None if alike else measured, stops=not runner.chains
-        )
-        self._trial, self._seen = Trial(running.controller, controller), {}
+        costs = running.controller.costs if alike else running.controller.costs.with_draft(measured)
+        speculation = self._config.speculation
+        controller = build_controller(speculation, stops=not runner.chains, costs=costs)
+        self._trial, self._seen = DraftTrial(running.controller, controller), {}
         self._before, self._look_at = running, self._clock()
         self._switch(_Draft(self._path, runner, cache, controller))
         self._report(

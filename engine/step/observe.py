@@ -22,7 +22,6 @@ def observe(
     sampled: list[Sampled],
     seconds: StepSeconds,
     *,
-    reason: str,
     num_waiting: int,
     proposer: Cascade,
     allowance: Allowance,
@@ -41,7 +40,7 @@ def observe(
     more = overhead.seconds(len(parts), speculates=any(p.proposed and p.k for p in parts))
     return StepRecord(
         parts,
-        reason=reason,
+        reason=allowance.choice.reason,
         draft_seconds=seconds.propose,
         target_seconds=seconds.verify,
         host_seconds=seconds.schedule + seconds.accept + seconds.commit + seconds.emit + more,
@@ -119,7 +118,7 @@ def measure(
     plain_seconds: Callable[[int, int], float],
 ) -> StepMetrics:
     """Return `gauges` with this step's sums filled in. `main`: the main proposer's name;
-    `plain_seconds`: see KController."""
+    `plain_seconds`: see CostModel."""
     sampling = [part for part in record.parts if part.tokens or part.finish]
     gauges.num_generated_tokens = tokens = record.tokens
     gauges.num_sampling = size = len(sampling)

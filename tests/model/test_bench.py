@@ -59,7 +59,7 @@ def test_a_variant_of_auto_is_played_live(config: EngineConfig, pair: Pair) -> N
     player = Offline(config, pair, encode, arms, concurrency=2, prompts=4)
     comparison = Race(arms, [Workload("code", 1.0, 2, 48)], POOLS, rounds=1).run(player)
     assert comparison.texts_equal == comparison.texts_compared > 0
-    played: list[Any] = [player.engines[arm][0]._controller._configured for arm in arms[1:]]
+    played: list[Any] = [player.engines[arm][0]._controller.configured for arm in arms[1:]]
     explored = [each._explore.while_off(1.0, alone=True) for each in played for _ in range(64)]
     assert "trial" in explored[:64]
     assert set(explored[64:]) == {"usual"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import AdaptiveConfig, EngineConfig, ScheduleConfig
-from engine.control.controller import FixedK, Load
+from engine.control.controller import Choice, FixedK, Load
 from engine.core import Engine
 from engine.errors import ConfigError
 from engine.messages import Mode, Output, SamplingParams, StepMetrics, Submit
@@ -131,13 +131,13 @@ def test_a_step_without_work_is_not_observed(config: EngineConfig, pair: Pair) -
     class Watched(FixedK):
         loads: ClassVar[list[int]] = []
 
-        def choose(self, load: Load) -> int:
+        def choose(self, load: Load) -> Choice:
             self.loads.append(load.num_sequences)
             return super().choose(load)
 
     engine = Engine(config, pair=pair)
     controller = Watched(3)
-    engine._controller._configured = engine._controller._present = controller
+    engine._controller.configured = engine._controller._present = controller
     for name in "ab":
         engine.add(Submit(name, [1, 2, 3], params(max_tokens=50), 0.0))
     engine.step()
@@ -265,7 +265,7 @@ def test_observed_rows_are_the_computed_ones(config: EngineConfig, pair: Pair) -
 
     small = {"cache": {"block_size": 4, "num_blocks": 64}, "schedule": {"max_step_tokens": 16}}
     engine = Engine(EngineConfig.model_validate({**config.model_dump(), **small}), pair=pair)
-    engine._controller._configured = engine._controller._present = Observed(1)
+    engine._controller.configured = engine._controller._present = Observed(1)
     runner = engine._rounds._runner = Counted()  # type: ignore[assignment]
     for name in "abcd":
         engine.add(Submit(name, [1, 2, 3], params(max_tokens=100), 0.0))

@@ -125,7 +125,7 @@ def test_k_falls_against_a_dense_target(family: str, tmp_path: Path) -> None:
         runner = _runner(model, "target", tmp_path / name, cache)
         measured = replace(_profile(runner, None, cache), draft=[(1, 4e-4), (CROWD, 4e-4)])
         controller = AdaptiveK(K_MAX, stops=False)
-        controller.profile(measured)
+        controller.costs.set_profile(measured)
         world = Told(0.7, draft=4e-4, host=0.0, points=measured.target)
         for rows, seconds in measured.target if name == "mixture" else ():
             assert seconds == pytest.approx(1e-3 * (1 + Experts(COUNT, 2, 1).touched(rows)), 0.2)

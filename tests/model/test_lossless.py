@@ -18,7 +18,7 @@ import pytest
 
 from engine.config import AnyProposer, EngineConfig
 from engine.control.acceptance import Confidences
-from engine.control.controller import FixedK, KController, Load
+from engine.control.controller import Choice, FixedK, KController, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Submit
 from engine.model.eagle_head import Target, load_eagle
@@ -361,8 +361,8 @@ class Whims(FixedK):
         self.random = random.Random(seed)
         self.stopped = self.cut = 0
 
-    def choose(self, load: Load) -> int:
-        return self.random.choice([0, 1, self.k_max, self.k_max])
+    def choose(self, load: Load) -> Choice:
+        return Choice(self.random.choice([0, 1, self.k_max, self.k_max]), "fixed")
 
     def keeps_drafting(self, confidences: Confidences) -> bool:
         keeps_drafting = self.random.random() < 0.7
@@ -398,7 +398,7 @@ def test_trimming_and_stopping_change_no_text(
 
 def obey(engine: Engine, controller: KController) -> None:
     """Replace the configured controller."""
-    engine._controller._configured = engine._controller._present = controller
+    engine._controller.configured = engine._controller._present = controller
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS[1:])

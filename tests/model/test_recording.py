@@ -74,7 +74,7 @@ def test_a_trace_gives_the_controller_no_extra_records(
     trace holds exactly those that it gets."""
     engine = Engine(config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive"}))
     controller, seen = engine._controller, list[StepRecord]()
-    controller._configured.update = seen.append  # type: ignore[method-assign, assignment]
+    controller.configured.update = seen.append  # type: ignore[method-assign, assignment]
     serve(engine, 0.0)
     steps = read_trace(tmp_path / "t").steps
     assert [step.outcomes for step in seen] == [step.outcomes for step in steps]

@@ -11,7 +11,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import KController, Load
+from engine.control.controller import Choice, KController, Load
 from engine.control.profile import CONTEXT, Profile
 from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
 
@@ -68,9 +68,9 @@ class World:
         spoken = self.random.random() < self.speaks
         return [self.guess() for _ in range(k)] if spoken else []
 
-    def round(self, controller: KController, k: int) -> StepRecord:
+    def round(self, controller: KController, choice: Choice) -> StepRecord:
         """Run one step as the engine does: draft until told to stop, truncate, verify."""
-        limit = controller.max_speculating
+        k, limit = choice.k, choice.max_speculating
         drafting = self.batch if limit is None else min(limit, self.batch)
         ahead = [self.guesses(k if i < drafting else 0) for i in range(self.batch)]
         missed = self.missed[: drafting if k else 0]
@@ -134,7 +134,7 @@ class World:
         sizes = (1, 2, 3, 5, 9, 16, 64, 256)
         target = [(n, self.target(n) * wrong_by) for n in sizes]
         draft = [(n, self.draft / wrong_by) for n in (1, 4, 16, 64)]
-        controller.profile(Profile(target, draft, self.host))
+        controller.costs.set_profile(Profile(target, draft, self.host))
 
 
 @dataclass
@@ -159,10 +159,10 @@ def play(controller: KController, world: World, rounds: int) -> Trace:
     """Run `rounds` steps, each reported to the controller."""
     trace = Trace()
     for _ in range(rounds):
-        k = controller.choose(Load(num_sequences=world.batch))
-        seen = world.round(controller, k)
+        choice = controller.choose(Load(num_sequences=world.batch))
+        seen = world.round(controller, choice)
         controller.update(seen)
-        trace.ks.append(k)
+        trace.ks.append(choice.k)
         trace.depths.append(max(outcome.offered for outcome in seen.outcomes))
         trace.tokens += seen.tokens
         trace.seconds += seen.seconds
@@ -221,7 +221,8 @@ class Trees(World):
     def best(self, k_max: int) -> float:
         return max(map(self.rate, range(k_max + 1)))
 
-    def round(self, controller: KController, k: int) -> StepRecord:
+    def round(self, controller: KController, choice: Choice) -> StepRecord:
+        k = choice.k
         parts, nodes = list[Part](), self.paths[:k]
         for _ in range(self.batch):
             path, at = list[int](), tuple[int, ...]()

@@ -78,7 +78,7 @@ CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
 
 def test_guesses_of_little_confidence_are_verified_only_without_that_refinement() -> None:
     controller = VARIANTS[WHOLE](4, stops=False)
-    controller.profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
+    controller.costs.set_profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
     controller.choose(Load(2))
     kept = controller.kept_counts(CONFIDENCES)
     assert kept[0] > kept[1]
@@ -114,7 +114,7 @@ def test_every_variant_but_profile_only_learns_costs(name: str, learns: bool) ->
     only" learnt from steps that it merely observed."""
     world, controller = World(alpha=0.8, batch=4), VARIANTS[name](K_MAX, stops=False)
     world.profile(controller, wrong_by=1.5)
-    costs = controller._costs  # type: ignore[attr-defined]
+    costs = controller.costs
     before = costs.by_rows(4, 20)[20], costs.drafting(4)
     for _ in range(300):
         seen = world.round(controller, controller.choose(Load(world.batch)))

@@ -12,7 +12,7 @@ def baselines(explore: Exploration, *, gain: float, rounds: int) -> list[int]:
         is_baseline = explore.while_on(1.0, gain=gain) == "baseline"
         if is_baseline:
             found = [*found, 1] if alone else [*found[:-1], found[-1] + 1]
-        explore.over(asked=not is_baseline, lost=0.1 if is_baseline else 0.0, usual=1.0)
+        explore.end(asked=not is_baseline, lost=0.1 if is_baseline else 0.0, usual=1.0)
         alone = not is_baseline
     return found
 
@@ -43,7 +43,7 @@ def test_a_batch_size_that_returns_is_not_explored_anew() -> None:
         for count in range(1, 200):
             if explore.while_on(1.0, gain=0.4) == "baseline":
                 return count
-            explore.over(asked=True, lost=0.0, usual=1.0)
+            explore.end(asked=True, lost=0.0, usual=1.0)
         raise AssertionError
 
     assert first_after(5) == 6
@@ -60,5 +60,5 @@ def test_exploration_loses_a_small_share_of_the_time() -> None:
     for _ in range(2000):
         is_baseline = explore.while_on(1.0, gain=0.05) == "baseline"
         played += is_baseline
-        explore.over(asked=not is_baseline, lost=10.0 if is_baseline else 0.0, usual=1.0)
+        explore.end(asked=not is_baseline, lost=10.0 if is_baseline else 0.0, usual=1.0)
     assert 0 < played < 30

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from engine.control.acceptance import Confidences, ProposalModel
-from engine.control.controller import FixedK, Load
+from engine.control.controller import Choice, FixedK, Load
 from engine.control.cost_model import CostModel
 from engine.control.goodput import Goodput
 from engine.control.profile import Profile
@@ -29,10 +29,10 @@ class Doubtful(FixedK):
 
     def __init__(self, k: int, *, shut: bool = False) -> None:
         super().__init__(k)
-        self.branches = not shut
+        self.choice = Choice(k, "fixed", branches=not shut)
 
     def branch(self, confidences: Confidences, kept: Seq[int]) -> list[list[int]]:
-        assert self.branches
+        assert self.choice.branches
         return [sorted(range(len(sure)), key=sure.__getitem__) for sure in confidences]
 
 
@@ -143,8 +143,9 @@ def test_there_are_no_leaves_where_rows_are_expensive(row: float, pays: bool) ->
     world = World(alpha=0.6, row=row, draft=1e-4, informed=1.5)
     controller = adaptive(world, stops=False)
     play(controller, world, 400)
-    assert controller.branches == pays
-    assert controller._k
+    choice = controller.choose(Load(1))
+    assert choice.branches == pays
+    assert choice.k
     if pays:
         [places] = controller.branch([[6.0, 1.0, 1.0]], [3])
         assert places[0] == 1

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 # Lines of production Python and of the web page. A budget rises only in a commit that adds a
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
-    "engine/control": 1_604,
+    "engine/control": 1_502,
     "engine/cpu": 3_348,
     "lab": 8_175,  # engine/lab and server/lab
-    "serving": 30_116,  # everything else but the script that trained the built-in pair
-    "all": 45_041,
+    "serving": 30_114,  # everything else but the script that trained the built-in pair
+    "all": 44_937,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = "engine/demo"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.control.acceptance import AcceptanceEstimate, Confidences
-from engine.control.controller import FixedK, KController, Load
+from engine.control.controller import Choice, FixedK, KController, Load
 from engine.control.modes import Modes
 from engine.messages import SamplingParams, Speculation, StepSeconds
 from engine.scheduling.constraint import Bits
@@ -172,19 +172,12 @@ def test_every_proposer_forgets_a_sequence() -> None:
     assert trial.ngram.forgotten == trial.draft.forgotten == [a]
 
 
-class Spy(FixedK):
-    """A fixed K that records what it was asked to price."""
+class Chooser(FixedK):
+    """Always makes this choice."""
 
-    def __init__(self, k: int, *, count: int | None = None, probing: int | None = None) -> None:
-        super().__init__(k)
-        self.max_speculating = probing
-        self.priced = list[list[float]]()
-        self._count = count
-
-    def free_count(self, survival: Seq[float]) -> tuple[int, float]:
-        self.priced.append(list(survival))
-        count, gain = super().free_count(survival)
-        return count if self._count is None else self._count, gain
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice.k)
+        self.choice = choice
 
 
 def walked(seq: Sequence, k: int, source: str, proposed: int, accepted: int) -> Sampled:
@@ -205,9 +198,8 @@ def observed(
     cascade = Cascade(draft, [], limits=allowance.limits)
     cascade.take_over()
     return observe(
-        StepPlan([item.chunk for item in items]), items, StepSeconds(), reason="fixed",
-        num_waiting=0, proposer=cascade, allowance=allowance, trees=trees,
-        overhead=overhead or Overhead(),
+        StepPlan([item.chunk for item in items]), items, StepSeconds(), num_waiting=0,
+        proposer=cascade, allowance=allowance, trees=trees, overhead=overhead or Overhead(),
     )  # fmt: skip
 
 
@@ -331,6 +323,15 @@ def test_nothing_is_looked_up_at_k_0(overridden: bool) -> None:
     assert ngram.looked == 0
 
 
+def test_a_fixed_mode_bounds_look_ups() -> None:
+    """Law: at a fixed K, free proposals have at most K tokens, whatever the configured bound."""
+    modes = Modes(FixedK(4))
+    modes.set("fixed", 2)
+    allowance = allowance_of(modes)
+    allowance.begin(Load(1))
+    assert allowance.want(sequence("a", ("ngram",))) == 2
+
+
 def test_the_controller_learns_from_all_requests_without_a_list() -> None:
     a, b = sequence("a", None), sequence("b", None)
     allowance = wanted(FixedK(4), a, b)
@@ -340,18 +341,16 @@ def test_the_controller_learns_from_all_requests_without_a_list() -> None:
 
 def test_free_proposals_are_priced_by_their_forecasts() -> None:
     """Law: each free proposer has its own chances, cut at the request's bound."""
-    spy = Spy(4)
     both, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
-    allowance = allowance_of(spy)
+    allowance = allowance_of(Chooser(Choice(4, row_costs=[0.1, 0.2, 0.3, 0.4])))
     allowance.begin(Load(2))
     assert (allowance.want(both), allowance.want(alone)) == (4, 2)
-    assert spy.priced == [[0.5, 0.25, 0.125, 0.0625], [0.9, 0.8]]
-    assert allowance.limits(both) == {"ngram": 4, "draft_model": 4}
+    assert allowance.limits(both) == {"ngram": 3, "draft_model": 4}
     assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
 
 def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
-    allowance = allowance_of(Spy(4, count=0))
+    allowance = allowance_of(Chooser(Choice(4, row_costs=[9.0] * 4)))
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
     assert (allowance.want(seq), allowance.want(alone)) == (4, 0)
@@ -364,8 +363,8 @@ def test_drafting_for_a_few_sequences_must_pay_its_start(cost: float, drafts: bo
     """Law: what drafting gains over no proposal, and over look-ups that it replaces, must exceed
     what it costs once per step. Bug: seven of eight sequences had predictions, and the draft ran
     for the last one."""
-    controller = FixedK(4)
-    controller.drafting = cost, 0.5  # the n-gram gains 0.4, the prediction more
+    # The n-gram gains 0.4, the prediction more.
+    controller = Chooser(Choice(4, drafting=(cost, 0.5)))
     allowance = allowance_of(controller, chance=0.9)
     seqs = [
         sequence("a", ("ngram", "draft_model")),
@@ -386,7 +385,7 @@ def test_a_probe_asks_a_few_sequences() -> None:
     sequences = [sequence(name, None) for name in "ab"] + [sequence("c", ("draft_model",))]
     for seq, known in zip(sequences, (0, 1, 1), strict=True):
         seq.num_draft_computed = known
-    allowance = allowance_of(Spy(4, probing=2))
+    allowance = allowance_of(Chooser(Choice(4, max_speculating=2)))
     for order in (sequences, sequences[::-1]):
         allowance.begin(Load(3), order)
         assert {seq.id: allowance.want(seq) for seq in order} == {"a": 0, "b": 4, "c": 4}
@@ -447,7 +446,7 @@ def test_a_probe_asks_no_request_without_drafting() -> None:
     for seq in shut:
         seq.num_draft_computed = seq.num_tokens
     open_ = sequence("d", None)
-    allowance = allowance_of(Spy(4, probing=1))
+    allowance = allowance_of(Chooser(Choice(4, max_speculating=1)))
     allowance.begin(Load(4), [*shut, open_])
     assert allowance.want(open_) == 4
 

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from engine.config import SpeculationConfig
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import FixedK, KController, Load
+from engine.control.controller import Choice, FixedK, KController, Load
 from engine.control.exploration import PROBE_FIRST, Exploration, Round
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
+from engine.messages import Reason
 from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play, step_of
 
@@ -39,7 +40,7 @@ def test_a_wrong_cost_in_the_profile_is_found_out(seed: int) -> None:
     controller = AdaptiveK(K_MAX, stops=False)
     sizes = (1, 2, 3, 5, 9, 17)
     points = [(n, world.target(n) * (1.5 if n > 2 else 1.0)) for n in sizes]
-    controller.profile(Profile(points, [(1, world.draft)], world.host, {1: points}))
+    controller.costs.set_profile(Profile(points, [(1, world.draft)], world.host, {1: points}))
     play(controller, world, 400)
     assert play(controller, world, 400).rate > 0.93 * world.best_rate
 
@@ -73,7 +74,7 @@ class Counted(AdaptiveK):
 
     thoughts = 0
 
-    def _while_on(self) -> int:
+    def _while_on(self) -> tuple[int, Reason]:
         self.thoughts += 1
         return super()._while_on()
 
@@ -132,7 +133,7 @@ def wrongly_told(world: World, wrong_by: float, *, stops: bool) -> AdaptiveK:
     controller = AdaptiveK(K_MAX, stops=stops)
     row, draft = world.row / wrong_by, world.draft / wrong_by
     target = [(1, world.base), (64, world.base + 63 * row)]
-    controller.profile(Profile(target, [(1, draft), (64, draft)]))
+    controller.costs.set_profile(Profile(target, [(1, draft), (64, draft)]))
     return controller
 
 
@@ -175,9 +176,9 @@ def test_a_probe_of_a_draft_model_asks_few_sequences() -> None:
     controller = adaptive(world)
     limits = set()
     for _ in range(400):
-        k = controller.choose(Load(64))
-        limits.add((k > 0, controller.max_speculating))
-        controller.update(world.round(controller, k))
+        choice = controller.choose(Load(64))
+        limits.add((choice.k > 0, choice.max_speculating))
+        controller.update(world.round(controller, choice))
     assert (True, 4) in limits
     assert (False, None) in limits
 
@@ -186,11 +187,11 @@ def test_a_probe_without_catch_up_asks_all_sequences() -> None:
     """Law: without a draft model there is no catch-up, so a probe asks all sequences."""
     world = World(alpha=0.0, batch=64, row=4e-4)
     controller = AdaptiveK(K_MAX, stops=False)
-    controller.profile(Profile([(1, 1e-3), (64, 3e-2)], host=1e-4))
+    controller.costs.set_profile(Profile([(1, 1e-3), (64, 3e-2)], host=1e-4))
     for _ in range(400):
-        k = controller.choose(Load(64))
-        assert controller.max_speculating is None
-        controller.update(world.round(controller, k))
+        choice = controller.choose(Load(64))
+        assert choice.max_speculating is None
+        controller.update(world.round(controller, choice))
 
 
 def test_short_proposals_are_no_evidence_against_depth() -> None:
@@ -208,16 +209,16 @@ def test_a_few_prefill_rows_cost_what_other_rows_do() -> None:
     of such steps are not learnt, since a prefill row costs them something else."""
     world = World(alpha=0.8, batch=16)
     controller = adaptive(world)
-    drafting = controller._costs.drafting(16)
-    before = controller._costs.by_rows(16, 64)
+    drafting = controller.costs.drafting(16)
+    before = controller.costs.by_rows(16, 64)
     outcomes = [Outcome(3, 3, 3)] * 16
     for _ in range(50):
         controller.choose(Load(16))
         controller.update(step_of(outcomes, 9.0, 9.0, prompt_rows=6))
-    after = controller._costs.by_rows(16, 64)
+    after = controller.costs.by_rows(16, 64)
     assert after[64] > 100 * before[64]
-    begin, step = controller._costs.drafting(16)
-    slow = math.exp(controller._costs._target.machine)
+    begin, step = controller.costs.drafting(16)
+    slow = math.exp(controller.costs._target.machine)
     assert (begin / slow, step / slow) == pytest.approx(drafting)
 
 
@@ -226,10 +227,10 @@ def test_prompt_steps_do_not_train_the_costs() -> None:
     world = World(alpha=0.8)
     controller = adaptive(world)
     play(controller, world, 100)
-    before = controller._costs.by_rows(1, 9).tolist()
+    before = controller.costs.by_rows(1, 9).tolist()
     for _ in range(50):
         controller.update(step_of([Outcome(0, 0, 0)], 0.0, 9.0, 9.0, prompt_rows=511))
-    assert controller._costs.by_rows(1, 9).tolist() == before
+    assert controller.costs.by_rows(1, 9).tolist() == before
 
 
 def test_one_slow_step_does_not_change_k() -> None:
@@ -237,9 +238,9 @@ def test_one_slow_step_does_not_change_k() -> None:
     world = World(alpha=0.8)
     controller = adaptive(world)
     k = play(controller, world, 300).ks[-1]
-    seen = world.round(controller, k)
+    seen = world.round(controller, Choice(k))
     controller.update(replace(seen, draft_seconds=4e-3, target_seconds=4e-2, host_seconds=2e-3))
-    assert abs(controller.choose(Load(1)) - k) <= 1
+    assert abs(controller.choose(Load(1)).k - k) <= 1
 
 
 def test_estimates_give_the_speed_up() -> None:
@@ -271,7 +272,7 @@ def test_the_config_chooses_the_controller(
 ) -> None:
     controller = build_controller(SpeculationConfig.model_validate(config))
     assert (controller.name, controller.k_max) == (name, k_max)
-    assert 0 <= controller.choose(Load(1)) <= k_max
+    assert 0 <= controller.choose(Load(1)).k <= k_max
 
 
 def test_a_controller_for_k_0_alone_is_refused() -> None:
@@ -285,26 +286,25 @@ def test_free_proposals_are_as_long_as_they_pay() -> None:
     """Law: if rows cost time and proposals do not, likely tokens are used up to the bound on K,
     less likely ones until a row costs more than it gains, and hopeless ones not at all."""
     controller = adaptive(World(alpha=0.5, row=8e-4))
-    controller.choose(Load(1))
+    choice = controller.choose(Load(1))
     lengths = [
-        controller.free_count([alpha**j for j in range(1, K_MAX + 5)])[0]
-        for alpha in (0.99, 0.6, 0.05)
+        choice.free_count([alpha**j for j in range(1, K_MAX + 5)])[0] for alpha in (0.99, 0.6, 0.05)
     ]
     assert lengths[0] == K_MAX
     assert 0 < lengths[1] < K_MAX
     assert lengths[2] == 0
-    assert controller.free_count([]) == (0, 0.0)
+    assert choice.free_count([]) == (0, 0.0)
 
 
 def test_free_proposals_give_way_to_a_better_draft() -> None:
     """Law: a look-up that is rarely right does not replace drafting with a good draft."""
     controller = adaptive(World(alpha=0.9))
     play(controller, World(alpha=0.9), 100)
-    controller.choose(Load(1))
+    choice = controller.choose(Load(1))
     poor, good = [0.4, 0.2], [0.99**j for j in range(1, K_MAX + 1)]
-    (few, little), (many, much) = controller.free_count(poor), controller.free_count(good)
+    (few, little), (many, much) = choice.free_count(poor), choice.free_count(good)
     assert 0 < few < many == K_MAX
-    assert little < controller.drafting[1] < much
+    assert little < choice.drafting[1] < much
 
 
 def test_draft_tokens_cost_more_in_a_large_batch() -> None:
@@ -313,8 +313,8 @@ def test_draft_tokens_cost_more_in_a_large_batch() -> None:
     controller = adaptive(world)
     lengths = []
     for sequences in (1, 64):
-        controller.choose(Load(sequences))
-        lengths.append(controller.free_count([0.7**j for j in range(1, 9)])[0])
+        choice = controller.choose(Load(sequences))
+        lengths.append(choice.free_count([0.7**j for j in range(1, 9)])[0])
     assert lengths[0] > lengths[1]
 
 
@@ -354,9 +354,9 @@ def test_an_alternating_batch_size_adds_no_probes() -> None:
     controller, probes = adaptive(worlds[0]), 0
     for index in range(2000):
         world = worlds[index % 2]
-        k = controller.choose(Load(world.batch))
-        probes += k > 0
-        controller.update(world.round(controller, k))
+        choice = controller.choose(Load(world.batch))
+        probes += choice.k > 0
+        controller.update(world.round(controller, choice))
     assert 0 < probes < 100
 
 
@@ -367,12 +367,12 @@ def test_the_debt_of_a_trial_does_not_stop_probing() -> None:
     rounds = [exploration.while_off(1.0, alone=False) for _ in range(PROBE_FIRST)]
     assert rounds[-1] == "trial"
     for _ in range(3):
-        exploration.over(asked=True, lost=3.0, usual=1.0)
+        exploration.end(asked=True, lost=3.0, usual=1.0)
         exploration.while_off(1.0, alone=False)
     seen = []
     for _ in range(200):
         seen.append(exploration.while_off(1.0, alone=False))
-        exploration.over(asked=seen[-1] == "probe", lost=0.2, usual=1.0)
+        exploration.end(asked=seen[-1] == "probe", lost=0.2, usual=1.0)
     assert "trial" not in seen
     assert seen.count("probe") >= 3
 
@@ -381,13 +381,13 @@ def test_probes_are_fewer_where_little_can_be_gained() -> None:
     """Law: probes follow the gain they can find: about half as many if perfect acceptance gained
     only 50 %, but still some if no K could pay, since costs may be wrong."""
     probes = {}
-    for promise in (4.0, 1.0, 0.5, 0.0, -0.5):
+    for most_gain in (4.0, 1.0, 0.5, 0.0, -0.5):
         exploration = Exploration()
         found = []
         for _ in range(20_000):
-            found.append(exploration.while_off(1.0, alone=False, promise=promise))
-            exploration.over(asked=found[-1] != "usual", lost=1.0, usual=1.0)
-        probes[promise] = found.count("probe")
+            found.append(exploration.while_off(1.0, alone=False, most=most_gain))
+            exploration.end(asked=found[-1] != "usual", lost=1.0, usual=1.0)
+        probes[most_gain] = found.count("probe")
     assert probes[4.0] == probes[1.0]
     assert 0.4 < probes[0.5] / probes[1.0] < 0.8
     assert 0 < probes[0.0] < 0.3 * probes[1.0]
@@ -412,7 +412,7 @@ def test_baselines_are_more_frequent_where_k_0_is_close() -> None:
         played = []
         for _ in range(1000):
             played.append(exploration.while_on(1.0, gain=gain))
-            exploration.over(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
+            exploration.end(asked=True, lost=0.05 * (played[-1] == "baseline"), usual=1.0)
         rounds[close] = [i for i, r in enumerate(played) if r == "baseline" != played[i - 1]]
     assert max(b - a for a, b in zip(rounds[True], rounds[True][1:], strict=False)) < 160
     assert len(rounds[False]) < len(rounds[True])
@@ -447,10 +447,10 @@ class Crowd(World):
 
     plain = 0
 
-    def round(self, controller: KController, k: int) -> StepRecord:
-        seen = super().round(controller, k)
-        self.plain = 0 if k else self.plain + 1
-        if k:
+    def round(self, controller: KController, choice: Choice) -> StepRecord:
+        seen = super().round(controller, choice)
+        self.plain = 0 if choice.k else self.plain + 1
+        if choice.k:
             return seen
         looked_up = replace(seen.parts[0], source="ngram", drafted=1, proposed=1)
         slower = 1.4 if self.plain <= 4 else 1.0
@@ -478,10 +478,10 @@ def test_time_saved_pays_for_exploration() -> None:
     for gain in (0.0, 0.2):
         exploration = Exploration()
         exploration.round = "trial"
-        exploration.over(asked=True, lost=5.0, usual=1.0)
+        exploration.end(asked=True, lost=5.0, usual=1.0)
         for _ in range(100):
             exploration.while_on(1.0, gain=gain)
-            exploration.over(asked=False, lost=0.0, usual=1.0)
+            exploration.end(asked=False, lost=0.0, usual=1.0)
         exploration.switched(back=False)
         found = [exploration.while_off(1.0, alone=True) for _ in range(1000)]
         waits.append(found.index("trial"))
@@ -494,11 +494,11 @@ def test_gain_at_one_batch_size_does_not_pay_for_trials_at_another() -> None:
     exploration = Exploration()
     exploration.restart(5)
     exploration.round = "trial"
-    exploration.over(asked=True, lost=8.0, usual=1.0)
+    exploration.end(asked=True, lost=8.0, usual=1.0)
     exploration.restart(1)
     for _ in range(2000):
         exploration.while_on(0.5, gain=0.4)
-        exploration.over(asked=False, lost=0.0, usual=0.5)
+        exploration.end(asked=False, lost=0.0, usual=0.5)
     exploration.restart(5)
     assert "trial" not in [exploration.while_off(1.0, alone=False) for _ in range(100)]
 
@@ -550,7 +550,7 @@ def test_a_draft_step_is_priced_by_the_rows_that_it_adds() -> None:
     assert max(range(K_MAX + 1), key=world.rate) == 2
     controller = AdaptiveK(K_MAX)
     target = [(rows, world.target(rows)) for rows in range(16, 16 * (K_MAX + 2), 16)]
-    controller.profile(Profile(target, [(16, world.draft)], world.host))
+    controller.costs.set_profile(Profile(target, [(16, world.draft)], world.host))
     play(controller, world, 20)
     trace = play(controller, world, 400)
     assert share(trace.depths, lambda depth: depth == 2) > 0.9
@@ -563,8 +563,8 @@ class Restless(World):
 
     slowness: float = 1.0
 
-    def round(self, controller: KController, k: int) -> StepRecord:
-        seen = super().round(controller, k)
+    def round(self, controller: KController, choice: Choice) -> StepRecord:
+        seen = super().round(controller, choice)
         if self.random.random() < 1 / 30:
             self.slowness = self.random.choice([1.0, 1.2, 1.5, 1.8])
         slow = self.slowness
@@ -592,7 +592,9 @@ def test_a_wrong_first_choice_ends_soon_at_short_steps() -> None:
     for seed in range(1, 9):
         world = World(alpha=0.3, base=6e-4, row=2e-5, draft=1e-3, host=1e-4, seed=seed)
         controller = AdaptiveK(K_MAX, stops=False)
-        controller.profile(Profile([(n, world.target(n)) for n in (1, 2, 5, 9)], [], world.host))
+        controller.costs.set_profile(
+            Profile([(n, world.target(n)) for n in (1, 2, 5, 9)], [], world.host)
+        )
         trace = play(controller, world, 200)
         assert share(trace.ks, lambda k: k > 0) < 0.2, seed
 
@@ -625,18 +627,18 @@ def test_drafting_is_priced_by_steps_without_hindsight() -> None:
     cost of drafting."""
     for agreements in ([Agreement(0, 0, [(1.0, True)])], []):
         controller = AdaptiveK(4, stops=False)
-        controller.profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
+        controller.costs.set_profile(Profile([(1, 4e-3), (64, 5e-3)], [(1, 1e-4), (64, 1e-4)]))
         looked = 0
         for _ in range(80):
-            k = controller.choose(Load(16))
-            looked += controller.uses_hindsight
-            took = 5e-3 if controller.uses_hindsight else 2e-3
+            choice = controller.choose(Load(16))
+            k, looked = choice.k, looked + choice.uses_hindsight
+            took = 5e-3 if choice.uses_hindsight else 2e-3
             part = Part(
                 0, 0, 0, k=k, drafted=k, proposed=k, accepted=k, tokens=k + 1, tried=k, right=k
             )
             seen = StepRecord([part] * 16, "pays", took, 4e-3, hindsight=agreements)
             controller.update(seen)
-        begin, step = controller._costs.drafting(16)
+        begin, step = controller.costs.drafting(16)
         assert looked > 0
         assert 1.5e-3 < begin + 4 * step < 2.5e-3
 
@@ -647,13 +649,12 @@ def test_plain_seconds_are_known_while_speculation_pays(batch: int) -> None:
     sequences; it is 0 before the first choice; and asking for it does not change the choice."""
     world = World(alpha=0.9, batch=batch)
     controller = adaptive(world)
-    assert controller.plain_seconds(batch, 100) == 0.0
+    assert controller.costs.plain_seconds(batch, 100) == 0.0
     trace = play(controller, world, 400)
     assert share(trace.ks[50:], lambda k: k > 0) > 0.9
     taken = world.host + world.target(batch)
-    assert controller.plain_seconds(batch, 100) == pytest.approx(taken, rel=0.1)
-    assert controller.plain_seconds(10_000, 100) == 0.0
-    assert FixedK(4).plain_seconds(batch, 100) == 0.0
+    assert controller.costs.plain_seconds(batch, 100) == pytest.approx(taken, rel=0.1)
+    assert FixedK(4).costs.plain_seconds(batch, 100) == 0.0
 
 
 @pytest.mark.parametrize("chosen", [16, 24, 31])
@@ -670,10 +671,10 @@ def test_plain_seconds_for_any_number_of_sequences(chosen: int) -> None:
 
     controller = AdaptiveK(K_MAX, stops=False)
     batches = {n: measured(n) for n in (1, 4, 16, 64)}
-    controller.profile(Profile(batches[1], [(1, 1e-4)], 1e-4, batches))
+    controller.costs.set_profile(Profile(batches[1], [(1, 1e-4)], 1e-4, batches))
     controller.choose(Load(chosen))
     for n in (12, 16, 17, 31, 32):
-        assert controller.plain_seconds(n, n * CONTEXT) == pytest.approx(1e-4 + taken(n, n))
+        assert controller.costs.plain_seconds(n, n * CONTEXT) == pytest.approx(1e-4 + taken(n, n))
 
 
 def test_plain_seconds_grow_with_the_contexts() -> None:
@@ -683,8 +684,8 @@ def test_plain_seconds_grow_with_the_contexts() -> None:
     sizes = (1, 2, 3, 5, 9, 16)
     points = [(n, world.target(n)) for n in sizes]
     draft = [(1, world.draft)]
-    controller.profile(Profile(points, draft, world.host, token_seconds={4: (1e-6, 0.0)}))
+    controller.costs.set_profile(Profile(points, draft, world.host, token_seconds={4: (1e-6, 0.0)}))
     play(controller, world, 100)
-    short, long = controller.plain_seconds(1, 300), controller.plain_seconds(1, 1300)
+    short, long = controller.costs.plain_seconds(1, 300), controller.costs.plain_seconds(1, 1300)
     assert long - short == pytest.approx(1e-3)
-    assert controller.plain_seconds(1, 0) > 0.0
+    assert controller.costs.plain_seconds(1, 0) > 0.0

@@ -80,7 +80,7 @@ def test_k_falls_where_experts_make_verification_slow(experts: Experts) -> None:
     for world in (World(0.7, row=4e-5), Mixture(0.7, experts=experts)):
         controller = AdaptiveK(K_MAX, stops=False)
         if isinstance(world, Mixture):
-            controller.profile(world.measured())
+            controller.costs.set_profile(world.measured())
         else:
             world.profile(controller)
         trace = play(controller, world, 600)
@@ -96,6 +96,6 @@ def test_a_large_batch_reads_all_experts_anyway() -> None:
     chosen = []
     for world in (few, many):
         controller = AdaptiveK(K_MAX, stops=False)
-        controller.profile(world.measured())
+        controller.costs.set_profile(world.measured())
         chosen.append(mean(play(controller, world, 600).ks[300:]))
     assert chosen[1] > chosen[0] + 1

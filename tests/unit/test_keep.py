@@ -23,7 +23,7 @@ def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int =
     world = World(alpha=0.6, batch=batch, row=row, draft=draft, informed=1.5)
     controller = adaptive(world, stops=True)
     play(controller, world, rounds)
-    assert controller.choose(Load(batch)) == K_MAX
+    assert controller.choose(Load(batch)).k == K_MAX
     return controller
 
 
@@ -129,12 +129,12 @@ def test_probes_at_k_0_bring_speculation_back() -> None:
     play(controller, world, 200)
     experiments, at = list[tuple[str, int | None]](), []
     for index in range(500):
-        k = controller.choose(Load(world.batch))
-        if k:
-            experiments.append((controller.reason, controller.max_speculating))
-            assert controller.estimates().k == k, "an experiment is told as it is played"
+        choice = controller.choose(Load(world.batch))
+        if choice.k:
+            experiments.append((choice.reason, choice.max_speculating))
+            assert controller.estimates().k == choice.k, "an experiment is told as it is played"
             at.append(index)
-        controller.update(world.round(controller, k))
+        controller.update(world.round(controller, choice))
     gaps: list[int] = np.diff(at).tolist()
     assert set(experiments) == {("probe", 2), ("trial", None)}
     trials = experiments.count(("trial", None)) / 3  # a trial has three steps
@@ -152,14 +152,14 @@ def test_a_trial_is_drafted_and_verified_whole() -> None:
     world = World(alpha=0.03, batch=8, draft=8e-4, row=2e-4, informed=1.0)
     controller = adaptive(world, stops=True)
     for _ in range(200):
-        k = controller.choose(Load(world.batch))
-        if controller.reason == "trial":
+        choice = controller.choose(Load(world.batch))
+        if choice.reason == "trial":
             break
-        controller.update(world.round(controller, k))
+        controller.update(world.round(controller, choice))
     doubtful = [[-9.0]] * 8
     assert controller.keeps_drafting(doubtful)
     assert controller.kept_counts(doubtful) == [1] * 8
-    controller.update(world.round(controller, k))
+    controller.update(world.round(controller, choice))
     assert not controller.keeps_drafting(doubtful)
     assert controller.kept_counts(doubtful) == [0] * 8
 
@@ -168,7 +168,9 @@ def feared(target: float, draft: float) -> list[int]:
     """Return the final depths if the profile has these seconds for 64 rows and for a draft step."""
     world = World(alpha=0.9, batch=1, informed=1.0)
     controller = AdaptiveK(K_MAX)
-    controller.profile(Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4))
+    controller.costs.set_profile(
+        Profile([(1, 4e-3), (64, target)], [(1, draft), (64, draft)], 2e-4)
+    )
     play(controller, world, 400)
     return play(controller, world, 40).depths
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.control.acceptance import Confidences
 from engine.control.adaptive import AdaptiveK
-from engine.control.controller import FixedK, Load
+from engine.control.controller import Choice, FixedK, Load
 from engine.control.modes import Modes
 from engine.errors import ConfigError
 from engine.messages import Mode
@@ -38,7 +38,7 @@ def test_a_mode_is_played_in_every_round(mode: Mode, k: int, played: int) -> Non
     play(controller, world, 50)
     controller.set(mode, k)
     assert set(play(controller, world, 300).ks) == {played}
-    assert controller.max_speculating is None
+    assert controller.choose(Load(8)).max_speculating is None
     estimates = controller.estimates()
     assert (estimates.mode, estimates.k, estimates.reason) == (
         mode,
@@ -82,16 +82,6 @@ def test_auto_is_reported_only_once_it_has_chosen(k: int) -> None:
     assert estimates.speedup == pytest.approx(estimates.rates[estimates.k] / estimates.rates[0])
 
 
-def test_guesses_without_a_draft_follow_the_mode() -> None:
-    """Law: off also turns off guesses from predictions and grammars; fixed bounds their number."""
-    controller = modes(World(alpha=0.9))
-    controller.choose(Load(1))
-    controller.set("off")
-    assert controller.free_count([0.99] * 8)[0] == 0
-    controller.set("fixed", 2)
-    assert controller.free_count([0.99] * 8)[0] == 2
-
-
 def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
     """Law: a fixed mode costs next to nothing, so comparisons are not charged for the controller;
     its estimates still follow the load."""
@@ -99,7 +89,7 @@ def test_the_controller_is_rarely_asked_in_a_fixed_mode() -> None:
     class Counting(AdaptiveK):
         calls = 0
 
-        def choose(self, load: Load) -> int:
+        def choose(self, load: Load) -> Choice:
             self.calls += 1
             return super().choose(load)
 
@@ -128,7 +118,7 @@ def test_the_controller_learns_in_fixed_mode() -> None:
     play(controller, world, 300)
     assert controller.estimates().acceptance > 0.85
     controller.set("auto")
-    assert controller.choose(Load(1)) > 0
+    assert controller.choose(Load(1)).k > 0
 
 
 class Listener(FixedK):
@@ -182,7 +172,7 @@ def test_a_refused_mode_changes_nothing(mode: Mode, k: int, k_max: int) -> None:
     with pytest.raises(ConfigError, match="`(k|mode)` "):
         controller.set(mode, k)
     assert controller.estimates().mode == "auto"
-    assert controller.choose(Load(1)) == k_max
+    assert controller.choose(Load(1)).k == k_max
 
 
 def test_the_controller_rarely_learns_in_a_fixed_mode() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.control.controller import FixedK
+from engine.control.controller import Choice, FixedK
 from engine.lab import simulate
 from engine.lab.replay.play import Player, Request, Workload
 from engine.lab.replay.scores import play
@@ -21,8 +21,6 @@ HITS = [True, True, True, False, True, False, False, True, True, True, True, Tru
 class Script(FixedK):
     """A controller that follows its script and records what it is told."""
 
-    uses_hindsight = True
-
     ks: list[int] = field(default_factory=list)
     stop_at: int = 99
     keep_at: int = 99
@@ -31,15 +29,11 @@ class Script(FixedK):
     confidences: list[list[Sequence[float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.k_max = 8
-        self.reason = "fixed"
+        super().__init__(8)
 
-    @property
-    def max_speculating(self) -> int | None:  # type: ignore[override]
-        return self.limit
-
-    def choose(self, load: object) -> int:
-        return self.ks[min(len(self.seen), len(self.ks) - 1)]
+    def choose(self, load: object) -> Choice:
+        k = self.ks[min(len(self.seen), len(self.ks) - 1)]
+        return Choice(k, "fixed", self.limit)
 
     def keeps_drafting(self, confidences: Sequence[Sequence[float]]) -> bool:
         self.confidences.append([list(row) for row in confidences])

@@ -16,7 +16,7 @@ NODES = 24
 def adaptive(world: Trees) -> AdaptiveK:
     controller = AdaptiveK(NODES, stops=False, trees=True)
     target = [(n, world.target(n)) for n in (1, 2, 3, 5, 9, 16, 64, 256)]
-    controller.profile(Profile(target, [], world.host))
+    controller.costs.set_profile(Profile(target, [], world.host))
     return controller
 
 
@@ -26,7 +26,7 @@ def test_the_chance_of_a_node_is_how_often_it_was_accepted() -> None:
     for i in range(400):
         estimate.update(4, [Outcome(4, 4, 1, [(0, 1, 2, 2)[i % 4]])])
     assert estimate.chances() == pytest.approx([0.25, 0.25, 0.5, 0.0], abs=0.06)
-    assert estimate.alive(estimate.chances()).sum() == pytest.approx(1.0, abs=0.1)
+    assert estimate.survival(estimate.chances()).sum() == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_node_that_was_not_verified_keeps_its_estimate() -> None:

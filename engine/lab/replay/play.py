@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine.control.controller import KController, Load
+from engine.control.controller import Choice, KController, Load
 from engine.scheduling.step_record import Agreement, Part, StepRecord
 
 MOST_JUDGED = 32  # most positions of a request that one catch-up compares, as in the engine
@@ -177,16 +177,16 @@ class Player:
         charged = self._charge * self.took[-1][1] if self.took else 0.0
         self.took.append((size, 0.0))
         context = sum([live.request.context + live.position for live in batch])
-        k: int = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
-        rows = self._plan(batch, k)
+        choice: Choice = self._ask(controller.choose, Load(size, lambda: context / max(size, 1)))
+        rows = self._plan(batch, choice.k)
         sampling = [live for live, n in zip(batch, rows, strict=True) if n == live.left]
         prompts = max(rows, default=1) > 1 or len(sampling) < size
-        drafting, late, hindsight = self._draft(sampling, k)
+        drafting, late, hindsight = self._draft(sampling[: choice.max_speculating], choice.k)
         computed = sum(rows) + sum([live.kept for live in batch])
         parts = [live.step(n) for live, n in zip(batch, rows, strict=True)]
         record = StepRecord(
             parts,
-            reason=controller.reason,
+            reason=choice.reason,
             draft_seconds=drafting,
             target_seconds=self._costs.target(computed, size, context, prompts=prompts),
             host_seconds=self._costs.host(computed, size, prompts=prompts) + charged,
@@ -220,13 +220,13 @@ class Player:
                 room -= rows[i] + (k if rows[i] == live.left else 0)
         return rows
 
-    def _draft(self, sampling: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
+    def _draft(self, asked: Sequence[Live], k: int) -> tuple[float, int, list[Agreement]]:
         """Draft until the controller stops, and drop the tokens that it does not want verified.
         Return seconds, catch-up rows, and their agreements."""
-        controller, most = self._controller, self._controller.max_speculating if k else 0
-        for live in sampling[:most]:
+        controller = self._controller
+        for live in asked:
             live.k = live.room(k)
-        drafting = [live for live in sampling[:most] if live.k]
+        drafting = [live for live in asked if live.k]
         if not drafting:
             return 0.0, 0, []
         late = sum([live.position - live.known for live in drafting])

@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser, *, charge: float) -> None:
 def _player(policy: str, scene: Scene, k_max: int, *, charge: float, seed: int) -> Player:
     """Return a player of a new controller of VARIANTS, which sees noisy timings."""
     controller = VARIANTS[policy](k_max, stops=scene.stops)
-    controller.profile(scene.profile)
+    controller.costs.set_profile(scene.profile)
     noise = partial(np.random.default_rng([seed, 10**6]).lognormal, 0.0, NOISE)
     return Player(
         controller, scene.costs, noise=noise, budget=scene.budget, stops=scene.stops, charge=charge

@@ -73,6 +73,6 @@ VARIANTS: Mapping[str, Build] = {
     "verify all guesses": _KeepAll,
     "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
     "no hindsight": _NoHindsight,
-    "profile only": _without(lambda whole: whole._costs, learn=None),
+    "profile only": _without(lambda whole: whole.costs, learn=None),
     "no exploration": _without(lambda whole: whole._explore, while_off="usual", while_on="usual"),
 }

@@ -8,17 +8,17 @@ import pytest
 
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import FixedK, KController, Load
+from engine.control.draft_trial import ENOUGH, LEAST, DraftTrial, Verdict, speedup
 from engine.control.modes import Modes
 from engine.control.profile import Profile
-from engine.control.trial import ENOUGH, LEAST, Trial, Verdict
 from tests.support.controller_world import K_MAX, World, play
 
 ALONE = Load(1)
 
 
-def judged(old: float, new: float, *, seed: int = 1, trial: Trial | None = None) -> Verdict:
+def judged(old: float, new: float, *, seed: int = 1, trial: DraftTrial | None = None) -> Verdict:
     """Return the verdict on two drafts that guess these shares of tokens right, independently."""
-    trial, draw = trial or Trial(FixedK(4), FixedK(4)), random.Random(seed)
+    trial, draw = trial or DraftTrial(FixedK(4), FixedK(4)), random.Random(seed)
     for _ in range(ENOUGH):
         hits = [[draw.random() < share for _ in range(16)] for share in (old, new)]
         trial.add(*hits)
@@ -44,7 +44,7 @@ def test_an_equal_one_stays() -> None:
 
 def test_too_little_is_no_evidence() -> None:
     """Law: there is no verdict before LEAST tokens."""
-    trial = Trial(FixedK(4), FixedK(4))
+    trial = DraftTrial(FixedK(4), FixedK(4))
     trial.add([True] * (LEAST - 1), [False] * (LEAST - 1))
     assert trial.verdict(ALONE) is None
     trial.add([True], [False])
@@ -61,8 +61,9 @@ def learnt(world: World) -> AdaptiveK:
     return controller
 
 
-def successor(of: KController, draft: float) -> KController:
-    return of.successor(Profile(draft=[(1, draft), (4, draft)]), stops=True)
+def successor(of: KController, draft: float) -> AdaptiveK:
+    costs = of.costs.with_draft(Profile(draft=[(1, draft), (4, draft)]))
+    return AdaptiveK(K_MAX, costs=costs)
 
 
 @pytest.mark.parametrize(("times", "stays"), [(1.0, True), (0.3, True), (8.0, False)])
@@ -70,7 +71,7 @@ def test_costs_count_as_agreement_does(times: float, stays: bool) -> None:
     """Law: a draft that agrees as often but takes longer is worse."""
     world = World(alpha=0.7, informed=0.5)
     old = learnt(world)
-    trial = Trial(old, successor(old, times * world.draft))
+    trial = DraftTrial(old, successor(old, times * world.draft))
     assert judged(0.7, 0.7, trial=trial).stays == stays
 
 
@@ -78,15 +79,15 @@ def test_if_neither_draft_pays_agreement_decides() -> None:
     """Law: a draft that is always wrong does not stay merely because K is 0 at the moment."""
     world = World(alpha=0.7, informed=0.5, row=1e-1)
     old = learnt(world)
-    assert old.gain(ALONE, 0.7) == 1.0
-    assert not judged(0.7, 0.0, trial=Trial(old, successor(old, world.draft))).stays
+    assert speedup(old, ALONE, 0.7) == 1.0
+    assert not judged(0.7, 0.0, trial=DraftTrial(old, successor(old, world.draft))).stays
 
 
 def test_a_gain_is_the_rate_at_the_best_k() -> None:
     """Law: the gain equals the rate at the best K by this world's own arithmetic."""
     world = World(alpha=0.7, informed=0.5, noise=0.0)
     expected = world.best_rate / world.rate(0)
-    assert learnt(world).gain(ALONE, 0.7) == pytest.approx(expected, rel=0.1)
+    assert speedup(learnt(world), ALONE, 0.7) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
@@ -94,13 +95,13 @@ def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
     controller resumes where it was."""
     world = World(alpha=0.95, informed=0.5)
     old = learnt(world)
-    plain, before = old.plain_seconds(1, 64), old.estimates()
+    plain, before = old.costs.plain_seconds(1, 64), old.estimates()
     modes = Modes(old)
     new = successor(old, world.draft)
     modes.replace(new)
     assert modes.estimates().acceptance == AdaptiveK(K_MAX).estimates().acceptance
     play(modes, world, 50)
-    assert new.plain_seconds(1, 64) == pytest.approx(plain, rel=0.1)
+    assert new.costs.plain_seconds(1, 64) == pytest.approx(plain, rel=0.1)
     assert old.estimates().acceptance == before.acceptance
     modes.replace(old)
     assert set(play(modes, world, 20).ks) != {0}

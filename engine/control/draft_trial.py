@@ -1,4 +1,4 @@
-"""Trial: compares a new draft model with the one that it replaced, at the current load.
+"""DraftTrial: compares a new draft model with the one that it replaced, at the current load.
 
 Both read the same committed texts, so whether each would have proposed a token is known without
 censoring, whichever proposed it. Agreement and costs give each draft's tokens per second at its
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from engine.control.controller import KController, Load
 
@@ -27,7 +29,7 @@ class Verdict:
     words: str
 
 
-class Trial:
+class DraftTrial:
     def __init__(self, old: KController, new: KController) -> None:
         self._old, self._new = old, new
         self._tokens = self._old_right = self._new_right = self._apart = 0
@@ -46,14 +48,28 @@ class Trial:
         margin = _DEVIATIONS * self._apart**0.5
         at_most = min((self._new_right + margin) / self._tokens, 1.0)
         shares = self._old_right / self._tokens, self._new_right / self._tokens
-        old, most = self._old.gain(load, shares[0]), self._new.gain(load, at_most)
+        old, most = speedup(self._old, load, shares[0]), speedup(self._new, load, at_most)
         stays = most >= _MARGIN * old and (most > 1.0 or at_most >= shares[0])
         if stays and self._tokens < ENOUGH:
             return None
-        new = self._new.gain(load, shares[1])
+        new = speedup(self._new, load, shares[1])
         return Verdict(
             stays,
             f"of {self._tokens} tokens it would have proposed {shares[1]:.2f}, the one before"
             f" {shares[0]:.2f}: an estimated {new:.2f} and {old:.2f} times the tokens per second of"
             " no speculation",
         )
+
+
+def speedup(controller: KController, load: Load, agreement: float) -> float:
+    """Return the speed-up over no speculation at the best K for chains in which this share of
+    tokens is right, by the known costs; if no costs are known, tokens per step."""
+    costs, n, k = controller.costs, load.num_sequences or 1, np.arange(controller.k_max + 1)
+    tokens = np.cumsum(agreement**k)
+    if not costs.known:
+        return float(tokens[-1])
+    costs.set_context(load.length() if load.length is not None else None)
+    begin, step = costs.drafting(n)
+    seconds = costs.by_rows(n, n * len(k))[n * (k + 1)] + np.where(k > 0, begin + step * k, 0.0)
+    rates = tokens / seconds
+    return float(rates.max() / rates[0])
