@@ -154,14 +154,14 @@ def _product_of_words(x: Any, words: Any, y: Any) -> None:
 
 @fast
 def _product_of_codes(x: Any, codes: Any, y: Any) -> None:
-    product_of_codes(as_words(x), codes, y)
+    product_of_codes(as_words(x), codes, room(x.shape[1] // 2, PANEL), y)
 
 
 @fast
 def _product_of_int8(x: Any, codes: Any, y: Any) -> None:
     pairs = x.shape[1] // 2
     if HAS_TILES and pairs % SIDE == 0:
-        product_of_codes(as_words(x), codes, y)
+        product_of_codes(as_words(x), codes, room(pairs, PANEL), y)
     elif BY_PAIRS:
         by_vectors(as_words(x), pairs, codes, y)
     else:

@@ -212,14 +212,14 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
         _store_one(y, first * stride + to, stride, 0)
 
 
-@fast
-def product_of_codes(x: Any, codes: Any, y: Any) -> None:
-    """`product_of_tiles` for codes: uint16 (`pack_eight`), int8 or uint8 (`pack_twelve`)."""
-    rows, pairs = x.shape
+@fast_in_place
+def product_of_codes(x: Any, codes: Any, space: Any, y: Any) -> None:
+    """`product_of_tiles` for codes; each panel is unpacked to `space`, a `room(in / 2, PANEL)`."""
+    rows = x.shape[0]
     if rows == 0:
         return
+    words, space = codes.view(np.uint32), space.reshape(-1).view(np.uint32)
     stride, second = y.shape[1], min(SIDE, rows - SIDE)
-    words, space = codes.view(np.uint32), room(pairs, PANEL).reshape(-1).view(np.uint32)
     begin_tiles(min(rows, SIDE))
     for panel in range(codes.shape[0]):
         to = panel * PANEL

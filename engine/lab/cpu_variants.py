@@ -30,7 +30,7 @@ from engine.cpu.decoder import CompiledDecoder
 from engine.cpu.draws import QuickDraws
 from engine.cpu.fused import FusedDecoder
 from engine.cpu.jit import HAS_TILES
-from engine.cpu.vectors import MULTIPLIES_PAIRS
+from engine.cpu.vectors import MULTIPLIES_PAIRS, PANEL
 from engine.demo.tokens import VOCABULARY
 from engine.lab.synthetic import random_target, sized
 from engine.messages import SamplingParams
@@ -48,7 +48,7 @@ ROWS = (1, 4, 8, 16)
 CONTEXT = 256  # tokens before the rows
 BLOCK = 16  # tokens
 SWEPT = 1 << 26  # bytes read between turns
-WIDTH = 1024  # of the matrix in the timed products
+WIDTH = 4096  # of the matrix in the timed products, larger than a cache
 
 Run = Callable[[], object]
 
@@ -142,9 +142,8 @@ def products() -> Iterator[Pair]:
     for rows in ROWS:
         x, y = np.random.rand(rows, WIDTH).astype(np.float32), np.empty((rows, WIDTH), np.float32)
         pairs, cell = kernels_products.as_words(x), f"{WIDTH} by {WIDTH}, {rows} rows"
-        by_vectors, half = kernels_products.by_vectors, WIDTH // 2
-        in_float32 = partial(by_vectors, x, half, words, y)
-        chosen = kernels_products.product
+        by_vectors, chosen, half = kernels_products.by_vectors, kernels_products.product, WIDTH // 2
+        in_float32, space = partial(by_vectors, x, half, words, y), kernels_tiles.room(half, PANEL)
         yield Pair(
             "int8", cell, partial(chosen, x, int8, True, y), partial(chosen, x, words, True, y)
         )
@@ -154,7 +153,7 @@ def products() -> Iterator[Pair]:
         if HAS_TILES:
             yield Pair("AMX tiles", cell, by_tiles, in_float32)
             for bits, form in ((12, weights.pack_twelve), (8, weights.pack_eight)):
-                by_codes = partial(kernels_tiles.product_of_codes, pairs, form(weight), y)
+                by_codes = partial(kernels_tiles.product_of_codes, pairs, form(weight), space, y)
                 yield Pair(f"{bits} bits with AMX", cell, by_codes, by_tiles)
 
 

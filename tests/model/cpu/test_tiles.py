@@ -41,10 +41,13 @@ def as_words(rows: Tensor) -> npt.NDArray[np.uint32]:
 
 def sums(rows: Tensor, weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return the product; the output lies between rows of NaN, which must not be overwritten."""
-    of_words = weights.dtype == np.uint32
-    product = kernels_tiles.product_of_tiles if of_words else kernels_tiles.product_of_codes
     around = np.full((len(rows) + 2, len(weights) * PANEL), np.nan, np.float32)
-    product(as_words(rows), weights, around[1:-1])
+    words, out = as_words(rows), around[1:-1]
+    if weights.dtype == np.uint32:
+        kernels_tiles.product_of_tiles(words, weights, out)
+    else:
+        space = kernels_tiles.room(words.shape[1], PANEL)
+        kernels_tiles.product_of_codes(words, weights, space, out)
     assert np.isnan(around[[0, -1]]).all()
     return around[1:-1].copy()
 
