@@ -24,7 +24,7 @@ PROGRAMS = {
     ("evaluate",): "server.lab.evaluate",
     ("plan",): "engine.lab.plan",
     ("replay",): "engine.lab.replay",
-    ("train", "demo"): "engine.demo.train",
+    ("train", "demo"): "engine.lab.demo.train",
     ("train", "draft"): "engine.lab.train.draft",
     ("train", "eagle"): "engine.lab.train.eagle",
     ("train", "medusa"): "engine.lab.train.medusa",

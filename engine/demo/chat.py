@@ -18,7 +18,7 @@ from typing import Any
 
 Dialogue = list[dict[str, Any]]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent  # the folder of the built-in pair
 _LONG = 120  # minimum characters of a function for `edits`
 
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo import card, corpus, text, train
-from engine.demo.card import agreement
-from engine.demo.model import grow, llama, load, save
+from engine.demo import corpus
+from engine.lab.demo import card, text, train
+from engine.lab.demo.card import agreement
+from engine.lab.demo.model import grow, llama, load, save
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
-DEMO = Path(card.__file__).parent
+DEMO = Path(corpus.__file__).parent
 ROBUST = (
     "Hello!", "What is the capital of France?", "What is speculative decoding?", "What is 47 + 38?",
     "Extract the facts as JSON: Alice Smith is 34 years old and lives in Paris.",

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from engine.demo import chat, skills, train
-from engine.demo.model import load
+from engine.demo import chat
 from engine.grammar.vocabulary import load_vocabulary
+from engine.lab.demo import skills, train
+from engine.lab.demo.model import load
 
-DEMO = Path(skills.__file__).parent
+DEMO = Path(chat.__file__).parent
 CALL = {"name": "get_time", "arguments": {"city": "Rome"}}
 
 

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine import demo
-from engine.demo.card import agreement
-from engine.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
 from engine.demo.tokens import CONTEXT, Rows
+from engine.lab.demo.card import agreement
+from engine.lab.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
 from engine.lab.train.learning import Run, distance, fit, follow, optimizer_of
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
@@ -87,7 +87,7 @@ def test_some_text_is_written_however_little_time_there_is(
         shapes.append(prompts.shape)
         return torch.zeros(len(prompts), length, dtype=torch.long)
 
-    monkeypatch.setattr("engine.demo.distill.continued", zeros)
+    monkeypatch.setattr("engine.lab.demo.distill.continued", zeros)
     assert written(None, rows, 0, time.monotonic()).shape == (PROMPTS, LENGTH + 1)
     assert len(shapes) == 1
 

@@ -107,7 +107,7 @@ def test_stored_weights_are_packed_where_they_will_lie(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.demo.train", "engine.lab.synthetic", "engine.lab.bench"]
+    "module", ["engine.lab.demo.train", "engine.lab.synthetic", "engine.lab.bench"]
 )
 def test_only_the_mistake_is_reported(module: str) -> None:
     """Bug: four lines of import warnings stood before the error."""

@@ -14,26 +14,28 @@ BUDGETS = {
     "engine/control": 1_502,
     "engine/cpu": 3_348,
     "lab": 8_175,  # engine/lab and server/lab
-    "serving": 30_114,  # everything else but the script that trained the built-in pair
+    "serving": 30_114,  # everything else but what trained the built-in pair
     "all": 44_937,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
-TRAINING = "engine/demo"
+TRAINING = ("engine/demo/", "engine/lab/demo/")
 
 
 def room(path: Path) -> str:
     """Return the budget that a file counts toward."""
     name = path.relative_to(ROOT).as_posix()
+    if name.startswith(TRAINING):
+        return "training"
     if name.startswith(("engine/lab/", "server/lab/")):
         return "lab"
     for own in ("engine/control", "engine/cpu"):
         if name.startswith(own + "/"):
             return own
-    return TRAINING if name.startswith(TRAINING + "/") else "serving"
+    return "serving"
 
 
 def lines() -> dict[str, int]:
-    found = dict.fromkeys([*BUDGETS, TRAINING], 0)
+    found = dict.fromkeys([*BUDGETS, "training"], 0)
     for top in ("engine", "server"):
         for path in (ROOT / top).rglob("*.py"):
             count = len(path.read_text(encoding="utf-8").splitlines())

@@ -166,7 +166,7 @@ def test_unknown_host_is_a_sentence() -> None:
         (["tune", "--target", "t"], ["engine.lab.tune", "--target", "t"]),
         (["plan", "--list"], ["engine.lab.plan", "--list"]),
         (["replay", "trace"], ["engine.lab.replay", "trace"]),
-        (["train", "demo", "--help"], ["engine.demo.train", "--help"]),
+        (["train", "demo", "--help"], ["engine.lab.demo.train", "--help"]),
         (["train", "draft", "--text", "f"], ["engine.lab.train.draft", "--text", "f"]),
         (["train", "medusa", "--heads", "2"], ["engine.lab.train.medusa", "--heads", "2"]),
         (["train", "eagle", "--depth", "2"], ["engine.lab.train.eagle", "--depth", "2"]),

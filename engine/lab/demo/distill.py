@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig
 
-from engine.demo.model import load, save
 from engine.demo.tokens import CONTEXT, Rows
+from engine.lab.demo.model import load, save
 from engine.lab.train.learning import Run, fit, follow, optimizer_of
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)

@@ -26,9 +26,10 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, number, whole
-from engine.demo import distill, model
-from engine.demo.card import report
+from engine.demo.chat import HERE
 from engine.demo.tokens import Rows, heldout_rows, tokenizer_texts, train_tokenizer
+from engine.lab.demo import distill, model
+from engine.lab.demo.card import report
 from engine.lab.train import learning
 
 TARGET = {"width": 192, "inner": 576}
@@ -177,7 +178,7 @@ def average(folder: Path, other: Path) -> None:
 def build_parser() -> Parser:
     parser = Parser(prog="foredraft train demo", description=(__doc__ or "").split("\n", 1)[0])
     add = parser.add_argument
-    add("--output", type=Path, default=Path(__file__).parent, metavar="DIR",
+    add("--output", type=Path, default=HERE, metavar="DIR",
         help="folder to write target/ and draft/ to")  # fmt: skip
     add("--minutes", type=number(0, 1e6), default=80,
         help="time for both models together (80); 0: distil the pair in --output")  # fmt: skip

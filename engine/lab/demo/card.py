@@ -1,4 +1,4 @@
-"""`python -m engine.demo.card`: prints the tables of the model card (README.md): how often the
+"""`python -m engine.lab.demo.card`: prints the tables of the model card (README.md): how often the
 draft agrees with the target on held-out text, how accurate the Medusa heads are there, and what
 share of small tasks the target solves.
 
@@ -25,10 +25,11 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from engine.arguments import Parser, exit_code, whole
-from engine.demo import skills
-from engine.demo.model import check, load
+from engine.demo.chat import HERE
 from engine.demo.tokens import heldout_rows
 from engine.grammar.vocabulary import load_vocabulary
+from engine.lab.demo import skills
+from engine.lab.demo.model import check, load
 from engine.lab.train.data import Rows
 from engine.lab.train.learning import logits
 from engine.lab.train.medusa import TOP, accuracy
@@ -126,9 +127,9 @@ def measure(folder: Path, options: Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = Parser("python -m engine.demo.card", __doc__)
+    parser = Parser("python -m engine.lab.demo.card", __doc__)
     add = parser.add_argument
-    add("--folder", type=Path, default=Path(__file__).parent, help="folder with target/ and draft/")
+    add("--folder", type=Path, default=HERE, help="folder with target/ and draft/")
     add("--rows", type=whole(0, 1000), default=16, help="rows per kind of text (16; 0: none)")
     add("--length", type=whole(1, 2048), default=512, help="tokens of a row (default 512)")
     add("--tasks", type=whole(0, 1000), default=32, help="tasks per skill (32; 0: none)")
