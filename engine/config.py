@@ -215,7 +215,8 @@ class MedusaConfig(ProposerPart):
         None,
         strict=False,
         description="allowed tree paths in the published format, one token rank per head:"
-        " `[[0], [0, 0], [1]]`; default: all. The likeliest are used first",
+        " `[[0], [0, 0], [1]]`; default: those of the heads' config.json, or all. The likeliest are"
+        " used first",
     )
 
     @field_validator("choices", mode="before")

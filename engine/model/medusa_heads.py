@@ -5,25 +5,29 @@ A head is residual blocks h + SiLU(W h + b) and a vocabulary projection of its o
 checkpoints are read unchanged: a folder or a hub repository with config.json and
 medusa_lm_head.safetensors or medusa_lm_head.pt, whose tensors are `{head}.{block}.linear.weight`,
 `{head}.{block}.linear.bias` and `{head}.{blocks}.weight`. The file decides how many heads there
-are: some configurations say 2 for 5. Unexpected shapes raise a ModelError that names the tensor.
+are: some configurations say 2 for 5. `medusa_choices` of a configuration are the paths of its tree.
+Unexpected shapes raise a ModelError that names the tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from engine.config import MedusaConfig
 from engine.cpu.fused import PackedWeight, packed_product
 from engine.errors import ModelError
-from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
+from engine.model.head_files import CONFIG, check_tensors, head_config, head_tensors, save_head
 
 SAFE, PICKLED = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-_BLOCKS, _HEADS = "medusa_num_layers", "medusa_num_heads"
+_BLOCKS, _HEADS, _CHOICES = "medusa_num_layers", "medusa_num_heads", "medusa_choices"
 
 
 class MedusaHeads(nn.Module):
@@ -41,6 +45,7 @@ class MedusaHeads(nn.Module):
         self.bias = nn.Parameter(words.new_zeros(blocks, heads, 1, width))
         self.vocabulary = nn.Parameter(words.repeat(heads, 1, 1))
         self._packed = list[PackedWeight]()
+        self.choices: tuple[tuple[int, ...], ...] | None = None  # see MedusaConfig
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits `[heads, rows, vocab]` of hidden states `[rows, width]`."""
@@ -97,9 +102,20 @@ def load_heads(
         raise ModelError(f"{name} are {held}; speculation.proposer.heads is {most}")
     _check(tensors, held, blocks, vocabulary.shape, name)
     found = MedusaHeads(most or held, blocks, vocabulary)
+    found.choices = _choices(config.get(_CHOICES), most or held, name)
     for key, weight in found.named().items():
         weight.copy_(tensors[key])
     return found.pack()
+
+
+def _choices(given: Any, heads: int, name: str) -> tuple[tuple[int, ...], ...] | None:
+    """Return the paths of a configuration that so many heads can make. Raises ModelError."""
+    try:
+        paths = MedusaConfig(choices=given).choices
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ModelError(f"{name} have a wrong {_CHOICES} in {CONFIG}: {why}") from error
+    return tuple(path for path in paths if len(path) <= heads) if paths else None
 
 
 def save_heads(heads: MedusaHeads, folder: Path, base: str) -> None:

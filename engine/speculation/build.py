@@ -85,7 +85,8 @@ def build_proposer(
             return LookaheadProposer(config)
         case MedusaConfig():
             assert heads is not None
-            return MedusaProposer(heads, processor, choices=config.choices, clock=clock)
+            choices = config.choices or heads.choices
+            return MedusaProposer(heads, processor, choices=choices, clock=clock)
         case EagleConfig(depth=depth):
             assert eagle is not None
             assert cache is not None

@@ -4,8 +4,10 @@ published algorithm gives."""
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def config_for(target: str, folder: str, k: int, **proposer: Any) -> EngineConfi
     )
 
 
+def copied(heads: str, to: Path, **more: Any) -> str:
+    """Copy heads to `to`, with `more` in their config.json, and return the folder."""
+    shutil.copytree(heads, to, dirs_exist_ok=True)
+    file = to / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    return str(to)
+
+
 def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
     """Return the tokens of each step."""
     params = SamplingParams(seed=1, max_tokens=tokens, temperature=0, ignore_eos=True)
@@ -60,7 +70,10 @@ def steps_of(engine: Engine, prompt: list[int], tokens: int) -> list[list[int]]:
     return found
 
 
-def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, heads: str) -> None:
+@pytest.mark.parametrize("given_by", ["speculation.proposer", "the heads"])
+def test_tokens_of_each_step_are_the_published_algorithms(
+    tiny_target: str, heads: str, given_by: str, tmp_path: Path
+) -> None:
     """Law: with a tree of choices, each greedy step accepts what Medusa as published accepts
     (reimplemented in tests/support/medusa.py), so tokens per step are equal."""
     auto: Any = AutoModelForCausalLM
@@ -69,7 +82,10 @@ def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, head
     ).eval()
     weights = medusa.read(heads)
     choices = [list(path) for path in medusa.CHOICES]
-    engine = Engine(config_for(tiny_target, heads, len(choices), choices=choices))
+    own: dict[str, Any] = {"choices": choices}
+    if given_by == "the heads":
+        heads, own = copied(heads, tmp_path, medusa_choices=choices), {}
+    engine = Engine(config_for(tiny_target, heads, len(choices), **own))
     kept = 0
     for prompt in PROMPTS:
         expected = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
@@ -80,8 +96,13 @@ def test_tokens_of_each_step_are_the_published_algorithms(tiny_target: str, head
     assert kept > 3
 
 
-def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str) -> None:
-    """Law: `heads` bounds the depth of trees; without choices, a tree has as many nodes as K."""
+def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str, tmp_path: Path) -> None:
+    """Law: `heads` bounds the depth of trees, also those of the heads' own choices; without
+    choices, a tree has as many nodes as K."""
+    deep = copied(heads, tmp_path, medusa_choices=[[0], [0, 0], [1], [0, 0, 0]])
+    one = load_pair(config_for(tiny_target, deep, 12, heads=1)).heads
+    assert one is not None
+    assert one.choices == ((0,), (1,))
     for most in (1, 2):
         engine = Engine(config_for(tiny_target, heads, 12, heads=most))
         engine.add(Submit("a", PROMPTS[0], SamplingParams(seed=1, max_tokens=30), 0.0))

@@ -156,6 +156,8 @@ def test_a_pickle_of_something_else_is_a_sentence(
         ("[]", "medusa_num_heads"),
         ('{"model_type": "llama"}', "medusa_num_heads"),
         ('{"medusa_num_heads": 3, "medusa_num_layers": 2}', "medusa_num_layers is 2"),
+        ('{"medusa_num_heads": 3, "medusa_choices": [[0, 0]]}', "wrong medusa_choices in config"),
+        ('{"medusa_num_heads": 3, "medusa_choices": "mc_sim_7b_63"}', "wrong medusa_choices"),
     ],
 )
 def test_a_configuration_of_something_else_is_refused(
