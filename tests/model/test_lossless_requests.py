@@ -61,7 +61,8 @@ def fitting(wish: Speculation | None, ready: Ready) -> Speculation | None:
     """Return the wish with the name of the main proposer, as far as the engine allows it."""
     if wish is None:
         return None
-    names = tuple(ready.proposer if name == "main" else name for name in wish.proposers or ())
+    asked = (ready.proposer if name == "main" else name for name in wish.proposers or ())
+    names = tuple(dict.fromkeys(asked))  # `ngram` may be the main proposer
     most = None if wish.max_draft is None else min(wish.max_draft, ready.k_max)
     return Speculation(max_draft=most, proposers=names if names and ready.k_max else None)
 
