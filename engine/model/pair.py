@@ -102,8 +102,8 @@ def load_pair(config: EngineConfig, target: LoadedModel | None = None) -> Pair:
 def _load_two(config: EngineConfig, proposer: DraftModelConfig, target: LoadedModel | None) -> Pair:
     """Load both; compares vocabularies again if they differ from the files'. Raises ModelError."""
     ours, theirs, translation = compare_files(config.target, proposer)
+    draft = load_draft(config, proposer)  # first, because a refusal of it then comes soonest
     target = target or _load(config, config.target, "target", config.target.max_model_len)
-    draft = load_draft(config, proposer)
     check_lengths(target, draft)
     found = Vocabulary.of(target, ours), Vocabulary.of(draft, theirs)
     return Pair(target, draft, translation if found == (ours, theirs) else compare(*found))

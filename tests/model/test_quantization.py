@@ -79,6 +79,18 @@ def test_what_needs_a_gpu_is_refused(kind: Any, tiny_target: str) -> None:
             load_model(path, role="target", device="cpu", quantization=kind)
 
 
+def test_a_draft_is_refused_before_the_target_is_loaded(tmp_path: Path) -> None:
+    """Bug: a quantization that the draft cannot have was refused only after a target of gigabytes
+    was loaded."""
+    target = tmp_path / "target"
+    shutil.copytree(model_folder(BUILTIN, "target"), target)
+    (target / "model.safetensors").write_bytes(b"no weights")
+    proposer = {"kind": "draft_model", "path": BUILTIN, "quantization": "int4"}
+    models = {"target": {"path": str(target)}, "speculation": {"proposer": proposer}}
+    with pytest.raises(ModelError, match="the draft model .* as int4: it needs a CUDA device"):
+        load_pair(EngineConfig.model_validate(models | {"device": "cpu"}))
+
+
 def stored(folder: Path, target: str, method: str) -> str:
     """Copy a target to a folder whose configuration says that it is quantised by `method`."""
     shutil.copytree(target, folder)
