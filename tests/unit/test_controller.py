@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from engine.config import SpeculationConfig
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Choice, FixedK, KController, Load
+from engine.control.cost_model import CostModel
 from engine.control.exploration import PROBE_FIRST, Exploration, Round
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
@@ -619,6 +620,54 @@ def test_most_steps_at_k_0_are_skipped() -> None:
     assert 0 < share(ks, lambda k: k > 0) < 0.05
     crowd = World(alpha=0.95, batch=8, row=1e-5)
     assert share(play(controller, crowd, 300).ks[100:], lambda k: k > 0) > 0.8
+
+
+@pytest.mark.parametrize(("milliseconds", "least", "most"), [(1.0, 0.01, 0.15), (80.0, 0.95, 1.0)])
+def test_learning_takes_a_small_share_of_short_steps(
+    milliseconds: float, least: float, most: float
+) -> None:
+    """Law: costs are learnt from a few of many steps of a millisecond, and from every long step."""
+    scale = milliseconds * 1e-3
+    world = World(0.8, base=scale, row=scale / 50, draft=scale / 20, host=scale / 20)
+    controller = AdaptiveK(K_MAX, stops=False, costs=(costs := CountedCosts()))
+    world.profile(controller)
+    play(controller, world, 500)
+    costs.learnt = 0
+    play(controller, world, 2000)
+    assert least < costs.learnt / 2000 <= most
+
+
+class CountedCosts(CostModel):
+    learnt = 0
+
+    def learn(self, seen: StepRecord, *, caught_up: bool, settled: bool = True) -> None:
+        self.learnt += 1
+        super().learn(seen, caught_up=caught_up, settled=settled)
+
+
+@pytest.mark.parametrize(("row", "trims"), [(1e-6, False), (1e-3, True)])
+def test_tokens_are_left_out_only_where_rows_cost_something(row: float, trims: bool) -> None:
+    """Law: unlikely tokens of a chain drafted in one call are left out of the forward where rows
+    are dear; where they cost next to nothing, choosing them would take longer than it saves."""
+    world = World(0.6, informed=1.5, row=row, draft=1e-5)
+    controller = AdaptiveK(K_MAX, stops=False)
+    world.profile(controller)
+    play(controller, world, 600)
+    kept = [kept < drafted for kept, drafted in lengths(controller, world, 300)]
+    assert any(kept) == trims
+
+
+def lengths(controller: AdaptiveK, world: World, rounds: int) -> list[tuple[int, int]]:
+    """Return the numbers of tokens verified and drafted, of usual steps at K > 0."""
+    found = list[tuple[int, int]]()
+    for _ in range(rounds):
+        choice = controller.choose(Load(num_sequences=world.batch))
+        seen = world.round(controller, choice)
+        controller.update(seen)
+        if choice.reason == "pays":
+            found += [(part.proposed, part.drafted) for part in seen.parts]
+    assert found
+    return found
 
 
 def test_drafting_is_priced_by_steps_without_hindsight() -> None:
