@@ -44,11 +44,9 @@ def _begun_refusal(submit: Submit, ready: Ready) -> str | None:
     if len(begun) > room:
         return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
     outside = _outside(begun, ready.vocab_size)
-    return (
-        None
-        if outside is None
-        else f"the resumed reply has the token id {outside}, which no token has"
-    )
+    if outside is None:
+        return None
+    return f"the resumed reply has the token id {outside}, which no token has"
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
