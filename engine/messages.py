@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -55,6 +55,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     proposers: tuple[str, ...] | None = None  # in the order they are asked; None: the default
 
 
+class Range(NamedTuple):
+    """The values that the engine allows for a number, both included. The API may allow fewer."""
+
+    least: float
+    most: float
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one sequence is sampled. The front end and the engine both check the ranges.
 
@@ -62,27 +69,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     the token at a position depends only on (target's distribution, seed, position).
     """
 
-    seed: int  # 0 .. 2**64-1
-    max_tokens: int  # 0: nothing is generated, only the prompt is computed
-    temperature: float = 1.0  # 0 means argmax, ties to the lowest id
-    top_p: float = 1.0
-    top_k: int = 0  # 0 means off
-    min_p: float = 0.0
-    min_tokens: int = 0  # EOS and stop_token_ids are impossible before that many tokens
+    seed: Annotated[int, Range(0, 2**64 - 1)]
+    max_tokens: Annotated[int, Range(0, inf)]  # 0: only the prompt is computed
+    temperature: Annotated[float, Range(0, 1000)] = 1.0  # 0 means argmax, ties to the lowest id
+    top_p: Annotated[float, Range(0, 1)] = 1.0  # above 0
+    top_k: Annotated[int, Range(0, inf)] = 0  # 0 means off
+    min_p: Annotated[float, Range(0, 1)] = 0.0
+    min_tokens: int = 0  # <= max_tokens; EOS and stop_token_ids are impossible before that many
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    presence_penalty: float = 0.0  # over generated tokens, as OpenAI defines it
-    frequency_penalty: float = 0.0  # over generated tokens
-    repetition_penalty: float = 1.0  # over prompt and generated tokens (CTRL, arXiv:1909.05858)
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None  # alternatives per generated token; None: no logprobs at all
-    prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0  # over generated tokens, like OpenAI's
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0  # over generated tokens
+    repetition_penalty: Annotated[float, Range(1e-3, 1e3)] = 1.0  # prompt too (arXiv:1909.05858)
+    logit_bias: dict[int, float] = {}  # from -100 to 100
+    logprobs: Annotated[int | None, Range(0, MAX_LOGPROBS)] = None  # alternatives; None: not at all
+    prompt_logprobs: Annotated[int | None, Range(0, MAX_LOGPROBS)] = None  # of prompt tokens (echo)
     cache_salt: str = ""
-    priority: int = 0  # lower is scheduled earlier and preempted later; no effect on the text
+    priority: Annotated[int, Range(-(2**31), 2**31 - 1)] = 0  # lower first; no effect on the text
     grammar: Grammar | None = None  # constrains every generated token
     prediction: tuple[int, ...] = ()  # what the caller expects the output to be
     speculation: Speculation | None = None
     provenance: bool = False  # fill in `Output.sources`
+
+
+# By field; a bound that depends on other fields is in `engine.scheduling.validation`.
+RANGES: Mapping[str, Range] = {
+    name: part
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    for part in getattr(hint, "__metadata__", ())
+}
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

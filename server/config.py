@@ -202,10 +202,7 @@ class ServerConfig(Part):
         " them, list them in the header `X-Ignored-Fields` and log at most a line a minute",
     )
     grammar_seconds: float = Field(
-        0.5,
-        gt=0,
-        le=10,
-        description="CPU time to compile a grammar or schema; more is a 400",
+        0.5, gt=0, le=10, description="CPU time to compile a grammar or schema; more is a 400"
     )
     max_grammar_bytes: int = Field(
         2**17, ge=1024, description="longest grammar or schema; a longer one is a 400"

@@ -61,10 +61,7 @@ class Service:
         self._announce = announce
         self._display = StartDisplay(sys.stderr, config.server.log_format)
         self._replica = Replica(
-            config,
-            command=command,
-            on_state=self._on_state,
-            on_starting=self._display.show,
+            config, command=command, on_state=self._on_state, on_starting=self._display.show
         )
         self._supervisor, self._grammars = self._replica.supervisor, self._replica.grammars
         self._tls = tls_context(config.server)

@@ -10,16 +10,18 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.interface import LayerShape, PreparedAttention
 from engine.config import QuantizationName, Role
-from engine.cpu.decoder import CompiledDecoder
 from engine.errors import ModelError
 from engine.scheduling.segment import LAST
+
+if TYPE_CHECKING:  # it loads numba, which CUDA graphs do not need
+    from engine.cpu.decoder import CompiledDecoder
 
 LayerHook = Callable[[int, Tensor], None]
 

@@ -114,11 +114,7 @@ class DeviceDraws:
     """The sampler. `vocab_size`: width of the logits; `sequences`: most sequences of one call."""
 
     def __init__(
-        self,
-        processor: LogitsProcessor,
-        vocab_size: int,
-        device: torch.device,
-        sequences: int = 64,
+        self, processor: LogitsProcessor, vocab_size: int, device: torch.device, sequences: int = 64
     ) -> None:
         self._processor = processor
         # Whether a sequence's tokens can be drawn without the host.

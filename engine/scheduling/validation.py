@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from engine.messages import MAX_LOGPROBS, Ready, SamplingParams, Submit
+from engine.messages import RANGES, Ready, SamplingParams, Submit
 
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -23,8 +23,7 @@ def refusal(submit: Submit, ready: Ready) -> str | None:
             f"the prompt has {len(prompt)} tokens; the context of {ready.max_model_len} tokens, "
             f"output included, leaves room for {room}"
         )
-    outside = _outside(prompt, ready.vocab_size)
-    if outside is not None:
+    if (outside := _outside(prompt, ready.vocab_size)) is not None:
         return f"prompt token id {outside} is outside the vocabulary (0..{ready.vocab_size - 1})"
     if not 0 < submit.weight < math.inf:
         return f"weight is {submit.weight}; allowed is above 0"
@@ -44,11 +43,9 @@ def _begun_refusal(submit: Submit, ready: Ready) -> str | None:
     if len(begun) > room:
         return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
     outside = _outside(begun, ready.vocab_size)
-    return (
-        None
-        if outside is None
-        else f"the resumed reply has the token id {outside}, which no token has"
-    )
+    if outside is None:
+        return None
+    return f"the resumed reply has the token id {outside}, which no token has"
 
 
 def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
@@ -65,28 +62,14 @@ def _ids_refusal(params: SamplingParams, ready: Ready) -> str | None:
     for name, ids, most in fields:
         if len(ids) > most:
             return f"{name} has {len(ids)} entries; at most {most} are allowed"
-        outside = _outside(ids, ready.vocab_size)
-        if outside is not None:
+        if (outside := _outside(ids, ready.vocab_size)) is not None:
             return f"{name} names token id {outside}, outside the vocabulary (0..{last})"
     return None
 
 
 def _range_refusal(p: SamplingParams) -> str | None:
-    ranges: list[tuple[str, float, float, float]] = [
-        ("seed", p.seed, 0, 2**64 - 1),
-        ("max_tokens", p.max_tokens, 0, math.inf),
-        ("min_tokens", p.min_tokens, 0, p.max_tokens),
-        ("temperature", p.temperature, 0, 1000),
-        ("top_p", p.top_p, 0, 1),
-        ("top_k", p.top_k, 0, math.inf),
-        ("min_p", p.min_p, 0, 1),
-        ("presence_penalty", p.presence_penalty, -2, 2),
-        ("frequency_penalty", p.frequency_penalty, -2, 2),
-        ("repetition_penalty", p.repetition_penalty, 1e-3, 1e3),
-        ("logprobs", p.logprobs or 0, 0, MAX_LOGPROBS),
-        ("prompt_logprobs", p.prompt_logprobs or 0, 0, MAX_LOGPROBS),
-        ("priority", p.priority, -(2**31), 2**31 - 1),
-    ]
+    ranges = [(name, getattr(p, name) or 0, *allowed) for name, allowed in RANGES.items()]
+    ranges.append(("min_tokens", p.min_tokens, 0, p.max_tokens))
     ranges += [(f"logit_bias[{i}]", bias, -100, 100) for i, bias in p.logit_bias.items()]
     for name, value, low, high in ranges:
         if not low <= value <= high:  # NaN fails every comparison

@@ -24,12 +24,7 @@ from server.api.intake import Call, start
 from server.api.prompts import chat_ids
 from server.api.replies import usage_body
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
-from server.api.schema_responses import (
-    LOGPROBS,
-    NOT_STORED,
-    InputTokensRequest,
-    ResponsesRequest,
-)
+from server.api.schema_responses import LOGPROBS, NOT_STORED, InputTokensRequest, ResponsesRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape
 from server.api.sse import EventStream, as_event, as_logged_error

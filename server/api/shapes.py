@@ -21,11 +21,7 @@ class CompletionShape:
     wants ids; a choice's first chunk has its prompt's, unless it resumes a reply (`resumes`)."""
 
     def __init__(
-        self,
-        prompts: Sequence[Sequence[int]] | None = None,
-        n: int = 1,
-        *,
-        resumes: bool = False,
+        self, prompts: Sequence[Sequence[int]] | None = None, n: int = 1, *, resumes: bool = False
     ) -> None:
         self._prompts = prompts
         self._n = n

@@ -23,13 +23,7 @@ from server.errors import GrammarRefused
 from server.text.markers import Marker
 from server.text.reasoning import Thinking
 from server.text.reply_parser import HarmonyParser, Offered, PlainParser, ReplyParser
-from server.text.tool_format import (
-    ANY_OBJECT,
-    NO_ARGUMENTS,
-    ToolFormat,
-    call_grammar,
-    tool_format,
-)
+from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, ToolFormat, call_grammar, tool_format
 
 BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
 

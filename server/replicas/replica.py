@@ -67,11 +67,7 @@ class Replica:
             on_held=self.metrics.observe_held,
         )
         self.supervisor = EngineSupervisor(
-            config,
-            self.client,
-            command=command,
-            on_state=self._on_engine,
-            on_starting=on_starting,
+            config, self.client, command=command, on_state=self._on_engine, on_starting=on_starting
         )
 
     def services(self, tokenizer: Tokenizer) -> Services:

@@ -149,11 +149,7 @@ class ReplyParser(Reader, ABC):
     CLOSE: str | None = None
 
     def __init__(
-        self,
-        offered: Offered,
-        *,
-        hidden: Collection[str] = (),
-        thinking: Thinking | None = None,
+        self, offered: Offered, *, hidden: Collection[str] = (), thinking: Thinking | None = None
     ) -> None:
         super().__init__()
         self.num_calls = 0

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from engine.messages import (
+    RANGES,
     Abort,
     Command,
     Drain,
@@ -123,6 +124,14 @@ def test_garbage_is_refused(garbage: bytes) -> None:
     """Law: a message that is not a command fails to decode."""
     with pytest.raises(msgspec.DecodeError):
         msgspec.msgpack.decode(garbage, type=Command)
+
+
+def test_every_number_that_a_request_sets_has_a_range() -> None:
+    """Law: the engine checks each number of SamplingParams; `min_tokens` against `max_tokens`."""
+    params = msgspec.structs.asdict(FULL_PARAMS)
+    numbers = {name for name, value in params.items() if type(value) in (int, float)}
+    assert RANGES.keys() | {"min_tokens"} == numbers
+    assert all(low <= params[name] <= high for name, (low, high) in RANGES.items())
 
 
 def test_an_output_costs_little() -> None:
