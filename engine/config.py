@@ -29,11 +29,11 @@ MAX_K = 63  # the largest K that may be configured: a tree with its root fills a
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
-class Part(BaseModel):
+class BaseConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ModelConfig(Part):
+class ModelConfig(BaseConfig):
     """The target model."""
 
     path: str = Field(BUILTIN, description="model folder, hub name, or `demo` (the built-in pair)")
@@ -71,7 +71,7 @@ class ModelConfig(Part):
     )
 
 
-class CacheConfig(Part):
+class CacheConfig(BaseConfig):
     """The paged KV cache."""
 
     block_size: int = Field(16, ge=1, le=256, description="tokens per block")
@@ -93,7 +93,7 @@ class CacheConfig(Part):
     prefix_caching: bool = Field(True, description="share the KV of equal prompt prefixes")
 
 
-class ScheduleConfig(Part):
+class ScheduleConfig(BaseConfig):
     """Continuous batching."""
 
     max_sequences: int = Field(64, ge=1, description="sequences in one step")
@@ -105,19 +105,19 @@ class ScheduleConfig(Part):
     )
 
 
-class ProposerPart(Part):
+class BaseProposerConfig(BaseConfig):
     """A proposer. `trees`: it may propose trees; K then counts nodes."""
 
     trees: ClassVar[bool] = False
 
 
-class NoProposerConfig(ProposerPart):
+class NoProposerConfig(BaseProposerConfig):
     """Plain decoding."""
 
     kind: Literal["none"] = "none"
 
 
-class DraftModelConfig(ProposerPart):
+class DraftModelConfig(BaseProposerConfig):
     """A second, smaller causal language model; best with the target's tokenizer."""
 
     kind: Literal["draft_model"] = "draft_model"
@@ -152,7 +152,7 @@ def _layers(value: object) -> object:
     return value
 
 
-class SelfConfig(ProposerPart):
+class SelfConfig(BaseProposerConfig):
     """The target's own first layers under its norm and head (early exit, arXiv:2404.16710)."""
 
     kind: Literal["self"] = "self"
@@ -163,7 +163,7 @@ class SelfConfig(ProposerPart):
     )
 
 
-class NgramConfig(ProposerPart):
+class NgramConfig(BaseProposerConfig):
     """Prompt lookup: propose what followed the last occurrence of the current suffix."""
 
     kind: Literal["ngram"] = "ngram"
@@ -177,7 +177,7 @@ class NgramConfig(ProposerPart):
         return self
 
 
-class LookaheadConfig(ProposerPart):
+class LookaheadConfig(BaseProposerConfig):
     """Lookahead decoding: the target's own Jacobi iterations, without a second model. K bounds the
     nodes of window and n-grams together: `window` times (`ngram` - 1), less 1, and `ngram` - 1
     for each verified n-gram."""
@@ -194,14 +194,14 @@ class LookaheadConfig(ProposerPart):
     )
 
 
-class SuffixConfig(ProposerPart):
+class SuffixConfig(BaseProposerConfig):
     """Suffix decoding: propose what most often followed the current suffix, in the request's own
     text and in `speculation.remembered_tokens` of earlier replies."""
 
     kind: Literal["suffix"] = "suffix"
 
 
-class MedusaConfig(ProposerPart):
+class MedusaConfig(BaseProposerConfig):
     """Heads on the target's last hidden state, which propose a token tree. K counts its nodes."""
 
     kind: Literal["medusa"] = "medusa"
@@ -238,7 +238,7 @@ class MedusaConfig(ProposerPart):
         return paths
 
 
-class EagleConfig(ProposerPart):
+class EagleConfig(BaseProposerConfig):
     """EAGLE-3: a head of one layer on the target's hidden states, which proposes a token tree,
     level by level. K counts its nodes."""
 
@@ -268,7 +268,7 @@ AnyProposer = (
 ProposerConfig = Annotated[AnyProposer, Field(discriminator="kind")]
 
 
-class FixedConfig(Part):
+class FixedConfig(BaseConfig):
     """The same K in every round."""
 
     kind: Literal["fixed"] = "fixed"
@@ -277,7 +277,7 @@ class FixedConfig(Part):
     )
 
 
-class AdaptiveConfig(Part):
+class AdaptiveConfig(BaseConfig):
     """The K with the most expected tokens per second."""
 
     kind: Literal["adaptive"] = "adaptive"
@@ -331,7 +331,7 @@ def _kinds_with(keys: Iterable[str]) -> set[str]:
 Companion = Literal["grammar", "prediction", "suffix", "ngram"]
 
 
-class SpeculationConfig(Part):
+class SpeculationConfig(BaseConfig):
     """The proposers, and the controller that chooses K. Verification has one, exact rule."""
 
     proposer: ProposerConfig = DraftModelConfig()
@@ -406,7 +406,7 @@ class SpeculationConfig(Part):
         return self.controller.k if self.controller.kind == "fixed" else self.controller.k_max
 
 
-class EngineConfig(Part):
+class EngineConfig(BaseConfig):
     """The configuration of the engine process. Field names are the TOML tables."""
 
     target: ModelConfig = ModelConfig()

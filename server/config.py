@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.config import BUILTIN, DEFAULT_KIND, EngineConfig, Part, with_kind
+from engine.config import BUILTIN, DEFAULT_KIND, BaseConfig, EngineConfig, with_kind
 from engine.errors import ConfigError
 from engine.logs import LogFormat
 
@@ -80,7 +80,7 @@ def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class ServerConfig(Part):
+class ServerConfig(BaseConfig):
     """The front end. Times are in seconds."""
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")

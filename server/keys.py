@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from engine.config import Part
+from engine.config import BaseConfig
 from engine.errors import ConfigError
 from server.config import ServerConfig, explain
 
@@ -30,7 +30,7 @@ MINUTE = 60.0
 Name = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
 
 
-class KeyRow(Part):
+class KeyRow(BaseConfig):
     """One key of the file. Limits apply to all requests of the key together; None: no limit."""
 
     name: Name
@@ -43,8 +43,8 @@ class KeyRow(Part):
     own_cache: bool = False  # whether no other key shares its cached prompts
 
 
-class Allowance:
-    """A token bucket: holds at most `per_minute`, refilled evenly. Spending may take it below zero;
+class TokenBucket:
+    """Holds at most `per_minute`, refilled evenly. Spending may take it below zero;
     requests are then refused until it is positive again."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -74,19 +74,19 @@ class Tenant:
         self.name = row.name
         self.running = 0  # requests
         self._clock = clock
-        self._allowances: dict[str, Allowance] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self.set(row, may_prioritise=may_prioritise)
 
     def set(self, row: KeyRow, *, may_prioritise: bool) -> None:
         """Apply new limits. Usage is kept for a limit that is unchanged."""
         self.row, self.may_prioritise = row, may_prioritise
         limits = {"requests": row.requests_per_minute, "tokens": row.tokens_per_minute}
-        before, self._allowances = self._allowances, {}
+        before, self._buckets = self._buckets, {}
         for what, limit in limits.items():
             if limit is not None:
                 known = before.get(what)
                 same = known is not None and known.per_minute == limit
-                self._allowances[what] = known if same and known else Allowance(limit, self._clock)
+                self._buckets[what] = known if same and known else TokenBucket(limit, self._clock)
 
     def refusal(self) -> tuple[str, float] | None:
         """Return (reason, seconds to wait) if it may not send a request now, else None."""
@@ -96,9 +96,9 @@ class Tenant:
                 f"the key `{self.name}` allows {most} requests at a time, and as many are running",
                 1.0,
             )
-        for what, allowance in self._allowances.items():
-            if allowance.left < 1:
-                limit, seconds = allowance.per_minute, allowance.seconds_until(1)
+        for what, bucket in self._buckets.items():
+            if bucket.left < 1:
+                limit, seconds = bucket.per_minute, bucket.seconds_until(1)
                 return f"the key `{self.name}` has {limit} {what} a minute, and they are used up", (
                     seconds
                 )
@@ -119,8 +119,8 @@ class Tenant:
         self._spend("tokens", tokens)
 
     def _spend(self, what: str, count: int) -> None:
-        if (allowance := self._allowances.get(what)) is not None:
-            allowance.spend(count)
+        if (bucket := self._buckets.get(what)) is not None:
+            bucket.spend(count)
 
     def salt(self, requested: str) -> str:
         """Return the prefix-cache salt; with `own_cache` it holds the digest, known to no other."""
@@ -130,10 +130,10 @@ class Tenant:
     def headers(self) -> dict[str, str]:
         """The limits and what remains of them, as OpenAI's `x-ratelimit-*` headers."""
         headers: dict[str, str] = {}
-        for what, allowance in self._allowances.items():
-            headers[f"x-ratelimit-limit-{what}"] = str(allowance.per_minute)
-            headers[f"x-ratelimit-remaining-{what}"] = str(max(int(allowance.left), 0))
-            seconds = allowance.seconds_until(allowance.per_minute)
+        for what, bucket in self._buckets.items():
+            headers[f"x-ratelimit-limit-{what}"] = str(bucket.per_minute)
+            headers[f"x-ratelimit-remaining-{what}"] = str(max(int(bucket.left), 0))
+            seconds = bucket.seconds_until(bucket.per_minute)
             headers[f"x-ratelimit-reset-{what}"] = f"{seconds:.3f}s"
         return headers
 

@@ -164,7 +164,7 @@ class StagedAttention(ABC):
     @abstractmethod
     def fill(self, spans: Sequence[Span]) -> None:
         """Set the spans, with as many rows in all as were staged; call before every replay. Writes
-        to parts of a PackedCopy, which its owner must then send."""
+        to buffers of a PackedCopy, which its owner must then send."""
 
     @abstractmethod
     def step(self, number: int) -> PreparedAttention: ...

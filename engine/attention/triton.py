@@ -67,7 +67,7 @@ class TritonStep(PagedAttention):
     """Attention of the rows in `packed`, all advanced by `step` positions."""
 
     def __init__(self, splitting: Splitting, plane: KVPlane, packed: Packed, step: int = 0) -> None:
-        super().__init__(plane, packed.slots.there[step])
+        super().__init__(plane, packed.slots.tensor[step])
         self._splitting, self._tables = splitting, packed.tables(step)
 
     def run(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Variation) -> Tensor:
@@ -166,17 +166,18 @@ def _pieces(span: Span, page: int, rows: int) -> list[_Piece]:
 
 
 class Packed:
-    """Slots, rows, pieces and pages as the last parts of a PackedCopy."""
+    """Slots, rows, pieces and pages as the last buffers of a PackedCopy."""
 
     def __init__(
         self, sent: PackedCopy, rows: int, pieces: int, pages: int, steps: int = 1
     ) -> None:
-        self.slots = sent.part(steps, rows, dtype=torch.int64)
-        self._parts = sent.part(rows, ROW.value), sent.part(pieces, PIECE.value), sent.part(pages)
+        self.slots = sent.reserve(steps, rows, dtype=torch.int64)
+        self._rows, self._pieces = sent.reserve(rows, ROW.value), sent.reserve(pieces, PIECE.value)
+        self._pages = sent.reserve(pages)
         self.steps = steps
 
     def fill(self, listed: Listed) -> None:
-        rows, pieces, pages = self._parts
+        rows, pieces, pages = self._rows, self._pieces, self._pages
         assert len(listed.pages) <= pages.shape[0]
         self.slots.host[:], rows.host[:] = listed.slots, listed.rows
         pieces.host[: len(listed.pieces)] = listed.pieces
@@ -185,5 +186,4 @@ class Packed:
         pages.host[: pages.used] = listed.pages
 
     def tables(self, step: int) -> Tables:
-        rows, pieces, pages = (part.there for part in self._parts)
-        return Tables(rows, pieces, pages, step)
+        return Tables(self._rows.tensor, self._pieces.tensor, self._pages.tensor, step)

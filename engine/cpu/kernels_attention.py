@@ -94,7 +94,7 @@ def _attend(
         if tile + TILE > start:
             for i in range(count):
                 _hide(scores, i, seen[first + i // group], tile, start, end)
-        _soften(count, scores, chunks, scaling, peaks, totals, fades)
+        _online_softmax(count, scores, chunks, scaling, peaks, totals, fades)
         after, ahead, then = head, end - tile - TILE, at + TILE
         if ahead <= 0:  # prefetch the next head's or the next span's keys
             after = head + 1 if head + 1 < keys.shape[0] else 0
@@ -277,7 +277,7 @@ def _summed(emit: Emit, vector: Any, first: int, count: int) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
-def _soften(
+def _online_softmax(
     typing: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any, totals: Any,
     fades: Any,
 ) -> Any:  # fmt: skip

@@ -202,12 +202,12 @@ def probe(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
                 )
             if len(walker.compute_ff_bytes()) > MAX_FORCED_BYTES:
                 raise GrammarRefused(f"it forces more than {MAX_FORCED_BYTES} bytes at once")
-            going_on = [token for token in allowed.tolist() if token not in ends]
-            if len(going_on) < len(allowed) and not walker.is_accepting():
+            without_eos = [token for token in allowed.tolist() if token not in ends]
+            if len(without_eos) < len(allowed) and not walker.is_accepting():
                 raise GrammarRefused("it has an end-of-text token where the text may not end")
-            if not going_on:
+            if not without_eos:
                 break
-            walker.consume_token(rng.choice(going_on))
+            walker.consume_token(rng.choice(without_eos))
             require_no_error(walker)
 
 

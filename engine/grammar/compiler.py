@@ -212,9 +212,9 @@ class GrammarState:
         # The library's mask has an extra word if the vocabulary size is a multiple of 32.
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
         if not matcher.is_error():
-            going_on = bits & ~self._eos
-            if going_on.any():
-                return (bits if self._may_end else going_on), False
+            without_eos = bits & ~self._eos
+            if without_eos.any():
+                return (bits if self._may_end else without_eos), False
             if matcher.is_accepting():
                 return bits, True
         if matcher is self._text:

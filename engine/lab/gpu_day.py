@@ -41,7 +41,7 @@ Found = dict[str, Any]  # results by part
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Job:
     """A part of the day. `words`: arguments of the Python process that runs it; `limit`: seconds.
     It may write its results to a file `NAME.json` or `NAME.xml`."""
 
@@ -64,17 +64,17 @@ class Outcome:
 
 def parts_of(
     folder: Path, device: str, parameters: str, *, quick: bool, minutes: float = MINUTES
-) -> Iterator[Part]:
+) -> Iterator[Job]:
     """Yield the parts in order. `quick`: only enough to show that they run; `minutes`: of all."""
     pair, few = folder / "pair", ("--tokens", "128") if quick else ()
     ours = ("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--device", device)
     long = "--rounds 1 --tokens 16" if quick else f"--rounds 2 --minutes {BENCH_SHARE * minutes}"
     greedy = ("--kinds", "random", "--temperatures", "0", *long.split())
 
-    def part(name: str, question: str, limit: float, words: str, *more: str) -> Part:
-        return Part(name, question, limit, ("-m", *words.split(), *more))
+    def part(name: str, question: str, limit: float, words: str, *more: str) -> Job:
+        return Job(name, question, limit, ("-m", *words.split(), *more))
 
-    def figures(name: str, question: str, limit: float, words: str, *more: str) -> Part:
+    def figures(name: str, question: str, limit: float, words: str, *more: str) -> Job:
         file = folder / f"{name}.json"
         return part(name, question, limit, words, *more, *ours, "--json", str(file))
 
@@ -103,7 +103,7 @@ def parts_of(
                       f"engine.lab.forwards {words}")  # fmt: skip
 
 
-def run(part: Part, folder: Path, left: float) -> Outcome:
+def run(part: Job, folder: Path, left: float) -> Outcome:
     """Run a part for at most `left` seconds, then kill its whole process group."""
     if left <= 0.0:
         return Outcome(part.name, part.question, None, 0.0, "")
@@ -126,7 +126,7 @@ def run(part: Part, folder: Path, left: float) -> Outcome:
     return Outcome(part.name, part.question, code, time.monotonic() - began, output)
 
 
-def found_by(part: Part, folder: Path) -> Any:
+def found_by(part: Job, folder: Path) -> Any:
     """Return a part's results: its JSON figures, or for tests the counts of KINDS; else None."""
     with suppress(OSError, ValueError):
         return json.loads((folder / f"{part.name}.json").read_text())

@@ -55,7 +55,7 @@ class Kind(NamedTuple):
 
     rows: int
     steps: int
-    asks: int = PLAIN
+    draws: int = PLAIN
 
 
 class _Chain:
@@ -75,11 +75,11 @@ class _Chain:
         self._call, self._site, self._words = call, site, words
         self._kind, self._logits, self._counts = kind, logits, counts
         self._sent = sent = PackedCopy(words.device)
-        self._table = sent.part(COLUMNS if counts else UNADJUSTED, rows, 1, dtype=torch.float32)
-        self._early = sent.part(steps, rows, 1, dtype=torch.float32)
-        self._keys = sent.part(steps, 2, rows, 1)
-        self._positions = sent.part(steps - 1, 1, rows, dtype=torch.int64)
-        self._first, self._order = sent.part(rows), sent.part(steps * rows)
+        self._table = sent.reserve(COLUMNS if counts else UNADJUSTED, rows, 1, dtype=torch.float32)
+        self._early = sent.reserve(steps, rows, 1, dtype=torch.float32)
+        self._keys = sent.reserve(steps, 2, rows, 1)
+        self._positions = sent.reserve(steps - 1, 1, rows, dtype=torch.int64)
+        self._first, self._order = sent.reserve(rows), sent.reserve(steps * rows)
         self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
@@ -135,15 +135,15 @@ class _Chain:
 
     def run(self) -> Tensor:
         """Return `Guessed.drawn` of all rows, and set `ids`. A float64 holds every id exactly."""
-        logits, found = self._logits.index_select(0, self._first.there), []
-        draw = draw_guesses if self._kind.asks else draw_rows
+        logits, found = self._logits.index_select(0, self._first.tensor), []
+        draw = draw_guesses if self._kind.draws else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
-        table = self._table.there
+        table = self._table.tensor
         for step in range(self._kind.steps):
             params = [*table[:_SLOT]]
-            params[_KEYS] = self._keys.there[step]
+            params[_KEYS] = self._keys.tensor[step]
             if counts is not None:
-                early = self._early.there[step : step + 1]
+                early = self._early.tensor[step : step + 1]
                 fields = torch.cat([table[_SLOT:_OWN], early, table[_OWN + 1 :]])[:, :, 0].T
                 logits = adjusted(logits, counts, fields, self._none, 0)
             found.append(draw(logits, self._words, RowParams(*params)))
@@ -152,10 +152,10 @@ class _Chain:
                 ids = found[step][:1].clamp(min=0).long()
                 if counts is not None:
                     counts[0].scatter_add_(1, ids.T, counts[0].new_full(ids.T.shape, GENERATED))
-                positions, attention = self._positions.there[step], self._attention
+                positions, attention = self._positions.tensor[step], self._attention
                 logits = self._call(ids, positions, self._kind.rows, attention.step(step))
         drawn = torch.stack(found, dim=1)
-        self.ids = drawn[0].view(-1).index_select(0, self._order.there).clamp(min=0).long()
+        self.ids = drawn[0].view(-1).index_select(0, self._order.tensor).clamp(min=0).long()
         return drawn
 
 
@@ -170,7 +170,7 @@ class ChainGraphs:
 
         def make(kind: Kind) -> _Chain:
             counts = None
-            if kind.asks == ADJUSTED:
+            if kind.draws == ADJUSTED:
                 counts = self._shared(logits[: self._sizes[-1]], kind.rows)
             return _Chain(call, site, words, kind, logits, counts)
 
@@ -183,7 +183,7 @@ class ChainGraphs:
         usual = [size for size in self._sizes if size <= USUAL_SEQUENCES]
         lengths = range(min(most_steps, USUAL_STEPS), 0, -1)
         kinds = [Kind(*each) for each in product(reversed(usual), lengths)]
-        kinds += [Kind(1, min(most_steps, 2), asks) for asks in (FILTERED, ADJUSTED) if most_steps]
+        kinds += [Kind(1, min(most_steps, 2), each) for each in (FILTERED, ADJUSTED) if most_steps]
         for kind in kinds:
             self._pool.inputs(kind).send(())
             self._pool.replay(kind)
@@ -206,8 +206,8 @@ class ChainGraphs:
     ) -> Guessed:
         """Draw up to `steps` tokens for each sequence, from its row of the logits in `first`; see
         ModelRunner.unseen_chain. `fits` must hold."""
-        asks = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
-        kind = Kind(self._rows(starts), max(steps), asks)
+        draws = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
+        kind = Kind(self._rows(starts), max(steps), draws)
         chain = self._pool.inputs(kind)
         chain.fill(first, starts, steps, table, held)
         return Guessed(self._pool.replay(kind), chain.ids[: len(table)])

@@ -28,7 +28,7 @@ from engine.config import ScheduleConfig
 from engine.errors import ModelError, one_line
 from engine.model.checkpoint import rotary_of
 from engine.model.head_files import check_tensors, head_config, head_tensors, save_head
-from engine.scheduling.memory import Part
+from engine.scheduling.memory import MemoryUse
 
 WAITING = 32  # positions per sequence whose hidden states may wait; one step's are extra
 FILES = "model.safetensors", "pytorch_model.bin", "model.pt"
@@ -137,14 +137,14 @@ class EagleHead:
         """Its weights, without those shared with the target."""
         return {key: each for key, each in self.weights.items() if key not in self._shared}
 
-    def parts(self, schedule: ScheduleConfig) -> tuple[Part, Part]:
+    def parts(self, schedule: ScheduleConfig) -> tuple[MemoryUse, MemoryUse]:
         """Its parts of the memory plan: weights, and waiting hidden states."""
         own = sum(each.nbytes for each in self.own.values())
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
         note = f"of {positions} positions, {features} bytes each"
-        waiting = Part("pending hidden states", positions * features, note)
-        return Part("weights of the head", own), waiting
+        waiting = MemoryUse("pending hidden states", positions * features, note)
+        return MemoryUse("weights of the head", own), waiting
 
     def mix(self, features: Tensor) -> Tensor:
         """Project the target's hidden states `[rows, layers * target width]` to `[rows, width]`."""

@@ -126,7 +126,7 @@ def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
     """Return texts sampled at temperature 1 after an EOS token, and log-probabilities `[texts,
     LENGTH, vocab]` of the token after each token."""
     texts = [[min(target.eos_ids, default=0)] for _ in range(TEXTS)]
-    forward, plane = _way(target)
+    forward, plane = _forward_and_plane(target)
     generator, rows = torch.Generator().manual_seed(0), list[Tensor]()
     for at in range(LENGTH):
         segments = [Segment([text[-1]], at, _blocks(i), 1) for i, text in enumerate(texts)]
@@ -139,7 +139,7 @@ def _written_by(target: LoadedModel) -> tuple[list[list[int]], Tensor]:
 
 def _read(draft: LoadedModel, texts: list[list[int]]) -> Tensor:
     """Return the draft's log-probabilities for given texts, in the shape of `_written_by`."""
-    forward, plane = _way(draft)
+    forward, plane = _forward_and_plane(draft)
     segments = [Segment(text, 0, _blocks(i), LENGTH) for i, text in enumerate(texts)]
     return forward(segments, plane).log_softmax(-1).view(TEXTS, LENGTH, -1)
 
@@ -153,7 +153,7 @@ def _agreement(target: Tensor, draft: Tensor) -> float:
 
 def _seconds(model: LoadedModel, rows: int) -> float:
     """Return the median seconds of a forward of so many rows after a text."""
-    forward, plane = _way(model)
+    forward, plane = _forward_and_plane(model)
     tokens = [row % model.vocab_size for row in range(rows)]  # equal tokens share experts
     segment, taken = Segment(tokens, LENGTH, _blocks(0), 1), list[float]()
     for _ in range(1 + REPEATS):
@@ -163,7 +163,7 @@ def _seconds(model: LoadedModel, rows: int) -> float:
     return median(taken[1:])
 
 
-def _way(model: LoadedModel) -> tuple[Forward, Plane]:
+def _forward_and_plane(model: LoadedModel) -> tuple[Forward, Plane]:
     """Return the model's forward, and a KV plane for all texts."""
     cache = KVCache((TEXTS + 1) * _each(), _BLOCK, model.device)
     return model.compiled or forward_of(model), cache.add_plane("exit", model.layers, model.dtype)

@@ -154,10 +154,10 @@ class _Static:
     ) -> None:
         self._sent = sent = PackedCopy(site.device)
         self._ids, self._positions, self._kept, self._unseen = (
-            sent.part(rows, dtype=torch.int64) for _ in range(4)
+            sent.reserve(rows, dtype=torch.int64) for _ in range(4)
         )
-        self._scales = sent.part(2, rows, 1, dtype=torch.float32)
-        self._keys = sent.part(2, rows, 1)
+        self._scales = sent.reserve(2, rows, 1, dtype=torch.float32)
+        self._keys = sent.reserve(2, rows, 1)
         self.attention = site.stage(rows, sent)
         sent.build()
         self._call, self._logits, self._words = call, logits[:rows], words
@@ -178,7 +178,7 @@ class _Static:
             self._scales.host[:, :count], self._keys.host[:, :count] = params[:2], params[2:]
         there = self.send(spans, along)
         if unseen is not None:
-            self._ids.there.index_copy_(0, self._unseen.there[: len(unseen.rows)], unseen.ids)
+            self._ids.tensor.index_copy_(0, self._unseen.tensor[: len(unseen.rows)], unseen.ids)
         return there
 
     def draws_all(self, sampling: Sampling) -> bool:
@@ -192,12 +192,12 @@ class _Static:
 
     def run(self) -> Tensor:
         """Return float32 logits of the kept rows, then of padding rows."""
-        ids, positions, kept = self._ids.there, self._positions.there, self._kept.there
+        ids, positions, kept = self._ids.tensor, self._positions.tensor, self._kept.tensor
         logits = self._logits.copy_(
             self._call(ids[None], positions[None], kept, self.attention.step(0))
         )
         if self._words is not None:
-            params = RowParams(*self._scales.there, *self._keys.there)
+            params = RowParams(*self._scales.tensor, *self._keys.tensor)
             self.drawn = draw_rows(logits, self._words, params)
         return logits
 

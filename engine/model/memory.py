@@ -12,7 +12,7 @@ from engine.model.chain_graphs import KINDS, MOST_SEQUENCES
 from engine.model.loaded import LoadedModel
 from engine.model.loader import pick_device
 from engine.sampling.token_counts import bytes_of
-from engine.scheduling.memory import Part, activation_bytes, available_bytes, buckets
+from engine.scheduling.memory import MemoryUse, activation_bytes, available_bytes, buckets
 
 UNKNOWN_LIMIT = 1 << 62  # the limit if the machine's memory is unknown
 IN_BITS = {8: " in eight bits", 12: " in twelve bits"}
@@ -30,11 +30,11 @@ def device_limit(cache: CacheConfig, device: str) -> tuple[int, str]:
     return (UNKNOWN_LIMIT if available is None else available), str(where)
 
 
-def weights_of(model: LoadedModel) -> Part:
+def weights_of(model: LoadedModel) -> MemoryUse:
     """Return the size of a model's weights, packed copies for compiled code included."""
     if model.borrows:
         note = f"the first {len(model.layers)} layers of the target, and its head"
-        return Part(f"weights of the {model.role}", 0, note)
+        return MemoryUse(f"weights of the {model.role}", 0, note)
     tensors = {id(t): t for t in (*model.model.parameters(), *model.model.buffers())}
     size = sum(t.nbytes for t in tensors.values())
     note = model.dtype_name
@@ -49,7 +49,7 @@ def weights_of(model: LoadedModel) -> Part:
     elif isinstance(model.logits, FusedDecoder) and model.logits.packed_bytes:
         size += model.logits.packed_bytes
         note += " and a packed copy"
-    return Part(f"weights of the {model.role}", size, note)
+    return MemoryUse(f"weights of the {model.role}", size, note)
 
 
 def _activations(model: LoadedModel, rows: int, logit_rows: int) -> int:
@@ -72,27 +72,27 @@ def reserve_of(
     logit_rows: int,
     sequences: int,
     graphs: bool,
-) -> tuple[Part, ...]:
+) -> tuple[MemoryUse, ...]:
     """Return the estimated memory of forwards, sampling and captured graphs; nothing is measured.
     `attention`: one per model."""
     widest = max(_activations(model, rows, logit_rows) for model in models)
-    parts = [Part("activations", widest, f"about, for {rows} rows of a step")]
+    parts = [MemoryUse("activations", widest, f"about, for {rows} rows of a step")]
     sizes = buckets(rows) if graphs else [0]
     if models[0].device.type == "cuda":
         spaces = (WORKSPACE, *(
             _scratch(model, rows + sizes[-1])
             for model, name in zip(models, attention, strict=True) if name == "triton"
         ))  # fmt: skip
-        parts.append(Part("attention workspace", max(spaces) * len(models)))
-        counts = bytes_of(sequences, models[0].vocab_size)
-        parts.append(Part("token counts", counts, f"penalties and biases of {sequences} sequences"))
+        parts.append(MemoryUse("attention workspace", max(spaces) * len(models)))
+        size = bytes_of(sequences, models[0].vocab_size)
+        parts += [MemoryUse("token counts", size, f"penalties and biases of {sequences} sequences")]
     if graphs:
         held = sum(buckets(max(rows, MOST_SEQUENCES))[-1] * m.vocab_size * 4 for m in models)
         pools = sum(_activations(model, sizes[-1], sizes[-1]) for model in models)
         # Per sequence: a draft's logits, noise and scores, and its token counts twice.
         draws = 8 * MOST_SEQUENCES * 4 * sum(m.vocab_size for m in models if m.role == "draft")
         parts.append(
-            Part("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
+            MemoryUse("graphs", held + pools + draws, f"about, {len(sizes)} sizes for each model")
         )
     return tuple(parts)
 

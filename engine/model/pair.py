@@ -50,7 +50,7 @@ from engine.progress import report
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
-    Part,
+    MemoryUse,
     plan_memory,
     refuse_heavy_weights,
     weight_bytes_in,
@@ -270,7 +270,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     schedule, device = config.schedule, pair.target.device
     weights = tuple(weights_of(model) for model in models)
     if pair.heads is not None:
-        weights += (Part("weights of the heads", pair.heads.nbytes),)
+        weights += (MemoryUse("weights of the heads", pair.heads.nbytes),)
     rows, k_max = schedule.max_step_tokens, config.speculation.k_max
     kept, token_bytes = _kept_in(config, pair), dict[str, int]()
     for model in models:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.interface import FP8, AttentionBackend, StagingBackend
-from engine.attention.packed_copy import sent_alone
+from engine.attention.packed_copy import copied_to_device
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
@@ -303,7 +303,7 @@ class ModelRunner:
                     return self._output(replayed, segments)
             along = None
             if sampling is not None:
-                along = sent_alone(flat(sampling.parts), self.model.device)
+                along = copied_to_device(flat(sampling.parts), self.model.device)
             return self._output(Forwarded(self._eager(batch), along), segments)
 
     def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:

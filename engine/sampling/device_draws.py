@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.packed_copy import sent_alone
+from engine.attention.packed_copy import copied_to_device
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampling import logprobs
 from engine.sampling.filters import MOST, Bounds, survivors
@@ -82,26 +82,26 @@ class Enqueued(NamedTuple):
         """Return the log-probabilities of all rows whose request wants them."""
         tokens, counts, at = list[int](), list[int](), 0
         for rows in self.batch:
-            if (asks := rows.seq.params.logprobs) is not None:
+            if (count := rows.seq.params.logprobs) is not None:
                 tokens += drawn[at : at + rows.size]
-                counts += [asks] * rows.size
+                counts += [count] * rows.size
             at += rows.size
         return logprobs.from_scores(numbers, tokens, counts)
 
 
 class Sampling(NamedTuple):
-    """Rows to draw from, their plan, whether any needs penalties, bias or min_tokens (`wanting`),
-    and the arrays to send for it, including draft tokens known to the host if `wanting`."""
+    """Rows to draw from, their plan, and the arrays to send for it. `any_adjusted`: whether any row
+    needs penalties, bias or min_tokens; `parts` then include draft tokens known to the host."""
 
     batch: Seq[Rows]
     plan: Plan
-    wanting: bool
+    any_adjusted: bool
     parts: list[Numbers]
 
     @property
     def is_plain(self) -> bool:
         """Whether only temperature is used."""
-        return not (self.wanting or len(self.plan.filtered) or len(self.plan.rows))
+        return not (self.any_adjusted or len(self.plan.filtered) or len(self.plan.rows))
 
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
         """Return the array to send, or None. `drawn`: the tokens are drawn without it."""
@@ -130,8 +130,8 @@ class DeviceDraws:
     def warm(self) -> None:
         """Compile the kernels, or load them from the cache, ahead of requests: by a row with every
         kind of field and a plain one, which use kernels of their own if they are in one call."""
-        asks = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
-        seqs = [Sequence("", each, [0], 1) for each in (asks, SamplingParams(seed=0, max_tokens=1))]
+        full = SamplingParams(seed=0, max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=1)
+        seqs = [Sequence("", each, [0], 1) for each in (full, SamplingParams(seed=0, max_tokens=1))]
         logits = torch.zeros(len(seqs), self._vocab, device=self._device)
         self.draw(logits, [Rows(seq, row, 1, 1) for row, seq in enumerate(seqs)])
         for seq in seqs:
@@ -193,7 +193,7 @@ class DeviceDraws:
         """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
         tokens known only on the device, in the order of the Rows without `guesses`."""
         sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
-        there = sent_alone(flat(sampling.parts), self._device)
+        there = copied_to_device(flat(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
 
     def sample(
@@ -202,7 +202,7 @@ class DeviceDraws:
     ) -> Enqueued:  # fmt: skip
         """`enqueue`, with the sampling's numbers already on the device (`there`), or the tokens of
         these rows, and any after them, already `drawn`."""
-        batch, plan, wanting, parts = sampling
+        batch, plan, any_adjusted, parts = sampling
         scored = there
         if drawn is None:
             assert there is not None
@@ -212,7 +212,7 @@ class DeviceDraws:
             elif len(table) < len(logits):
                 logits = logits[: len(table)]
             out = logits
-            if wanting:
+            if any_adjusted:
                 ids, *written = more
                 self.counts.write(*written)
                 if unseen is not None:

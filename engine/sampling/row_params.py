@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.packed_copy import sent_alone
+from engine.attention.packed_copy import copied_to_device
 from engine.messages import SamplingParams
 from engine.sampling.filters import look_of
 from engine.sampling.logits import LogitsProcessor, RowContext
@@ -202,7 +202,7 @@ def is_adjusted(seq: Sequence) -> bool:
 
 def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
     """These arrays on the device, in one copy that the host does not wait for."""
-    return apart(sent_alone(flat(parts), device), parts)
+    return apart(copied_to_device(flat(parts), device), parts)
 
 
 def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:

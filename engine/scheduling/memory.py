@@ -26,7 +26,7 @@ NO_LIMIT = 1 << 60  # control groups v1 write about this for "no limit"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryUse:
     """One line of the plan, in bytes."""
 
     name: str
@@ -40,7 +40,7 @@ class MemoryPlan:
 
     device: str
     limit: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryUse, ...]
     blocks: int
     block_size: int
 
@@ -67,8 +67,8 @@ def plan_memory(
     schedule: ScheduleConfig,
     *,
     device: str,
-    weights: tuple[Part, ...],
-    reserved: tuple[Part, ...],
+    weights: tuple[MemoryUse, ...],
+    reserved: tuple[MemoryUse, ...],
     token_bytes: dict[str, int],
     max_model_len: int,
     limit: int,
@@ -97,10 +97,10 @@ def plan_memory(
     )
     slots = blocks * cache.block_size
     planes = tuple(
-        Part(f"KV of the {name}", slots * size, f"{size} bytes a token")
+        MemoryUse(f"KV of the {name}", slots * size, f"{size} bytes a token")
         for name, size in token_bytes.items()
     )
-    tables = (Part("attention tables", blocks * table_bytes),) if table_bytes else ()
+    tables = (MemoryUse("attention tables", blocks * table_bytes),) if table_bytes else ()
     parts = (*weights, *planes, *tables, *reserved)
     return MemoryPlan(device, limit, parts, blocks, cache.block_size)
 

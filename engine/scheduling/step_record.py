@@ -19,7 +19,7 @@ _SMALL = 4  # one prompt row in so many rows hardly changes the cost
 Count = Annotated[int, Meta(ge=0, le=1 << 20)]  # tokens, rows or sequences
 Depth = Annotated[int, Meta(ge=0, le=256)]  # draft tokens in a row
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
-Sureness = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Confidence = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 class Outcome(NamedTuple):
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     path: Sequence[int] | None = None
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     """One sequence in a step. Counts are in tokens.
 
     `request`: its number in order of arrival. `position`: tokens generated before the step;
@@ -66,7 +66,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     finish: str = ""
     source: str = ""
     bounded: bool = False
-    confidences: list[Sureness] = []
+    confidences: list[Confidence] = []
     forced: tuple[Depth, Depth] = (0, 0)
     depths: list[Depth] = []
     path: list[Depth] = []
@@ -79,7 +79,7 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
 
     request: int
     position: Count
-    guesses: list[tuple[Sureness, bool]]
+    guesses: list[tuple[Confidence, bool]]
 
     @property
     def hits(self) -> list[bool]:
@@ -91,7 +91,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     step; `overhead_seconds`: the host seconds outside its phases. `catch_up_rows`: rows that the
     drafter ran first, beyond one per sequence. `num_waiting`: sequences in the queue."""
 
-    parts: list[Part]
+    parts: list[SequenceStep]
     reason: str = ""
     draft_seconds: Seconds = 0.0
     target_seconds: Seconds = 0.0
@@ -149,7 +149,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return drafting if self.catch_up_rows <= drafting else 0
 
     @cached_property
-    def _evidence(self) -> list[Part]:
+    def _evidence(self) -> list[SequenceStep]:
         """Return the parts without those bounded by the request, whose shortness is no evidence."""
         return [
             part

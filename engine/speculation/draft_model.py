@@ -87,7 +87,7 @@ class DraftModelProposer(Proposer):
         self._vocab_size = vocab_size
         assert max_step_tokens > 0
         self._max_step_tokens = max_step_tokens
-        self._goes_on, self._judges = keeps_drafting, judges
+        self._continues, self._judges = keeps_drafting, judges
 
     def use(self, runner: ModelRunner) -> None:
         """Replace the draft by another with the same tokenizer, from the next proposal on. The
@@ -122,7 +122,7 @@ class DraftModelProposer(Proposer):
         if live:
             self._draw(live, output)
         while live := self._ready(live):
-            if self._goes_on and not self._goes_on([draft.confidences for draft in live]):
+            if self._continues and not self._continues([draft.confidences for draft in live]):
                 break
             self._draw(live, self._extend(live))
         return [

@@ -50,8 +50,8 @@ class LookUp(FreeProposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = []
         for chunk in chunks:
-            asks = chunk.k > 0 and chunk.samples
-            guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k) if asks else []
+            wanted = chunk.k > 0 and chunk.samples
+            guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k) if wanted else []
             proposals.append(chain(guesses, self.name) if guesses else EMPTY)
         return proposals
 

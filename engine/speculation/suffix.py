@@ -96,7 +96,7 @@ class _Follower(Follower):
         for token in islice(tokens, first, last):
             if not self._places:
                 break
-            self._go_on(token)
+            self._advance(token)
         if not self._places:
             self._own.note(last)
             self._find(tokens)
@@ -113,7 +113,7 @@ class _Follower(Follower):
         by_run = self._evidence.chances(self._run, len(shares))
         return [*map(mul, by_run, accumulate(shares, mul))]
 
-    def _go_on(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
         """Keep the places followed by this token, and advance them."""
         places, moved = self._places, self._moved
         kept = [place for place in places if place[0][place[1] + moved] == token]

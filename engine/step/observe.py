@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 from engine.scheduling.step_plan import Chunk, StepPlan
-from engine.scheduling.step_record import Part, StepRecord
+from engine.scheduling.step_record import SequenceStep, StepRecord
 from engine.speculation.allowance import Allowance
 from engine.speculation.cascade import Cascade
 from engine.speculation.proposal import EMPTY, GRAMMAR, Proposal
@@ -30,7 +30,7 @@ def observe(
 ) -> StepRecord:
     """Return the record of a step, after its commit. `trees`: the main proposer proposes trees."""
     main, items = proposer.name, iter([*sampled, None])  # in the order of the plan
-    item, parts = next(items), list[Part]()
+    item, parts = next(items), list[SequenceStep]()
     for chunk in plan.chunks:
         if item is None or item.chunk is not chunk:
             parts.append(_prompt_part(chunk))
@@ -51,10 +51,11 @@ def observe(
     )
 
 
-def _prompt_part(chunk: Chunk) -> Part:
+def _prompt_part(chunk: Chunk) -> SequenceStep:
     """Return the part of a chunk that does not sample."""
     seq, start, length, _ = chunk
-    return Part(seq.number, len(seq.tokens) - seq.num_prompt, start, length, _of_prompt(chunk))
+    position = len(seq.tokens) - seq.num_prompt
+    return SequenceStep(seq.number, position, start, length, _of_prompt(chunk))
 
 
 def _of_prompt(chunk: Chunk) -> int:
@@ -63,7 +64,7 @@ def _of_prompt(chunk: Chunk) -> int:
     return 0 if left <= 0 else min(chunk.length, left)
 
 
-def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Part:
+def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> SequenceStep:
     chunk, proposal = item.chunk, item.proposal
     num_tokens, accepted = len(item.tokens), item.num_accepted
     seq, start, length, _ = chunk
@@ -76,8 +77,8 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Par
     begin = len(seq.tokens) - seq.num_prompt - num_tokens
     prompt, finish = 0 if start >= seq.num_prompt else _of_prompt(chunk), item.finish or ""
     if not draft.tokens:
-        return Part(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0, finish,
-            source, bounded)  # fmt: skip
+        return SequenceStep(seq.number, begin, start, length, prompt, k, 0, 0, 0, num_tokens, 0, 0,
+            finish, source, bounded)  # fmt: skip
     tried, right = _compare(draft, item)
     tried = len(draft) if trees and right < tried and draft.branches is None else tried
     forced = _forced(item) if proposal.forced else (0, 0)
@@ -86,7 +87,7 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Par
     second_best = 0
     if tried > right and draft.second_best:
         second_best = 1 if draft.second_best[right] == item.tokens[right] else -1
-    return Part(seq.number, begin, start, length, prompt, k, len(draft.tokens),
+    return SequenceStep(seq.number, begin, start, length, prompt, k, len(draft.tokens),
         len(proposal.tokens), accepted, num_tokens, tried, right, finish, source, bounded,
         draft.confidences[:tried], forced, depths, path, second_best)  # fmt: skip
 
@@ -133,7 +134,7 @@ def measure(
     return gauges
 
 
-def _count_guesses(gauges: StepMetrics, sampling: list[Part], main: str) -> None:
+def _count_guesses(gauges: StepMetrics, sampling: list[SequenceStep], main: str) -> None:
     """Count each sampling sequence at its number of verified draft tokens; the planned number is
     only an upper bound."""
     most = max([part.proposed for part in sampling], default=0)

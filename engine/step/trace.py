@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.control.profile import Profile
 from engine.errors import TraceError
 from engine.messages import Ready
-from engine.scheduling.step_record import Depth, Part, Seconds, StepRecord
+from engine.scheduling.step_record import Depth, Seconds, SequenceStep, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ def _consistent(step: StepRecord, most: int) -> bool:
     )
 
 
-def _possible(part: Part) -> bool:
+def _possible(part: SequenceStep) -> bool:
     return (
         part.accepted <= part.proposed <= max(part.drafted, len(part.depths))
         and part.right <= part.tried <= part.tokens <= part.accepted + 1

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.packed_copy import sent_alone
+from engine.attention.packed_copy import copied_to_device
 from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import StepPlan
 from engine.speculation.proposal import EMPTY, Verified
@@ -43,7 +43,7 @@ def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
     """Split `hidden` by item, with one device copy."""
     if hidden is None or not rows:
         return [None] * len(rows)
-    there = sent_alone(np.array([row for own in rows for row in own]), hidden.device)
+    there = copied_to_device(np.array([row for own in rows for row in own]), hidden.device)
     return torch.split(hidden.index_select(0, there), [len(own) for own in rows])
 
 

@@ -19,7 +19,7 @@ from server.api.body import parse_json
 from server.api.errors import ApiError
 from server.api.limits import MAX_CHOICES, MAX_SCHEMA_NAME
 from server.api.messages import Description
-from server.api.request import AnyObject, Part, Source, Unsupported, fault
+from server.api.request import AnyObject, RequestObject, Source, Unsupported, fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ SchemaOrText = Annotated[AnyObject | str, AfterValidator(_schema_or_its_text)]
 Choices = Annotated[list[Source], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 
 
-class FreeFormat(Part):
+class FreeFormat(RequestObject):
     type: Literal["text", "json_object"]
 
     @property
@@ -72,14 +72,14 @@ class FreeFormat(Part):
         return Constraint(Grammar("json_object"), "response_format")
 
 
-class JsonSchema(Part):
+class JsonSchema(RequestObject):
     name: Annotated[str, Field(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_SCHEMA_NAME}}}$")]
     schema_: Schema = Field(alias="schema")
     description: Description | None = None
     strict: bool | None = None
 
 
-class SchemaFormat(Part):
+class SchemaFormat(RequestObject):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -107,7 +107,7 @@ def _constraint(name: str, value: Any, param: str) -> Constraint:
     return Constraint(Grammar(KINDS[name], source), param)
 
 
-class StructuredOutputs(Part):
+class StructuredOutputs(RequestObject):
     """Exactly one of the first five fields must be set."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})

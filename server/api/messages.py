@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from server.api.body import num_values
 from server.api.errors import invalid
 from server.api.limits import MAX_CALLS, MAX_DESCRIPTION, MAX_TOOL_BYTES, MAX_TOOLS, MAX_VALUES
-from server.api.request import AnyObject, Label, Part, Unsupported, fault
+from server.api.request import AnyObject, Label, RequestObject, Unsupported, fault
 
 MAX_ARGUMENT_DEPTH = 64
 FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
@@ -20,21 +20,21 @@ Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 NO_PARAMETERS: AnyObject = {"type": "object", "properties": {}}
 
 
-class CacheControl(Part):
+class CacheControl(RequestObject):
     """A hint without effect: every prompt is cached as long as there is room."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextPart(Part):
+class TextPart(RequestObject):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
     prompt_cache_breakpoint: Unsupported = None
 
 
-class RefusalPart(Part):
+class RefusalPart(RequestObject):
     type: Literal["refusal"]
     refusal: str
 
@@ -42,20 +42,20 @@ class RefusalPart(Part):
 ContentPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
-class CalledFunction(Part):
+class CalledFunction(RequestObject):
     name: FunctionName
     arguments: str
     parsed_arguments: Any = None  # added by the SDK's `parse`; clients send it back
 
 
-class Call(Part):
+class Call(RequestObject):
     type: Literal["function"]
     id: Annotated[Label, Field(min_length=1)]
     function: CalledFunction
     index: Any = None
 
 
-class Message(Part):
+class Message(RequestObject):
     """A chat message. An assistant's `refusal` replaces its content. Its reasoning, under either
     name, is for chat templates that read it. The last five fields belong to the SDKs' message
     objects, which clients send back; they add no information."""
@@ -193,7 +193,7 @@ def as_parameters(value: AnyObject) -> AnyObject:
     return value
 
 
-class ToolFunction(Part):
+class ToolFunction(RequestObject):
     """A function. `strict`: a grammar holds the arguments to `parameters`, a JSON schema."""
 
     name: FunctionName
@@ -202,7 +202,7 @@ class ToolFunction(Part):
     strict: bool = False
 
 
-class Tool(Part):
+class Tool(RequestObject):
     type: Literal["function"]
     function: ToolFunction
     cache_control: CacheControl | None = None
@@ -215,21 +215,21 @@ class Tool(Part):
         return {"type": "function", "function": function}
 
 
-class FunctionReference(Part):
+class FunctionReference(RequestObject):
     name: FunctionName
 
 
-class NamedTool(Part):
+class NamedTool(RequestObject):
     type: Literal["function"]
     function: FunctionReference
 
 
-class AllowedTools(Part):
+class AllowedTools(RequestObject):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class AllowedToolsChoice(Part):
+class AllowedToolsChoice(RequestObject):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 

@@ -33,7 +33,7 @@ MOST_NAMED = 20  # unknown fields listed in a header
 Unsupported = Annotated[None, BeforeValidator(lambda value: value or None)]
 
 
-class Part(BaseModel):
+class RequestObject(BaseModel):
     """An object in a request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class Part(BaseModel):
         return value
 
 
-class RequestBody(Part):
+class RequestBody(RequestObject):
     """The body of an endpoint. Its fields are declared by `fields.described` and `refused`."""
 
     @classmethod
@@ -263,13 +263,13 @@ def _value(steps: Steps, data: Any) -> Any:
 
 def _drop_unknown(value: Any, steps: Steps) -> Iterator[str]:
     """Remove the members that no model declares, and yield their paths."""
-    if isinstance(value, Part):
+    if isinstance(value, RequestObject):
         if value.model_extra:
             yield from (path_of((*steps, name)) for name in value.model_extra)
             value.model_extra.clear()
         for name, inner in value.__dict__.items():
             yield from _drop_unknown(inner, (*steps, name))
-    elif isinstance(value, list) and value and isinstance(value[0], Part):  # skip lists of ids
+    elif isinstance(value, list) and value and isinstance(value[0], RequestObject):  # no ids
         for i, inner in enumerate(value):
             yield from _drop_unknown(inner, (*steps, i))
 

@@ -44,7 +44,7 @@ from server.api.messages import (
     check_tools,
     tool_choice,
 )
-from server.api.request import Label, Part, RequestBody, Source, fault, wrong
+from server.api.request import Label, RequestBody, RequestObject, Source, fault, wrong
 from server.observe.exchange import LABEL
 
 
@@ -121,13 +121,13 @@ ParallelCalls = Annotated[bool | None, described(...,
 # fmt: on
 
 
-class StreamOptions(Part):
+class StreamOptions(RequestObject):
     include_usage: bool = False
     continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class Prediction(Part):
+class Prediction(RequestObject):
     type: Literal["content"]
     content: Source | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
@@ -145,7 +145,7 @@ OLD_SPELLING = 'Extension. Older spelling of `structured_outputs`: {{"{}": ...}}
 SPECIAL_TOKENS = "Extension. A prompt begins with the tokens that the tokenizer adds to any text."
 
 
-class Resume(Part):
+class Resume(RequestObject):
     """The part of an interrupted reply that the client has received."""
 
     token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_LENGTH_FIELD, fail_fast=True)]
@@ -153,7 +153,7 @@ class Resume(Part):
     system_fingerprint: Label | None = None
 
 
-class SpeculationOptions(Part):
+class SpeculationOptions(RequestObject):
     """How to speculate for one request. `proposers` None: the server's default."""
 
     enabled: bool = True

@@ -14,7 +14,7 @@ from server.api.errors import invalid
 from server.api.fields import Refused, described, no_chat_template, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOPS, MAX_TOOLS
 from server.api.messages import Description, FunctionName, as_parameters
-from server.api.request import AnyObject, Label, Part, Unsupported
+from server.api.request import AnyObject, Label, RequestObject, Unsupported
 from server.api.rewritten import Rewritten
 from server.api.schema import ChatRequest, ManyStops, OptionalModel, TemplateVariables
 
@@ -30,7 +30,7 @@ NAMES = (  # chat's field names, and this API's
 KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # context_management
 
 
-class Cacheable(Part):
+class Cacheable(RequestObject):
     """Every prompt is cached, so `cache_control` has no effect."""
 
     cache_control: AnyObject | None = None
@@ -42,7 +42,7 @@ class TextBlock(Cacheable):
     citations: Unsupported = None
 
 
-class ThinkingBlock(Part):
+class ThinkingBlock(RequestObject):
     """Thinking, for chat templates that read it. The signature is not checked."""
 
     type: Literal["thinking"]
@@ -77,7 +77,7 @@ Block = Annotated[
 ]
 
 
-class Turn(Part):
+class Turn(RequestObject):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(min_length=1, fail_fast=True)]
 
@@ -102,28 +102,28 @@ class CustomTool(Cacheable):
     defer_loading: Literal[False] = False
 
 
-class Choice(Part):
+class Choice(RequestObject):
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool = False
 
 
-class NamedChoice(Part):
+class NamedChoice(RequestObject):
     type: Literal["tool"]
     name: FunctionName
     disable_parallel_tool_use: bool = False
 
 
-class JsonFormat(Part):
+class JsonFormat(RequestObject):
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema")
 
 
-class OutputConfig(Part):
+class OutputConfig(RequestObject):
     effort: str | None = None
     format: JsonFormat | None = None
 
 
-class Thinking(Part):
+class Thinking(RequestObject):
     """If adaptive, the model thinks as much as it likes, or not at all if it cannot reason."""
 
     type: Literal["disabled", "adaptive"]
@@ -134,7 +134,7 @@ class Thinking(Part):
         return self.type == "adaptive" and self.display != "omitted"
 
 
-class MessagesMetadata(Part):
+class MessagesMetadata(RequestObject):
     user_id: Label | None = None
 
 

@@ -14,7 +14,7 @@ from server.api.errors import invalid
 from server.api.fields import Refused, described, no_chat_template, no_effort, no_tools, refused
 from server.api.limits import MAX_LENGTH_FIELD, MAX_MESSAGES, MAX_TOOLS
 from server.api.messages import FunctionName, ToolFunction
-from server.api.request import AnyObject, Label, Part, Unsupported
+from server.api.request import AnyObject, Label, RequestObject, Unsupported
 from server.api.rewritten import Rewritten
 from server.api.schema import Labelled, OptionalModel, ParallelCalls, TemplateVariables
 
@@ -30,13 +30,13 @@ NAMES = (  # chat's field names, and this API's
 )
 
 
-class InputText(Part):
+class InputText(RequestObject):
     type: Literal["input_text"]
     text: str
     annotations: Unsupported = None
 
 
-class OutputText(Part):
+class OutputText(RequestObject):
     type: Literal["output_text"]
     text: str
     logprobs: list[AnyObject] = []
@@ -46,7 +46,7 @@ class OutputText(Part):
 InputPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
-class Item(Part):
+class Item(RequestObject):
     """An item of the input. Ids and statuses are not stored."""
 
     id: Label | None = None
@@ -75,7 +75,7 @@ class InputCallOutput(Item):
     output: Content
 
 
-class ReasoningText(Part):
+class ReasoningText(RequestObject):
     type: Literal["reasoning_text"]
     text: str
 
@@ -105,12 +105,12 @@ class FlatSchemaFormat(JsonSchema):
     type: Literal["json_schema"]
 
 
-class TextConfig(Part):
+class TextConfig(RequestObject):
     format: Annotated[FreeFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Part):
+class Reasoning(RequestObject):
     """Reasoning options. Those for summaries and modes are refused rather than ignored."""
 
     effort: str | None = None
@@ -124,18 +124,18 @@ class FlatTool(ToolFunction):
     type: Literal["function"]
 
 
-class FlatNamedTool(Part):
+class FlatNamedTool(RequestObject):
     type: Literal["function"]
     name: FunctionName
 
 
-class FlatAllowedTools(Part):
+class FlatAllowedTools(RequestObject):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[FlatNamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class ResponsesStreamOptions(Part):
+class ResponsesStreamOptions(RequestObject):
     include_obfuscation: Literal[False] = False
 
 

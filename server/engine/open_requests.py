@@ -126,7 +126,7 @@ class OpenRequests:
             if output.finish is not None:
                 del requests[output.id]
             if request.cut_at is not None:
-                self._goes_on(request, request.cut_at)
+                self._on_resumed(request, request.cut_at)
             request.put(output)
 
     def fail(self, sentence: str) -> None:
@@ -188,7 +188,7 @@ class OpenRequests:
             if not request.sent:
                 self._submit(request)
 
-    def _goes_on(self, request: OpenRequest, cut_at: float) -> None:
+    def _on_resumed(self, request: OpenRequest, cut_at: float) -> None:
         self._on_held("resumed", time.monotonic() - cut_at)
         request.deaths = request.alone = 0
         request.cut_at = None

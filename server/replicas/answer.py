@@ -9,14 +9,14 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Message
 
 from server.generation.progress import PROGRESS, ReplyProgress
-from server.replicas.ingress import Forwarded, Part
+from server.replicas.ingress import Forwarded, ResponsePart
 
 
-async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[Part, None]:
+async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
     """Yield what the app sends, as soon as it does; each piece comes with the ids of its text.
     Closing this iterator looks like a client disconnect to the app."""
     progress = request.progress or ReplyProgress()
-    parts, news, gone = list[Part](), asyncio.Event(), asyncio.Event()
+    parts, news, gone = list[ResponsePart](), asyncio.Event(), asyncio.Event()
     read = False
 
     async def receive() -> Message:
@@ -30,11 +30,11 @@ async def answer(app: ASGIApp, request: Forwarded) -> AsyncGenerator[Part, None]
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             facts = replace(progress, tokens=[]) if progress.id else None
-            parts.append(Part(start=message, progress=facts))
+            parts.append(ResponsePart(start=message, progress=facts))
         else:
             ids = progress.take()
             new = ReplyProgress(tokens=ids) if ids else None
-            parts.append(Part(body=message["body"], progress=new))
+            parts.append(ResponsePart(body=message["body"], progress=new))
         news.set()
 
     scope = {**request.scope, "extensions": {PROGRESS: progress}, "state": {}}

@@ -52,7 +52,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ResponsePart:
     """A part of a replica's response: its start (an ASGI message) or a piece of its body.
     `progress`: with the start everything but the token ids, with a piece only its token ids."""
 
@@ -61,7 +61,7 @@ class Part:
     progress: ReplyProgress | None = None
 
 
-Ask = Callable[[Forwarded], AsyncGenerator[Part, None]]
+Ask = Callable[[Forwarded], AsyncGenerator[ResponsePart, None]]
 
 
 class ReplicaLost(Exception):
@@ -239,7 +239,7 @@ async def _unless_disconnected(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _rest(parts: AsyncGenerator[Part, None]) -> bytes:
+async def _rest(parts: AsyncGenerator[ResponsePart, None]) -> bytes:
     return b"".join([part.body async for part in parts])
 
 

@@ -23,15 +23,14 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.exceptions import DeploymentUnavailableError
 from starlette.types import ASGIApp
 
-from engine.config import Part as Table
-from engine.config import check_folders
+from engine.config import BaseConfig, check_folders
 from engine.errors import ConfigError, EngineError
 from server.api.errors import ApiError
 from server.app import create_app
 from server.config import Config, explain, load_config
 from server.engine.lifecycle import EngineState
 from server.replicas.answer import answer
-from server.replicas.ingress import Forwarded, Ingress, Part, ReplicaLost
+from server.replicas.ingress import Forwarded, Ingress, ReplicaLost, ResponsePart
 from server.replicas.replica import Replica, set_up_logging
 from server.replicas.scaling import ByTokens, Gauge
 from server.supervise.supervisor import ENGINE_COMMAND
@@ -44,7 +43,7 @@ ROUTER = "server.replicas.ray_router:AffinityRouter"
 WAIT_SECONDS = 60.0  # the longest wait for a replica to accept a request
 
 
-class RayOptions(Table):
+class RayOptions(BaseConfig):
     """The arguments of `serve run`, or `args` in a file for `serve deploy`. Numbers may be
     strings."""
 
@@ -95,8 +94,8 @@ class Served:
         if state in ("ready", "failed"):
             self._settled.set()
 
-    async def answer(self, request: Forwarded) -> AsyncGenerator[Part, None]:
-        yield Part()  # the request is accepted
+    async def answer(self, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
+        yield ResponsePart()  # the request is accepted
         async with aclosing(answer(self._app, request)) as parts:
             async for part in parts:
                 yield part
@@ -145,7 +144,7 @@ class Front:
             seconds=config.resume_seconds,
         )
 
-    async def _ask(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+    async def _ask(self, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
         response, over = self._streams.remote(request), False
         try:
             async with asyncio.timeout(self._config.resume_seconds or WAIT_SECONDS):

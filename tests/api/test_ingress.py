@@ -21,7 +21,14 @@ from server.generation.structured import GrammarChecker
 from server.keys import Keyring
 from server.observe.metrics import Metrics
 from server.replicas.answer import answer
-from server.replicas.ingress import MOST_LOSSES, Forwarded, Ingress, Part, ReplicaLost, merged
+from server.replicas.ingress import (
+    MOST_LOSSES,
+    Forwarded,
+    Ingress,
+    ReplicaLost,
+    ResponsePart,
+    merged,
+)
 from tests.api.test_resume import CHAT, COMPLETIONS, REPLIES, USAGE, MergedStream, scripted_bytes
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_client import FakeClient
@@ -50,7 +57,7 @@ class World:
         self.cut = cut
         self.requests = list[Forwarded]()
 
-    async def ask(self, request: Forwarded) -> AsyncGenerator[Part, None]:
+    async def ask(self, request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
         self.requests.append(request)
         dies, count = self.cut(len(self.requests)), 0
         async with aclosing(answer(self.app, request)) as parts:
@@ -241,7 +248,7 @@ def test_a_replica_that_dies_after_the_last_event_changes_nothing(
         world = World(scripted("abcdef"))
         plain = world.ask
 
-        async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
+        async def ask(request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
             async for part in plain(request):
                 if late or part.start is not None or part.body:
                     yield part
@@ -268,7 +275,7 @@ def test_a_stream_waits_for_replicas_that_refuse_for_the_moment() -> None:
         world = World(engine, cut=lambda number: 2 if number == 1 else None)
         plain = world.ask
 
-        async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
+        async def ask(request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
             engine.state = "lost" if len(world.requests) == 1 else "ready"
             async for part in plain(request):
                 yield part
@@ -335,9 +342,9 @@ def test_no_replica_is_a_clear_error() -> None:
     """Law: as long as nothing was sent, the error that `ask` raises is the reply."""
     world = World(FakeClient())
 
-    async def ask(request: Forwarded) -> AsyncGenerator[Part, None]:
+    async def ask(request: Forwarded) -> AsyncGenerator[ResponsePart, None]:
         raise ApiError(503, "no replica takes requests", code="no_replica")
-        yield Part()
+        yield ResponsePart()
 
     world.ask = ask  # type: ignore[method-assign]
     reply = asyncio.run(world.post(COMPLETIONS, BODY))

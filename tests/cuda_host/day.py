@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 
-from engine.lab.gpu_day import Part, parts_of
+from engine.lab.gpu_day import Job, parts_of
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.valueless import without_libraries, without_values
 
@@ -24,7 +24,7 @@ from tests.cuda_host.valueless import without_libraries, without_values
 LEFT_OUT = ("streams", "transformers")
 
 
-def ended(part: Part) -> str:
+def ended(part: Job) -> str:
     """Run a part; return its error, or "" if it ended well."""
     module, *words = part.words[1:]
     try:

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from engine.attention.packed_copy import sent_alone
+from engine.attention.packed_copy import copied_to_device
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, Submit
@@ -63,7 +63,7 @@ def mixed_up() -> int:
 
     def send(value: int) -> None:
         for size in range(1, 600):
-            there = sent_alone(np.full(size, value, np.int64), torch.device("cuda"))
+            there = copied_to_device(np.full(size, value, np.int64), torch.device("cuda"))
             here = (ctypes.c_int64 * size).from_address(there.data_ptr())  # it is host memory
             wrong.append(any(number != value for number in here))
 

@@ -101,7 +101,7 @@ def test_chains_and_trees_take_turns(name: str) -> None:
 def test_staged_attention_is_filled_anew(name: str) -> None:
     """Law: the same fixed tensors serve other spans after a new fill."""
     ours, sent = plane(), PackedCopy(torch.device("cuda"))
-    sent.part(32)  # that of a graph
+    sent.reserve(32)  # that of a graph
     staged: Any = backend_of(name).stage(ours, 32, sent)  # type: ignore[attr-defined]
     sent.build()
     graph = staged.step(0)

@@ -16,7 +16,7 @@ def test_sends_in_a_row_do_not_write_over_each_other() -> None:
     overwrote numbers that the device had yet to read. Law: each reader on the stream gets what was
     sent before it."""
     sent = PackedCopy(torch.device("cuda"))
-    first, last = sent.part(1000), sent.part(50_000)
+    first, last = sent.reserve(1000), sent.reserve(50_000)
     sent.build()
     found = []
     torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
@@ -24,7 +24,7 @@ def test_sends_in_a_row_do_not_write_over_each_other() -> None:
         first.host[:], last.host[:] = number, -number
         last.used = 6_000 * number
         sent.send()
-        found.append((first.there.clone(), last.there[: last.used].clone()))
+        found.append((first.tensor.clone(), last.tensor[: last.used].clone()))
     assert not torch.cuda.current_stream().query()  # the host has not waited
     for number, (one, other) in enumerate(found, 1):
         assert set(one.tolist()) == {number}

@@ -49,7 +49,7 @@ def drawn(seq: Sequence, end: int, make: MakeRunner) -> Proposal:
     return proposal
 
 
-def go_on(seq: Sequence, count: int, make: MakeRunner, rng: random.Random) -> None:
+def extend_text(seq: Sequence, count: int, make: MakeRunner, rng: random.Random) -> None:
     """Append tokens of a target that agrees with the drafter about half of the time."""
     for _ in range(count):
         [token] = drawn(seq, seq.num_tokens, make).tokens
@@ -95,7 +95,7 @@ def test_agreements_are_what_it_draws_afresh(
     hits = list[bool]()
     for spell in (6, 3):
         for seq in seqs:
-            go_on(seq, spell, make, rng)
+            extend_text(seq, spell, make, rng)
         starts = [max(seq.num_prompt, seq.num_draft_computed + 1) for seq in seqs]
         propose(proposer, blocks, 2, *seqs)
         found = proposer.agreements
@@ -128,7 +128,7 @@ def test_sequences_with_penalties_or_filters_are_not_judged(fields: dict[str, An
     unusual, usual = sequence("a", [4, 5, 6], **fields), sequence("b", [4, 5, 6])
     usual.number = 1
     for seq in (unusual, usual):
-        go_on(seq, 5, fake, rng)
+        extend_text(seq, 5, fake, rng)
     propose(proposer, blocks, 2, unusual, usual)
     [found] = proposer.agreements
     assert len(found.hits) == 5
@@ -168,7 +168,7 @@ def test_judging_can_be_switched_off() -> None:
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
         proposer = proposer_on(runner, judges=partial(bool, judges))
         seq = sequence("s", [4, 5, 6])
-        go_on(seq, 5, fake, rng)
+        extend_text(seq, 5, fake, rng)
         guesses += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
         assert bool(proposer.agreements) is judges
     assert guesses[0] == guesses[1]
@@ -179,7 +179,7 @@ def test_judging_changes_no_guess() -> None:
     rng, proposer, blocks = random.Random(6), proposer_on(fake()), Blocks(2)
     seqs = [sequence("a", [4, 5, 6]), sequence("b", [7, 8, 9, 4], top_k=3), sequence("c", [1])]
     for count, seq in enumerate(seqs):
-        go_on(seq, 4 * count, fake, rng)
+        extend_text(seq, 4 * count, fake, rng)
         blocks.reserve(seq, seq.num_tokens + 1)
     proposals = proposer.propose([decode(seq, 1) for seq in seqs])
     fresh = [drawn(seq, seq.num_tokens, fake).tokens for seq in seqs]

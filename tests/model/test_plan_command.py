@@ -115,7 +115,7 @@ def test_notes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "vocabularies differ: 128256 rows in llama-3.2-1b, 151936 in qwen3-8b" in card
     for note in ("KV cache in fp8", "draft weights in int4", "5 us of overhead a layer"):
         assert f"note: {note}" in card
-    assert "guesses cost nothing" in printed(capsys, "--target", "demo", "--device", "l4")
+    assert "draft tokens cost nothing" in printed(capsys, "--target", "demo", "--device", "l4")
 
 
 def test_any_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,8 +211,8 @@ def _profile(
 
 
 def test_one_sequence_is_measured_with_guesses_too() -> None:
-    """Bug: if only one sequence may run, only one row was measured, so K guesses were believed to
-    be free until they had been tried."""
+    """Bug: if only one sequence may run, only one row was measured, so K draft tokens were
+    believed to be free until they had been tried."""
     found = _profile(max_sequences=1)
     assert [rows for rows, _ in found.target] == list(ALONE)
     assert found.batches == {1: [(rows, 1.0 + 0.1 * rows) for rows in ALONE]}

@@ -66,7 +66,7 @@ def test_a_head_guesses_more_and_is_served(
     assert program.main(words(target, text, output, "--steps", "60", "--vocabulary", "250")) == 0
     assert sum(losses[-5:]) < sum(losses[:5]) - 5 * 0.02
     stdout = capsys.readouterr().out
-    rows = [line.split()[2:] for line in stdout.splitlines() if line.startswith("guess ")]
+    rows = [line.split()[2:] for line in stdout.splitlines() if line.startswith("token ")]
     assert len(rows) == 3
     for figures in rows:
         old, new, old_sampled, sampled = map(float, figures)

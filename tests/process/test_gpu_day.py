@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.lab.gpu_day import Part, judged, main, run
+from engine.lab.gpu_day import Job, judged, main, run
 
 SMALL = ["--device", "cpu", "--parameters", "1.2e6", "--quick"]
 
@@ -47,14 +47,14 @@ def test_the_output_of_a_part_is_kept_however_it_ends(
     tmp_path: Path, program: str, code: int | None, output: str
 ) -> None:
     began = time.monotonic()
-    outcome = run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
+    outcome = run(Job("a", "?", 3.0, ("-c", program)), tmp_path, 60.0)
     assert (outcome.code, outcome.output) == (code, output)
     assert time.monotonic() - began < 30
 
 
 def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
     program = f"open({str(tmp_path / 'began')!r}, 'w')"
-    assert run(Part("a", "?", 3.0, ("-c", program)), tmp_path, 0.0).code is None
+    assert run(Job("a", "?", 3.0, ("-c", program)), tmp_path, 0.0).code is None
     assert not (tmp_path / "began").exists()
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from engine.control.adaptive import AdaptiveK
 from engine.control.controller import Choice, KController, Load
 from engine.control.profile import CONTEXT, Profile
-from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
+from engine.scheduling.step_record import Agreement, Outcome, SequenceStep, StepRecord
 
 K_MAX = 8
 _MOST_JUDGED = 32
@@ -24,8 +24,8 @@ Guess = tuple[float, bool]  # (confidence, whether it is right)
 class World:
     """Costs in seconds: a draft step takes `draft`, a target forward `base` plus `row` per row
     beyond `free` rows. A draft token is right with probability `alpha`; the proposer proposes with
-    probability `speaks`. `informed`: how much one standard deviation of confidence adds to the
-    log-odds of a draft token; None: there are neither confidences nor agreements."""
+    probability `proposal_rate`. `informed`: how much one standard deviation of confidence adds to
+    the log-odds of a draft token; None: there are neither confidences nor agreements."""
 
     alpha: float
     batch: int = 1
@@ -35,7 +35,7 @@ class World:
     draft: float = 4e-4
     host: float = 2e-4
     noise: float = 0.05
-    speaks: float = 1.0
+    proposal_rate: float = 1.0
     informed: float | None = None
     seed: int = 1
     random: random.Random = field(init=False)
@@ -50,8 +50,8 @@ class World:
 
     def rate(self, k: int) -> float:
         """Expected tokens per second at a fixed K (exact if the target's cost is linear)."""
-        tokens = 1 + self.speaks * sum(self.alpha**j for j in range(1, k + 1))
-        rows = round(self.batch * (1 + k * self.speaks))
+        tokens = 1 + self.proposal_rate * sum(self.alpha**j for j in range(1, k + 1))
+        rows = round(self.batch * (1 + k * self.proposal_rate))
         return self.batch * tokens / (self.host + self.target(rows) + k * self.draft)
 
     @property
@@ -65,8 +65,8 @@ class World:
         return 3.0 + surprise, self.random.random() < chance
 
     def guesses(self, k: int) -> list[Guess]:
-        spoken = self.random.random() < self.speaks
-        return [self.guess() for _ in range(k)] if spoken else []
+        proposes = self.random.random() < self.proposal_rate
+        return [self.guess() for _ in range(k)] if proposes else []
 
     def round(self, controller: KController, choice: Choice) -> StepRecord:
         """Run one step as the engine does: draft until told to stop, truncate, verify."""
@@ -119,13 +119,13 @@ class World:
         assert all(0 <= n <= len(guesses) for n, guesses in zip(kept, made, strict=True))
         return kept
 
-    def _part(self, k: int, made: list[Guess], kept: int) -> Part:
+    def _part(self, k: int, made: list[Guess], kept: int) -> SequenceStep:
         """The record as the engine makes it: a truncated token is compared with the actual one."""
         hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
         accepted = min(hits, kept)
         tried = min(len(made), accepted + 1)
         sure = [] if self.informed is None else [confidence for confidence, _ in made[:tried]]
-        return Part(
+        return SequenceStep(
             0, 0, CONTEXT, k=k, drafted=len(made), proposed=kept, accepted=accepted,
             tokens=accepted + 1, tried=tried, right=min(hits, tried), confidences=sure,
         )  # fmt: skip
@@ -182,7 +182,7 @@ def step_of(
     """The record of a step that verified all draft tokens. `context`: of each sequence;
     `prompt_rows`: rows of the first one beyond the row that samples."""
     parts = [
-        Part(
+        SequenceStep(
             0, 0, context, k=offered, drafted=offered, proposed=offered, accepted=right,
             tokens=right + 1, tried=tried, right=right,
         )
@@ -223,7 +223,7 @@ class Trees(World):
 
     def round(self, controller: KController, choice: Choice) -> StepRecord:
         k = choice.k
-        parts, nodes = list[Part](), self.paths[:k]
+        parts, nodes = list[SequenceStep](), self.paths[:k]
         for _ in range(self.batch):
             path, at = list[int](), tuple[int, ...]()
             while True:
@@ -233,8 +233,9 @@ class Trees(World):
                     break
                 path.append(nodes.index(at))
             parts.append(
-                Part(0, 0, CONTEXT, k=k, drafted=k, proposed=k, accepted=len(path), path=path,
-                    tokens=len(path) + 1, tried=k, right=len(path), depths=[*map(len, nodes)])
+                SequenceStep(0, 0, CONTEXT, k=k, drafted=k, proposed=k, accepted=len(path),
+                    path=path, tokens=len(path) + 1, tried=k, right=len(path),
+                    depths=[*map(len, nodes)])
             )  # fmt: skip
         jitter = self.random.lognormvariate(0.0, self.noise)
         seconds = self.target(self.batch * (1 + k)) * jitter

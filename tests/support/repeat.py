@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.control.controller import FixedK
 from engine.lab.replay.play import Live, Player
 from engine.lab.replay.recorded import Recorded
-from engine.scheduling.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
 
 
 class Repeat(Player):
@@ -19,7 +19,7 @@ class Repeat(Player):
         super().__init__(FixedK(0), recording.costs, budget=recording.trace.header.max_step_tokens)
         self.same = self.other = self._tokens = 0
         self._steps: dict[int, deque[StepRecord]] = defaultdict(deque)
-        self._parts: dict[int, Part] = {}  # of the present step, by request
+        self._parts: dict[int, SequenceStep] = {}  # of the present step, by request
         tokens = 0
         for step in recording.trace.steps:
             if step.parts:

@@ -14,7 +14,7 @@ from engine.lab.replay import scores
 from engine.lab.replay.__main__ import main
 from engine.lab.replay.recorded import recorded
 from engine.lab.replay.variants import STOP, VARIANTS, WHOLE
-from engine.scheduling.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
 from engine.step.trace import Trace
 from tests.support.controller_world import K_MAX, World, play
 from tests.unit.test_trace import served, write
@@ -88,7 +88,7 @@ def test_guesses_of_little_confidence_are_verified_only_without_that_refinement(
 @pytest.mark.parametrize("name", ["no hindsight", "profile only"])
 def test_a_removed_signal_is_not_learnt_from(name: str) -> None:
     record = StepRecord(
-        [Part(0, 0, 0, rows=1 if name == "profile only" else 9)],
+        [SequenceStep(0, 0, 0, rows=1 if name == "profile only" else 9)],
         target_seconds=9.0,
         hindsight=[Agreement(0, 0, [(1.0, False)] * 9)] if name == "no hindsight" else (),
     )

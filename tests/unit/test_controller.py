@@ -18,7 +18,7 @@ from engine.control.exploration import PROBE_FIRST, Exploration, Round
 from engine.control.modes import build_controller
 from engine.control.profile import CONTEXT, Profile
 from engine.messages import Reason
-from engine.scheduling.step_record import Agreement, Outcome, Part, StepRecord
+from engine.scheduling.step_record import Agreement, Outcome, SequenceStep, StepRecord
 from tests.support.controller_world import K_MAX, Trace, World, adaptive, play, step_of
 
 
@@ -154,10 +154,10 @@ def test_without_a_profile_it_learns_from_the_clock() -> None:
     assert trace.rate > 0.93 * world.best_rate
 
 
-@pytest.mark.parametrize("speaks", [0.05, 0.3])
-def test_a_rare_proposer_is_judged_by_its_proposals(speaks: float) -> None:
+@pytest.mark.parametrize("proposal_rate", [0.05, 0.3])
+def test_a_rare_proposer_is_judged_by_its_proposals(proposal_rate: float) -> None:
     """Law: n-gram look-up that rarely proposes, but is then right, costs little: K stays up."""
-    world = World(alpha=0.9, draft=1e-6, speaks=speaks)
+    world = World(alpha=0.9, draft=1e-6, proposal_rate=proposal_rate)
     trace = play(adaptive(world), world, 1500)
     assert share(trace.ks[100:], lambda k: k >= 5) > 0.9
     assert trace.rate > 0.93 * world.best_rate
@@ -165,7 +165,7 @@ def test_a_rare_proposer_is_judged_by_its_proposals(speaks: float) -> None:
 
 def test_rows_count_only_with_a_proposal() -> None:
     """Law: expensive rows do not lower K if the drafter proposes in one step of ten only."""
-    world = World(alpha=0.8, row=1e-3, draft=1e-6, speaks=0.1)
+    world = World(alpha=0.8, row=1e-3, draft=1e-6, proposal_rate=0.1)
     trace = play(adaptive(world), world, 600)
     assert share(trace.ks[100:], lambda k: k > 0) > 0.9
 
@@ -511,7 +511,9 @@ def test_short_bursts_lose_little() -> None:
     seconds, tokens, best = 0.0, 0, 0.0
     for seed in (1, 2, 3):
         alone, crowd = (
-            World(0.6, batch, speaks=0.5, base=6e-4, row=2e-4, draft=2e-4, host=1e-4, seed=seed)
+            World(
+                0.6, batch, proposal_rate=0.5, base=6e-4, row=2e-4, draft=2e-4, host=1e-4, seed=seed
+            )
             for batch in (1, 16)
         )
         controller, best = AdaptiveK(K_MAX), crowd.rate(0)
@@ -682,7 +684,7 @@ def test_drafting_is_priced_by_steps_without_hindsight() -> None:
             choice = controller.choose(Load(16))
             k, looked = choice.k, looked + choice.uses_hindsight
             took = 5e-3 if choice.uses_hindsight else 2e-3
-            part = Part(
+            part = SequenceStep(
                 0, 0, 0, k=k, drafted=k, proposed=k, accepted=k, tokens=k + 1, tried=k, right=k
             )
             seen = StepRecord([part] * 16, "pays", took, 4e-3, hindsight=agreements)

@@ -88,10 +88,10 @@ def test_the_language_is_the_same(seed: int) -> None:
         assert rewritten.compute_bitmask() == mask, source
         assert rewritten.is_accepting() == plain.is_accepting(), source
         bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
-        going_on = sorted(set(np.flatnonzero(bits).tolist()) - set(VOCABULARY.eos_tokens))
-        if not going_on:
+        without_eos = sorted(set(np.flatnonzero(bits).tolist()) - set(VOCABULARY.eos_tokens))
+        if not without_eos:
             break
-        token = rng.choice(going_on)
+        token = rng.choice(without_eos)
         if not plain.consume_token(token):
             break
         assert rewritten.consume_token(token), source

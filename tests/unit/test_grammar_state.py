@@ -183,8 +183,8 @@ def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
     while plain.error is None and len(text) < 150:
         here = plain.allowed([])
         assert here is not None
-        going_on = np.flatnonzero(np.unpackbits(here & ~plain._eos, bitorder="little")).tolist()
-        if not going_on:
+        without_eos = np.flatnonzero(np.unpackbits(here & ~plain._eos, bitorder="little")).tolist()
+        if not without_eos:
             break
         for _ in range(3):
             path: list[int] = []
@@ -192,7 +192,7 @@ def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
                 ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
                 path.append(rng.choice(ids))
             guessing.forced(4, path)
-        token = rng.choice(going_on)
+        token = rng.choice(without_eos)
         text.append(token)
         plain.extend(token)
         guessing.extend(token)

@@ -15,7 +15,7 @@ from engine.errors import MemoryPlanError
 from engine.scheduling.memory import (
     GIB,
     MemoryPlan,
-    Part,
+    MemoryUse,
     activation_bytes,
     available_bytes,
     buckets,
@@ -27,8 +27,8 @@ from engine.scheduling.memory import (
 )
 
 SCHEDULE = ScheduleConfig(max_sequences=3)
-WEIGHTS = (Part("weights of the target", 4 * GIB), Part("weights of the draft", GIB))
-RESERVED = (Part("activations", GIB // 2), Part("graphs", GIB // 4))
+WEIGHTS = (MemoryUse("weights of the target", 4 * GIB), MemoryUse("weights of the draft", GIB))
+RESERVED = (MemoryUse("activations", GIB // 2), MemoryUse("graphs", GIB // 4))
 
 
 def blocks(config: CacheConfig, granted: int) -> int:

@@ -142,8 +142,8 @@ class Listener(FixedK):
 
 
 def test_in_fixed_mode_all_that_is_offered_is_kept() -> None:
-    """Law: fixed mode drafts and verifies all K guesses; the configured controller still hears the
-    draft's confidences."""
+    """Law: fixed mode drafts and verifies all K draft tokens; the configured controller still gets
+    the draft's confidences."""
     listener = Listener(8)
     controller = Modes(listener)
     sure = [[0.1, 0.2, 0.3], [], [5.0]]

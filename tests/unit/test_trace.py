@@ -18,7 +18,7 @@ from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.recorded import check, recorded
 from engine.lab.replay.scores import play
 from engine.lab.replay.worlds import Roofline
-from engine.scheduling.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
 from engine.step.trace import Header, Trace, Writer, read_trace
 from tests.support.repeat import Repeat
 
@@ -52,7 +52,7 @@ def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -
     while min(done) < BITS:
         number = len(steps)
         chosen = 0 if number % 7 == 6 else k
-        parts, hindsight, rows, late = list[Part](), list[Agreement](), 0, 0
+        parts, hindsight, rows, late = list[SequenceStep](), list[Agreement](), 0, 0
         for i in range(requests):
             if number < joined * i or done[i] >= BITS:
                 continue
@@ -72,7 +72,7 @@ def served(k: int, *, requests: int = 3, joined: int = 10, stops: bool = True) -
             finish = "length" if done[i] == BITS else ""
             sure = [confidence(i, begin + j) for j in range(tried)]
             parts.append(
-                Part(
+                SequenceStep(
                     i, begin, PROMPT + begin - 1 if begin else 0, 1 if begin else PROMPT, k=drafted,
                     drafted=drafted, proposed=drafted, accepted=accepted, tokens=accepted + 1,
                     tried=tried, right=accepted, finish=finish, confidences=sure,
@@ -301,7 +301,7 @@ def test_a_trace_that_is_cut_off_says_where(
     assert "is not a step" in capsys.readouterr().err
 
 
-PART = Part(0, 0, 0, 9, k=3, drafted=3, proposed=3, accepted=1, tokens=2, tried=2, right=1)
+PART = SequenceStep(0, 0, 0, 9, k=3, drafted=3, proposed=3, accepted=1, tokens=2, tried=2, right=1)
 STEP = StepRecord([PART], "pays", 1.0, 1.0, 1.0)
 
 

@@ -165,8 +165,12 @@ def test_a_signal_ends_it_with_the_results_so_far() -> None:
     [
         ({NGRAM: 1.05, DRAFT: 1.5, OTHER: 1.9}, OTHER, "draft b, K auto: 1."),
         ({NGRAM: 1.3, DRAFT: 0.97, OTHER: 0.9}, NGRAM, "n-gram, K auto: 1."),
-        ({NGRAM: 1.0, DRAFT: 1.0, OTHER: 1.0}, OFF, "off: no difference found between guessing"),
-        ({NGRAM: 0.8, DRAFT: 0.7, OTHER: 0.6}, OFF, "off: guessing is slower here, at best n-gram"),
+        ({NGRAM: 1.0, DRAFT: 1.0, OTHER: 1.0}, OFF, "off: no difference found between speculation"),
+        (
+            {NGRAM: 0.8, DRAFT: 0.7, OTHER: 0.6},
+            OFF,
+            "off: speculation is slower here, at best n",
+        ),
         ({NGRAM: 1.4, DRAFT: 1.401, OTHER: 1.399}, NGRAM, "n-gram, K auto: 1."),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.messages import CONTEXTS, StepMetrics
 from engine.scheduling.segment import Segment, Start, Window
-from engine.scheduling.step_record import Part
+from engine.scheduling.step_record import SequenceStep
 from engine.step.observe import _count_guesses
 
 
@@ -33,7 +33,7 @@ def test_a_window_keeps_the_first_block_and_the_last_tokens(
     assert Start(blocks, start).within(window) == Start(near.blocks, start, near.left_out)
 
 
-def _counted(*parts: Part) -> tuple[list[int], list[int]]:
+def _counted(*parts: SequenceStep) -> tuple[list[int], list[int]]:
     metrics = StepMetrics()
     _count_guesses(metrics, list(parts), "draft_model")
     return metrics.proposed_behind, metrics.accepted_behind
@@ -42,7 +42,7 @@ def _counted(*parts: Part) -> tuple[list[int], list[int]]:
 def test_guesses_are_counted_by_context() -> None:
     """Law: only the main proposer's guesses count, without the grammar's; a bound includes the
     lengths up to it."""
-    of: Any = cast(Any, Part)
+    of: Any = cast(Any, SequenceStep)
     parts = [
         of(0, 0, 5, proposed=3, accepted=2, tokens=3),
         of(1, 0, 1024, proposed=3, accepted=2, tokens=3),

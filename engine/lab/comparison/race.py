@@ -22,7 +22,7 @@ from engine.lab.comparison.figures import Cell, Comparison, Run, figures
 from engine.lab.comparison.workload import Arm, Lane, Pools, Workload, lanes
 
 SHORTEST, LONGEST = 12, 256  # limits of a reply's tokens if the length is not given
-_TRIAL = 8  # tokens of the replies that measure the speed
+_SHORT_REPLY = 8  # tokens of the replies that measure the speed
 PATIENCE = 1.5  # multiple of the granted minutes after which further rounds are left out
 
 
@@ -85,7 +85,7 @@ class Race:
         for workload in self.workloads:
             if workload.tokens or workload.concurrency in tokens:
                 continue
-            plan = lanes(replace(workload, tokens=_TRIAL), self.pools, -1)
+            plan = lanes(replace(workload, tokens=_SHORT_REPLY), self.pools, -1)
             player.warm([request.prompt for lane in plan for request in lane])
             runs = player.round(self.arms, plan).values()
             each = sum(1 / figures(run, lanes=len(plan)).rate for run in runs)  # s/token, all arms

@@ -60,14 +60,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="microseconds that each layer of a forward pass takes besides its work (0)",
     )  # fmt: skip
     add("--acceptance", type=number(0, 1), default=0.8, metavar="A",
-        help="chance that a guess is kept, given those before it were (0.8)")  # fmt: skip
+        help="chance that a draft token is accepted if all before it are (0.8)")  # fmt: skip
     add("--batch", type=lists_of(whole(1, 2**20)), metavar="LIST",
         default=tuple(2**i for i in range(9)), help="sequences at once (1,2,4,...,256)",
     )  # fmt: skip
     add("--context", type=lists_of(whole(1, 2**30)), metavar="LIST",
         default=(2048, 8192, 32_768, 131_072), help="tokens of each (2k,8k,32k,128k; k is 1024)",
     )  # fmt: skip
-    add("--k-max", type=whole(0, 64), default=16, metavar="K", help="most guesses a round (16)")
+    add("--k-max", type=whole(0, 64), default=16, metavar="K", help="largest K (16)")
     add("--json", metavar="FILE", help="write everything as JSON, too")
     return parser
 

@@ -58,7 +58,7 @@ class Settings:
             if limit is not None and limit < context:
                 yield f"{shape.name} has {limit} positions, not {context}"
         if draft is None:
-            yield "without --draft, guesses cost nothing (n-gram lookup, predictions)"
+            yield "without --draft, draft tokens cost nothing (n-gram lookup, predictions)"
         elif draft.active_parameters >= target.active_parameters:
             yield (
                 f"the draft {draft.name} uses {draft.active_parameters} weights a token, the target"
@@ -136,7 +136,7 @@ class Settings:
 SHOWN_KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 LEGEND = """
-c: a draft step; round, verify: a round with K guesses and its target pass; all in steps of
+c: a draft step; round, verify: a round with K draft tokens and its target pass; all in steps of
 K = 0. break-even: the least acceptance at which K pays. a=...: speed-up at that acceptance.
 On paper:
 - a part of a pass (dense, experts, head, attention) takes max(bytes/bandwidth, FLOPs/peak)
@@ -150,7 +150,7 @@ On paper:
 
 def card(settings: Settings) -> str:
     """Return the text card, about one screen per precision."""
-    draft = settings.draft.name if settings.draft else "free guesses"
+    draft = settings.draft.name if settings.draft else "free draft tokens"
     lines = [f"{settings.target.name} with {draft} on {device_line(settings.device)}"]
     lines += map(model_line, settings.models)
     lines += [f"note: {note}" for note in settings.notes()]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from engine.control.controller import Choice, KController, Load
-from engine.scheduling.step_record import Agreement, Part, StepRecord
+from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
 
 MOST_JUDGED = 32  # most positions of a request that one catch-up compares, as in the engine
 UNLIMITED = 1 << 30
@@ -83,7 +83,7 @@ class Live:
         found = Agreement(self.request.number, span.start, list(guesses))
         return found if found.guesses else None
 
-    def step(self, rows: int) -> Part:
+    def step(self, rows: int) -> SequenceStep:
         """Compute `rows` committed rows; if they are the last ones, accept draft tokens and commit.
         An unverified draft token is compared with the token that was generated instead."""
         request, begin, k = self.request, self.position, self.k
@@ -92,7 +92,7 @@ class Live:
         context = request.context + begin
         if rows < self.left:
             self.left -= rows
-            return Part(request.number, begin, context, rows)
+            return SequenceStep(request.number, begin, context, rows)
         run = request.runs[begin]
         accepted = min(proposed, run)
         tried = min(drafted, accepted + 1, request.length - begin)
@@ -100,7 +100,7 @@ class Live:
         if drafted:
             self.known = min(begin + accepted + (accepted < drafted), end)
         self.left = 1
-        return Part(
+        return SequenceStep(
             request.number, begin, context, rows, k=k, drafted=drafted, proposed=proposed,
             accepted=min(accepted, tried), tokens=end - begin, tried=tried, right=min(tried, run),
             finish="length" if end == request.length else "",

@@ -17,7 +17,7 @@ from engine.control.profile import Profile
 from engine.errors import TraceError
 from engine.lab.replay.costs import MeasuredCosts
 from engine.lab.replay.play import Player, Request, Score, Workload
-from engine.scheduling.step_record import Part, StepRecord
+from engine.scheduling.step_record import SequenceStep, StepRecord
 from engine.step.trace import Trace
 
 Bit = tuple[bool, float]  # whether a draft token is right, and its confidence
@@ -64,7 +64,7 @@ class Recorded:
 
 
 @dataclass(slots=True)
-class _Story:
+class _RequestSteps:
     """The steps of one request in a trace."""
 
     number: int
@@ -75,7 +75,7 @@ class _Story:
     finish: str = ""
     bits: dict[int, Bit] = field(default_factory=dict)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: SequenceStep) -> None:
         """Add the request's next step. Raises TraceError if a step is missing or repeated."""
         if part.position != self.length or self.finish:
             raise TraceError(
@@ -92,7 +92,7 @@ class _Story:
             for i in range(part.tried):
                 self.bits[part.position + i] = (i < part.right, confidences[i])
 
-    def request(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
+    def replayed(self, known: Sequence[Bit], rng: np.random.Generator) -> Request:
         """Return the request. Positions without a known draft token get a random bit of `known`."""
         bits = [
             self.bits.get(i) or known[int(rng.integers(len(known)))] for i in range(self.length)
@@ -117,9 +117,9 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
             f"this trace is of the proposer {proposer!r}; only {' and '.join(_SCORABLE)} can be"
             " replayed, whose draft token at a position is the same in every round"
         )
-    stories, tokens = _stories(trace.steps)
-    nonempty = [story for story in stories if story.length]
-    known = [bit for story in nonempty for bit in story.bits.values()]
+    requests, tokens = _steps_by_request(trace.steps)
+    with_tokens = [request for request in requests if request.length]
+    known = [bit for request in with_tokens for bit in request.bits.values()]
     if not known:
         raise TraceError("this trace has no draft tokens: record one while K is above 0")
     rng = np.random.default_rng(_SEED)
@@ -131,7 +131,7 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
         profile=trace.header.profile,
         budget=trace.header.max_step_tokens,
         stops=trace.header.stops,
-        requests=[story.request(known, rng) for story in nonempty],
+        requests=[request.replayed(known, rng) for request in with_tokens],
         begins=begins,
         sizes=sizes,
         tokens=tokens,
@@ -140,19 +140,19 @@ def recorded(trace: Trace, name: str = "") -> Recorded:
     )
 
 
-def _stories(steps: Sequence[StepRecord]) -> tuple[list[_Story], int]:
-    """Return the requests' stories in order of arrival, and the total number of tokens."""
-    stories: dict[int, _Story] = {}
+def _steps_by_request(steps: Sequence[StepRecord]) -> tuple[list[_RequestSteps], int]:
+    """Return the requests in order of arrival, and the total number of tokens."""
+    requests: dict[int, _RequestSteps] = {}
     tokens = 0
     for step in steps:
         for part in step.parts:
-            stories.setdefault(part.request, _Story(part.request, tokens)).add(part)
+            requests.setdefault(part.request, _RequestSteps(part.request, tokens)).add(part)
         for found in step.hindsight:
-            if found.request in stories:
+            if found.request in requests:
                 for i, (confidence, hit) in enumerate(found.guesses, start=found.position):
-                    stories[found.request].bits.setdefault(i, (hit, confidence))
+                    requests[found.request].bits.setdefault(i, (hit, confidence))
         tokens += step.tokens
-    return list(stories.values()), tokens
+    return list(requests.values()), tokens
 
 
 def _phases(steps: Sequence[StepRecord]) -> tuple[list[int], list[float]]:

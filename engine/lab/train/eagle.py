@@ -42,7 +42,7 @@ def build_parser() -> Parser:
     parser = parser_of("eagle", __doc__, "the head")
     add = parser.add_argument
     add("--depth", type=whole(1, 32), default=5, metavar="N",
-        help="guesses in a row that it learns (5)")  # fmt: skip
+        help="tokens in a row that it learns to predict (5)")  # fmt: skip
     add("--inner", type=whole(1, 1 << 20), metavar="N",
         help="width inside its layer (three times the target's width)")  # fmt: skip
     add("--vocabulary", type=whole(1, 1 << 20), metavar="N",
@@ -229,7 +229,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:
         save_eagle(learner.head, learner.fields, folder)
-    found = each_by_itself("guess", ("T=0", "T=1"), before, accuracy(target, learner, held))
+    found = each_by_itself("token", ("T=0", "T=1"), before, accuracy(target, learner, held))
     return f"{found}\n{sentence(parsed, run, 'eagle')}"
 
 

@@ -161,16 +161,16 @@ class Measuring:
 
     def run(self) -> Found:
         """Run all rounds that fit in the time."""
-        found, began, trial = self.found, self._clock(), Load(1)
+        found, began, warm_up = self.found, self._clock(), Load(1)
         whole = self._end - began
         looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
         while not self._is_over() and self._clock() < began + WARM_UP * whole:
-            self._round(trial, self._alone(trial))
+            self._round(warm_up, self._alone(warm_up))
         while not self._is_over():
             if found.many.spent < SHARE_OF_MANY * found.one.spent:
                 self._round(found.many, self._together())
             else:
-                self._round(found.one, self._alone(found.one if found.one.rounds else trial))
+                self._round(found.one, self._alone(found.one if found.one.rounds else warm_up))
             if looks and self._clock() >= looks[0]:
                 looks.pop(0)
                 if found.is_narrow:

@@ -54,9 +54,9 @@ def sentence(found: Found) -> str:
     if not found.is_answered:
         return f"no answer yet: {_sentence(found, fastest)}; give more --minutes"
     if all(found.against(OFF, arm).high < 1 for arm in found.guessing):
-        return f"off: guessing is slower here, at best {_sentence(found, fastest)}"
+        return f"off: speculation is slower here, at best {_sentence(found, fastest)}"
     gains = found.against(OFF, fastest).low > 1
-    between = f"{fastest.name} and {NGRAM.name} look-up" if gains else "guessing and off"
+    between = f"{fastest.name} and {NGRAM.name} look-up" if gains else "speculation and off"
     return f"off: no difference found between {between}, at best {_sentence(found, fastest)}"
 
 
