@@ -240,8 +240,8 @@ class CostModel:
         """Return the seconds of target and host for 0 to `most` rows, never decreasing."""
         rows = np.arange(most + 1.0)
         target = self._target.seconds(rows, sequences, self._more(sequences, 0))
-        plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
-        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
+        plain, drafting = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
+        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, drafting))
         token = self._of_context(sequences)[0]
         known = float(both[sequences])
         self._plain[sequences] = known - token * sequences * self._length, token

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_attention import attend, buffers_for, follow, places_of
-from engine.cpu.kernels_draws import guess, space_for
+from engine.cpu.kernels_draws import draw_draft, space_for
 from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
 from engine.cpu.kernels_tiles import room
@@ -138,7 +138,7 @@ def chain(
             row = rows[i]
             item = items[row]
             _penalise(wide[i, :vocab], row, penalties)
-            token, lead, second = guess(wide[i, :vocab], words, item, item[2] + step, space)
+            token, lead, second = draw_draft(wide[i, :vocab], words, item, item[2] + step, space)
             out[row, step], leads[row, step], second_best[row, step] = token, lead, second
             if token >= 0 and step + 1 < item[1]:
                 _remember(row, token, penalties)

@@ -3,7 +3,7 @@
 `draw` returns UNDECIDED where rounding could change the result: the two best scores, or a token and
 a filter's threshold, are too close. The caller then draws that row on the host
 (`engine.sampling.device_draws`). Every token that `draw` does return equals the host's draw.
-`guess`, for drafts, returns the apparent best token instead of UNDECIDED.
+`draw_draft`, for drafts, returns the apparent best token instead of UNDECIDED.
 
 Tokens are grouped by id modulo the number of groups, so neighbouring tokens belong to different
 groups and one vector instruction handles many groups. A group's largest logit and smallest hash
@@ -203,7 +203,7 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
 
 
 @fast_in_place
-def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
+def draw_draft(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """Return a draft's token at `position` from its row of logits (NOT_FINITE if none can be
     drawn), its lead over the second best (at most MOST_SURE), and that second best (-1: none).
     `item`: see `draw`; `space`: from `space_for`."""
@@ -236,12 +236,12 @@ def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
 
 
 @fast
-def guess_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
-    """Apply `guess` to all rows."""
+def draw_draft_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
+    """Apply `draw_draft` to all rows."""
     space = space_for(logits.shape[1])
     at = 0
     for i in range(len(items)):
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
-            tokens[at], leads[at], _ = guess(row, words, items[i], items[i, 2] + j, space)
+            tokens[at], leads[at], _ = draw_draft(row, words, items[i], items[i, 2] + j, space)
             at += 1

@@ -23,7 +23,7 @@ from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Guessed
+from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, DraftedChains
 from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
@@ -372,7 +372,7 @@ class ModelRunner:
         steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None = None,
-    ) -> Guessed:
+    ) -> DraftedChains:
         """`chain` as one graph on the device. `table`: as in row_params.Plan, `steps` rows of each
         sequence; `held`: their token counts, if any needs more than filters. The device may still
         be computing when this returns; the model's next forward overwrites the result. `fits_chain`

@@ -36,9 +36,9 @@ from engine.sampling.row_params import (
     add_slots,
     apart,
     batch_layout,
+    draft_tokens_of,
     fields_of,
     flat,
-    guesses_of,
     is_adjusted,
     plan_of,
     sent,
@@ -152,7 +152,7 @@ class DeviceDraws:
         takes = [rows is not None and self.takes(rows.seq) for rows in batch]
         return [next(drawn) if taken else Drawn() for taken in takes]
 
-    def guess(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+    def draw_draft(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Return the tokens and leads of all rows in order (see best_and_lead), or None: take the
         slow path. One copy from the device."""
         tokens, leads = self.enqueue(logits, batch).sent[0].tolist()
@@ -160,12 +160,12 @@ class DeviceDraws:
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
-        return self.guess_adjusted(logits, contexts)[0]
+        return self.draw_draft_adjusted(logits, contexts)[0]
 
-    def guess_adjusted(
+    def draw_draft_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """`guess` for rows with any sampling fields; the slow path."""
+        """`draw_draft` for rows with any sampling fields; the slow path."""
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
@@ -189,13 +189,13 @@ class DeviceDraws:
         if count_updates:
             slots, news = count_updates
             add_slots(plan, batch, slots, unseen)
-            known = np.array([token for rows in batch for token in guesses_of(rows)], np.int64)
+            known = np.array([token for rows in batch for token in draft_tokens_of(rows)], np.int64)
             parts += [known, *news]
         return Sampling(batch, plan, count_updates is not None, parts)
 
     def enqueue(self, logits: Tensor, batch: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
-        tokens known only on the device, in the order of the Rows without `guesses`."""
+        tokens known only on the device, in the order of the Rows without `draft_tokens`."""
         sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
         there = copied_to_device(flat(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
@@ -282,12 +282,12 @@ def params_in(table: Tensor) -> RowParams:
     return RowParams(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
-def draw_guesses(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
+def draw_draft_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
     to apply them: a draft token may differ from the target's."""
     drawn, look = draw_rows(logits, words, params), min(MOST, logits.shape[1])
     if _ranks(logits, look):
-        return draw_likeliest(drawn, logits, params.scales, *params[2:], guessed=True)
+        return draw_likeliest(drawn, logits, params.scales, *params[2:], for_draft=True)
     some = draw_survivors(logits, words, params, look)
     use = (params.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
     return some.where(use, drawn)

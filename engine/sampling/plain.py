@@ -44,13 +44,13 @@ class Rows(NamedTuple):
     """Consecutive rows of logits of one sequence: the first predicts `position`, each other one
     follows a draft token and predicts the position after its parent's (`parents` as in Proposal;
     None: a chain). Rows after a draft token that differs from the draw at its parent may stay
-    undrawn. Without `guesses`, all are drawn."""
+    undrawn. Without `draft_tokens`, all are drawn."""
 
     seq: Sequence
     first: int
     size: int
     position: int
-    guesses: Seq[int] = ()
+    draft_tokens: Seq[int] = ()
     parents: Seq[int] | None = None
 
 

@@ -26,7 +26,7 @@ _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
 # Columns of `fields` of `token_counts.adjusted`: row_params.Adjustments, which imports this.
-_SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
+_SLOT, _FIRST_DRAFT, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
@@ -157,11 +157,11 @@ def adjust_blocks(
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there, own = lanes < WIDTH, fields + row * of_row
     at = tl.load(own + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
-    first = tl.load(own + _FIRST_GUESS * of_column).to(tl.int64)
+    first = tl.load(own + _FIRST_DRAFT * of_column).to(tl.int64)
     depth = tl.load(own + _DEPTH * of_column).to(tl.int32)
     held = tl.load(seen + at, mask=there, other=0)
-    for guess in range(depth):
-        held += tl.where(lanes == tl.load(ids + first + guess), _GENERATED, 0)
+    for node in range(depth):
+        held += tl.where(lanes == tl.load(ids + first + node), _GENERATED, 0)
     scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
     scores += tl.load(biases + at, mask=there, other=0.0)
     if tl.load(own + _EARLY * of_column) > 0:
@@ -281,11 +281,11 @@ def scores_of_rows(
 @triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors", "filtered"))
 def best_of_likeliest(
     drawn, tops, sums, low, high, sizes, shares, floors, filtered,
-    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, GUESSED: tl.constexpr,
+    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, FOR_DRAFT: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and leads of `filtered`
-    rows, as `filters.survivors`. With GUESSED, rows that would be UNDECIDED stay unchanged."""
+    rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return
@@ -316,7 +316,7 @@ def best_of_likeliest(
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
     token = tl.where(sure > 0, token, _UNDECIDED) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
-    stored = (token != _UNDECIDED) if GUESSED else (token == token)
+    stored = (token != _UNDECIDED) if FOR_DRAFT else (token == token)
     tl.store(drawn + row, token.to(tl.float64), mask=stored)
     lead = _lead(best, next_best).to(tl.float64)
     tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=stored)

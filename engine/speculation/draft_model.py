@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.chain_graphs import Found, Guessed, read_chains
+from engine.model.chain_graphs import DraftedChains, Found, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -135,9 +135,9 @@ class DraftModelProposer(Proposer):
         return [draft for draft in drafts if draft.wants_more]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """Start `propose` without waiting for the device; then call `guess`, and `finish` once the
-        host has the numbers. Returns None, with nothing done, if one graph of the drafter cannot do
-        it all."""
+        """Start `propose` without waiting for the device; then call `enqueue`, and `finish` once
+        the host has the numbers. Returns None, with nothing done, if one graph of the drafter
+        cannot do it all."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         starts = self._fit_for_one_call(drafts)
         if not starts or not isinstance(draws, DeviceDraws):
@@ -148,9 +148,9 @@ class DraftModelProposer(Proposer):
         sent = draws.enqueue(output.logits, judged).sent[:1] if judged else []
         return InFlight(drafts, starts, judged, sent, output.take(last))
 
-    def guess(self, flight: InFlight, table: Numbers) -> Tensor:
+    def enqueue(self, flight: InFlight, table: Numbers) -> Tensor:
         """Enqueue the chains. `table`: parameters of the rows that their tokens are drawn from, as
-        in row_params.Plan. Returns chain_graphs.Guessed.ids."""
+        in row_params.Plan. Returns chain_graphs.DraftedChains.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
         return chains.ids
@@ -166,15 +166,15 @@ class DraftModelProposer(Proposer):
     def _judge(self, output: ModelOutput, judged: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            drawn = draws.guess(output.logits, judged)
+            drawn = draws.draw_draft(output.logits, judged)
         else:
-            drawn = draws.guess(output.table, judged)
+            drawn = draws.draw_draft(output.table, judged)
         return agreements(judged, *drawn) if drawn is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """Draw one more token for each; a row from which nothing can be drawn ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
-        drawn = self._draws.guess_adjusted(output.logits, contexts)
+        drawn = self._draws.draw_draft_adjusted(output.logits, contexts)
         for draft, token, lead in zip(drafts, *drawn, strict=True):
             draft.take(token, lead, self._processor.eos_ids)
             draft.follow_grammar()
@@ -231,7 +231,7 @@ class DraftModelProposer(Proposer):
 
     def _unseen_chain(
         self, drafts: list[Draft], starts: list[Start], output: ModelOutput, table: Numbers
-    ) -> Guessed:
+    ) -> DraftedChains:
         """See ModelRunner.unseen_chain; `output` has the row of each draft's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
@@ -258,17 +258,17 @@ class DraftModelProposer(Proposer):
         counts: list[int] = []
         judges, rows = self._judges is None or self._judges(), 0
         for draft in drafts:
-            seq, guesses = draft.seq, draft.tokens
+            seq, drafted = draft.seq, draft.tokens
             tokens = seq.tokens
             last = len(tokens) - 1
             start = min(seq.num_draft_computed, last)
             rows += last - start
             count = 0
-            if judges and not guesses:
+            if judges and not drafted:
                 count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
             counts.append(count)
-            segments.append(Segment(tokens[start:] + guesses, start, seq.blocks, 1 + count))
-            draft.run = len(guesses)
+            segments.append(Segment(tokens[start:] + drafted, start, seq.blocks, 1 + count))
+            draft.run = len(drafted)
             seq.num_draft_computed = last + 1 + draft.run
         self.catch_up_rows = rows
         return self._run(segments), counts

@@ -135,7 +135,7 @@ def agreements(judged: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list
     for seq, _, count, first, *_ in judged:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
-        guesses = list(zip(leads[at : at + count], hits, strict=True))
-        results.append(Agreement(seq.number, first - seq.num_prompt, guesses))
+        compared = list(zip(leads[at : at + count], hits, strict=True))
+        results.append(Agreement(seq.number, first - seq.num_prompt, compared))
         at += count
     return results

@@ -34,7 +34,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
 
-Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
+Candidates = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
 _RANKS = 8  # candidate tokens after a path
 _BREADTH = 8  # paths per level that are extended
@@ -62,7 +62,7 @@ class _State:
 @dataclass(slots=True)
 class _Tree:
     """A proposal being built. The last `ready` of the entries before position `before` are made
-    first. By node: token, parent, the row of the output that it was guessed from, and the sum of
+    first. By node: token, parent, the row of the output that predicted it, and the sum of
     its path's log-chances. By extended node (-1: the last committed token): its path's entries."""
 
     seq: Sequence
@@ -80,11 +80,11 @@ class _Tree:
         """Return at most k nodes, the likeliest first, each after its parent."""
         return nsmallest(self.k, range(len(self.tokens)), key=lambda n: (-self.sums[n], n))
 
-    def add(self, guesses: Iterator[tuple[int, Guesses]], level: int, *, last: bool) -> None:
-        """Add children to all in `grows` from the next guesses, which come with their rows; unless
-        they are the `last`, the likely ones grow next."""
+    def add(self, candidates: Iterator[tuple[int, Candidates]], level: int, *, last: bool) -> None:
+        """Add children to all in `grows` from the next candidates, which come with their rows;
+        unless they are the `last`, the likely ones grow next."""
         first = len(self.tokens)
-        for parent, (row, each) in zip(self.grows, guesses, strict=False):
+        for parent, (row, each) in zip(self.grows, candidates, strict=False):
             so_far = self.sums[parent] if parent >= 0 else 0.0
             for token, chance in each:
                 if isfinite(chance):
@@ -177,21 +177,21 @@ class EagleProposer(Proposer):
         """Build trees together: per level one forward, one copy to the device and one back."""
         rows, text, keys, values, *noise = self._enter(trees, self._noise(trees, 0))
         for level in range(self._depth):
-            guesses = enumerate(self._guess(rows, noise))
+            candidates = enumerate(self._predict(rows, noise))
             for tree in [tree for tree in trees if tree.grows]:
-                tree.add(guesses, level, last=level + 1 >= min(self._depth, tree.k))
+                tree.add(candidates, level, last=level + 1 >= min(self._depth, tree.k))
             if not any(tree.grows for tree in trees):
                 break
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
-        """Return the `noise_numbers` of the rows that guess at this level."""
+        """Return the `noise_numbers` of the rows that predict this level."""
         seqs = [tree.seq for tree in trees for _ in tree.grows]
         scales = np.array([self._processor.fields(seq).scale for seq in seqs])
         positions = np.array([seq.num_tokens + level for seq in seqs])
         return noise_numbers(scales, [seq.params.seed for seq in seqs], positions)
 
-    def _guess(self, rows: Tensor, noise: Seq[Tensor]) -> list[Guesses]:
+    def _predict(self, rows: Tensor, noise: Seq[Tensor]) -> list[Candidates]:
         """Return candidate tokens after each row of `[rows, width]`."""
         scores = self._head.logits(rows)
         if noise:
@@ -238,7 +238,7 @@ class EagleProposer(Proposer):
 
     def _extend(self, trees: Seq[_Tree], level: int, rows: Tensor, *kept: Tensor) -> list[Tensor]:
         """Make the entries of the growing nodes; return the layer's output for each, and the noise.
-        `rows`: the output that the nodes were guessed from; `kept`: the rest of `_enter`'s."""
+        `rows`: the output rows that predicted the nodes; `kept`: the rest of `_enter`'s."""
         text, *both = kept
         nodes = [(tree, node) for tree in trees for node in tree.grows]
         numbers = [(t.tokens[node], t.before + level, t.rows[node]) for t, node in nodes]

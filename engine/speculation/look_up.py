@@ -51,8 +51,8 @@ class LookUp(FreeProposer):
         proposals = []
         for chunk in chunks:
             wanted = chunk.k > 0 and chunk.samples
-            guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k) if wanted else []
-            proposals.append(chain(guesses, self.name) if guesses else EMPTY)
+            tokens = self._follow(chunk.seq).next(chunk.seq, chunk.k) if wanted else []
+            proposals.append(chain(tokens, self.name) if tokens else EMPTY)
         return proposals
 
     def forget(self, seq: Sequence) -> None:

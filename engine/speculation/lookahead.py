@@ -157,7 +157,7 @@ class LookaheadProposer(Proposer):
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [self._guess(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
+        return [self._proposal(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
         for own in verified:
@@ -172,7 +172,7 @@ class LookaheadProposer(Proposer):
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         state = self._states.get(chunk.seq)
         if state is None:
             state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)

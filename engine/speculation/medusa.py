@@ -62,7 +62,7 @@ class MedusaProposer(Proposer):
         if not ready:
             return [EMPTY] * len(chunks)
         began = self._clock()
-        tokens, logs = self._guess([chunk.seq for chunk in ready])
+        tokens, logs = self._draft([chunk.seq for chunk in ready])
         self.forward_seconds = self._clock() - began
         trees = {
             chunk.seq: self._tree(each, chances, chunk.k)
@@ -83,7 +83,7 @@ class MedusaProposer(Proposer):
         return seq in self._states and self._states[seq][0] == seq.num_tokens
 
     @torch.inference_mode()
-    def _guess(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    def _draft(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """Return, by sequence and head, the likeliest tokens and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)

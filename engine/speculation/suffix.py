@@ -86,7 +86,7 @@ class _Follower(Follower):
         self._places: list[_Place] = []
         self._moved = 0  # committed tokens since the places were found
         # The proposal: tokens, their shares, and the places that have all of them.
-        self._guesses, self._shares, self._ends = list[int](), list[float](), self._places
+        self._proposed, self._shares, self._ends = list[int](), list[float](), self._places
 
     def extend(self, seq: Sequence) -> None:
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
@@ -121,10 +121,10 @@ class _Follower(Follower):
             self._evidence.learn(self._run, hit=bool(kept))
         self._places, self._moved = kept, moved + 1
         self._run = self._run + 1 if kept else 0
-        if self._guesses and self._guesses[0] == token:
-            del self._guesses[0], self._shares[0]
+        if self._proposed and self._proposed[0] == token:
+            del self._proposed[0], self._shares[0]
         else:
-            self._guesses, self._shares, self._ends = [], [], kept
+            self._proposed, self._shares, self._ends = [], [], kept
 
     def _find(self, tokens: list[int]) -> None:
         """Find the places after the longest matches of the current suffix."""
@@ -134,18 +134,18 @@ class _Follower(Follower):
                 matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
         self._run = max((run for run, _ in matches), default=0)
         self._places = [place for run, place in matches if run == self._run]
-        self._moved, self._guesses, self._shares, self._ends = 0, [], [], self._places
+        self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._places
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
         """Take the most frequent next token, then the most frequent one among the places that had
         it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
         that period."""
         k = self.most(k)
-        guesses, places, size = self._guesses, self._ends, self._seen
-        while places and len(guesses) < k:
-            ahead = self._moved + len(guesses)
+        proposed, places, size = self._proposed, self._ends, self._seen
+        while places and len(proposed) < k:
+            ahead = self._moved + len(proposed)
             heads = [
-                text[at + ahead] if at + ahead < len(text) else guesses[at + ahead - size]
+                text[at + ahead] if at + ahead < len(text) else proposed[at + ahead - size]
                 for text, at in places
             ]
             token, votes = heads[0], heads.count(heads[0])
@@ -154,7 +154,7 @@ class _Follower(Follower):
                 places = [place for place, head in zip(places, heads, strict=True) if head == token]
             if token == _END:
                 break
-            guesses.append(token)
+            proposed.append(token)
             self._shares.append(votes / len(heads))
         self._ends = places
-        return guesses[:k], self._shares[:k]
+        return proposed[:k], self._shares[:k]

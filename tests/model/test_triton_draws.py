@@ -290,7 +290,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     given = {"scores": "*fp64", **left, **requested, "count": "i32"}
     compiled(kernels.scores_of_rows, given, parts | few)
     given = {"drawn": "*fp64", **left, **dict.fromkeys(columns[1:], "*fp64")}
-    compiled(kernels.best_of_likeliest, given, {**parts, "GUESSED": 1})
+    compiled(kernels.best_of_likeliest, given, {**parts, "FOR_DRAFT": 1})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

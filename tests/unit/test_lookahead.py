@@ -166,7 +166,7 @@ def test_the_window_fills_at_any_k(k: int) -> None:
     assert proposer._states[seq].window.columns == max((k + 1) // 2, 1)
 
 
-def test_others_guesses_leave_the_window_where_it_is() -> None:
+def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
     """Law: another proposer's guesses leave the window alone, but their n-grams enter the pool."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
     seq = sequence([1, 2, 3])
@@ -183,7 +183,7 @@ def test_others_guesses_leave_the_window_where_it_is() -> None:
     ]
 
 
-def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_guessed_for() -> None:
+def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_proposed_for() -> None:
     proposer = LookaheadProposer(LookaheadConfig())
     seq, other = sequence([1, 2, 3, 4, 5]), sequence([1, 2])
     guess(proposer, seq, 8)
