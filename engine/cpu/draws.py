@@ -86,7 +86,7 @@ class QuickDraws:
         return self._draw_draft(*self._adjusted(logits, contexts))
 
     def draw_draft(self, logits: Floats, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Return tokens and leads of all rows in order, as DeviceDraws.draw_draft does; None if a
+        """Return tokens and margins of all rows in order, as DeviceDraws.draw_draft does; None if a
         request needs the logits processor: use `draw_draft_adjusted`."""
         items: list[int] = []
         for rows in batch:
@@ -98,9 +98,9 @@ class QuickDraws:
 
     def _draw_draft(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
         count = int(items[:, 1].sum())
-        tokens, leads = np.empty(count, np.int64), np.empty(count, np.float32)
-        kernels_draws.draw_draft_rows(logits, items, self._words, tokens, leads)
-        return tokens.tolist(), leads.tolist()
+        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
+        kernels_draws.draw_draft_rows(logits, items, self._words, tokens, margins)
+        return tokens.tolist(), margins.tolist()
 
     def _adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> tuple[Items, Floats]:
         items = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]

@@ -2,7 +2,7 @@
 computed in the graph from (seed, position).
 
 Everything known before the first draw is in fixed tensors: each step's KV slots, attention tables
-and sampling parameters. So no step waits for the host, and tokens and leads return in one copy.
+and sampling parameters. So no step waits for the host, and tokens and margins return in one copy.
 Filters, and penalties, bias or min_tokens, have graphs of their own, most recorded at first use.
 """
 
@@ -42,7 +42,7 @@ Found = tuple[list[list[int]], list[list[float]]]
 
 
 class DraftedChains(NamedTuple):
-    """Proposals on the device: tokens and leads in `drawn`, float64 `[2, most steps, sequences or
+    """Proposals on the device: tokens and margins in `drawn`, float64 `[2, most steps, sequences or
     more]`, and each sequence's own tokens after the other's as `ids`, int64, 0 for none."""
 
     drawn: Tensor
@@ -224,6 +224,6 @@ class ChainGraphs:
 
 
 def read_chains(drawn: Numbers, sequences: int) -> Found:
-    """Return the tokens and the leads of each sequence, from values of `DraftedChains.drawn`."""
-    tokens, leads = drawn[:, :, :sequences].transpose(0, 2, 1)
-    return tokens.astype(np.int64).tolist(), leads.tolist()
+    """Return the tokens and the margins of each sequence, from values of `DraftedChains.drawn`."""
+    tokens, margins = drawn[:, :, :sequences].transpose(0, 2, 1)
+    return tokens.astype(np.int64).tolist(), margins.tolist()

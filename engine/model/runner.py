@@ -340,7 +340,7 @@ class ModelRunner:
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """Draw up to `steps` tokens for each sequence in one call, with its temperature, filters
         and penalties (`params`). `rows`: each sequence's row of `output`, which follows its last
-        token. Returns tokens (NOT_FINITE from where none can be drawn), the lead of each over the
+        token. Returns tokens (NOT_FINITE from where none can be drawn), the margin of each over the
         second best, and the second best (-1: none); entries after a sequence's own `steps` have no
         meaning. The KV of all tokens but the last is in the cache afterwards. `draws_chains` must
         hold."""

@@ -11,7 +11,7 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 NOT_FINITE, UNDECIDED = -1, -2  # in place of a drawn token
-MOST_SURE = 99.0  # the largest reported lead of a token over the next one
+MAX_MARGIN = 99.0  # the largest reported margin of a token over the next one
 
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 

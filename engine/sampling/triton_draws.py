@@ -27,7 +27,7 @@ def available(device: torch.device) -> bool:
 
 
 def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: Tensor) -> Tensor:
-    """Return float64 `[2, rows]` tokens and leads as `device_draws.best_and_lead`, of `[rows,
+    """Return float64 `[2, rows]` tokens and margins as `device_draws.best_and_margin`, of `[rows,
     vocab]` logits times their row's scale, plus the noise of its key (`low` and `high` half, as
     int32) where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches,
     whose grids depend only on shapes; the host does not wait."""

@@ -1,4 +1,4 @@
-"""The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_lead` in Triton.
+"""The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_margin` in Triton.
 
 The hash is that of `noise`, in unsigned words. The noise formula is also the same, but logarithms
 are computed here, by sums and products that are each rounded (`OPTIONS`): results are the same on
@@ -31,7 +31,7 @@ _SLOT, _FIRST_DRAFT, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # marks of ids in the text
-_MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
+_MAX_MARGIN, _NOT_FINITE = tl.constexpr(plain.MAX_MARGIN), tl.constexpr(plain.NOT_FINITE)
 _UNDECIDED, _BELOW_ZERO = tl.constexpr(plain.UNDECIDED), tl.constexpr(plain.BELOW_ZERO)
 
 
@@ -99,9 +99,9 @@ def _top(best, ids, second):
 
 
 @triton.jit
-def _lead(best, second):
-    lead = best - second
-    return tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
+def _margin(best, second):
+    margin = best - second
+    return tl.where(margin == margin, tl.minimum(tl.maximum(margin, 0.0), _MAX_MARGIN), 0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
@@ -110,7 +110,7 @@ def best_of_blocks(
     of_scales, of_low, of_high, of_has_noise, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
-    logits. A NaN counts as two infinities, so the best score is not finite and there is no lead.
+    logits. A NaN counts as two infinities, so the best score is not finite and there is no margin.
     `of_...`: strides between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
@@ -132,7 +132,7 @@ def best_of_blocks(
 
 @triton.jit
 def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
-    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and leads. LANES: a
+    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and margins. LANES: a
     power of two, not below BLOCKS."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
@@ -142,7 +142,7 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     most, token, next_most = _top(best, tl.load(ids + at, mask=there, other=_NO_ID), second)
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
-    tl.store(drawn + rows + row, _lead(most, next_most).to(tl.float64))
+    tl.store(drawn + rows + row, _margin(most, next_most).to(tl.float64))
 
 
 @triton.jit(
@@ -284,7 +284,7 @@ def best_of_likeliest(
     of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, FOR_DRAFT: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and leads of `filtered`
+    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and margins of `filtered`
     rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
@@ -318,5 +318,5 @@ def best_of_likeliest(
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
     stored = (token != _UNDECIDED) if FOR_DRAFT else (token == token)
     tl.store(drawn + row, token.to(tl.float64), mask=stored)
-    lead = _lead(best, next_best).to(tl.float64)
-    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=stored)
+    margin = _margin(best, next_best).to(tl.float64)
+    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, margin, mask=stored)

@@ -18,8 +18,8 @@ from itertools import accumulate, islice
 from operator import mul
 
 from engine.scheduling.sequence import Sequence
-from engine.speculation.evidence import Evidence, Record
-from engine.speculation.look_up import Follower, LookUp
+from engine.speculation.evidence import Evidence, HitCounts
+from engine.speculation.look_up import LookUp, LookUpState
 from engine.speculation.occurrences import Occurrences
 
 _MOST = 16  # maximum occurrences per text, the latest ones
@@ -51,7 +51,7 @@ class Replies:
         owner = seq.tenant, seq.params.cache_salt
         texts = self._newer.setdefault(owner, Occurrences([], self._shortest))
         texts.tokens += text
-        texts.note(len(texts.tokens))
+        texts.index(len(texts.tokens))
 
     def of(self, owner: _Owner) -> list[Occurrences]:
         return [half[owner] for half in (self._newer, self._older) if owner in half]
@@ -63,9 +63,9 @@ class SuffixProposer(LookUp):
 
     def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest
-        sizes, shared = (shortest, longest), Record(_PRIORS)
+        sizes, shared = (shortest, longest), HitCounts(_PRIORS)
         replies = self._replies = Replies(remembered, shortest)
-        super().__init__(name, lambda seq: _Follower(seq, replies, sizes, shared), pause=_PAUSE)
+        super().__init__(name, lambda seq: _State(seq, replies, sizes, shared), pause=_PAUSE)
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
@@ -73,11 +73,11 @@ class SuffixProposer(LookUp):
             self._replies.add(seq)
 
 
-class _Follower(Follower):
+class _State(LookUpState):
     """A sequence's places: the `run` tokens before each place equal the sequence's last tokens."""
 
     def __init__(
-        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: Record
+        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: HitCounts
     ) -> None:
         super().__init__(Evidence(shared), None, 0)
         shortest, self._longest = sizes
@@ -98,7 +98,7 @@ class _Follower(Follower):
                 break
             self._advance(token)
         if not self._places:
-            self._own.note(last)
+            self._own.index(last)
             self._find(tokens)
 
     def next(self, seq: Sequence, k: int) -> list[int]:
@@ -130,8 +130,8 @@ class _Follower(Follower):
         """Find the places after the longest matches of the current suffix."""
         matches = list[tuple[int, _Place]]()
         for text in (self._own, *self._replies.of(self._owner)):
-            for end in islice(text.behind(tokens), _MOST):
-                matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
+            for end in islice(text.places_after(tokens), _MOST):
+                matches.append((text.match_length(end, tokens, self._longest), (text.tokens, end)))
         self._run = max((run for run, _ in matches), default=0)
         self._places = [place for run, place in matches if run == self._run]
         self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._places

@@ -70,7 +70,7 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
     seq, start, length, _ = chunk
     draft = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if draft.source in (main, EMPTY.source) else draft.source
-    k, bounded = 0 if source else allowance.main_limit(chunk), seq in allowance.held
+    k, bounded = 0 if source else allowance.main_limit(chunk), seq in allowance.waiting
     if seq.sources is not None:
         bounded = not allowance.is_open(seq)
     # Positional arguments: keywords would take most of this function's time.

@@ -60,7 +60,7 @@ class Rounds:
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
         """Return one Sampled per sampling chunk; set `seconds` of propose, verify and accept."""
-        self._allowance.settle(plan.chunks)
+        self._allowance.leave_out_main(plan.chunks)
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)

@@ -51,8 +51,8 @@ def slow_draws(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    tokens, leads = guess(finalize(processor, logits.clone(), contexts), contexts)
-    return tokens.tolist(), leads.tolist()
+    tokens, margins = guess(finalize(processor, logits.clone(), contexts), contexts)
+    return tokens.tolist(), margins.tolist()
 
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
@@ -70,9 +70,9 @@ def test_it_draws_what_the_exact_path_draws(
         found = draws.draw_draft(logits, [Rows(seq, 0, ROWS, 5)])
         assert torch.equal(logits, before)
         assert found is not None
-        tokens, leads = slow_draws(processor, logits, seq)
+        tokens, margins = slow_draws(processor, logits, seq)
         assert found[0] == tokens
-        assert found[1] == pytest.approx(leads, abs=1e-4)
+        assert found[1] == pytest.approx(margins, abs=1e-4)
 
 
 ADJUSTED: list[dict[str, Any]] = [
@@ -92,10 +92,10 @@ def test_flat_rows_are_never_declined(
     logits = torch.randn(8, VOCAB, generator=generator)
     seqs = [sequence(2, **fields), sequence(6)]
     contexts = [RowContext(seq, [7, 9, 7][:depth]) for seq in seqs for depth in range(4)]
-    tokens, leads = draws.draw_draft_adjusted(logits, contexts)
+    tokens, margins = draws.draw_draft_adjusted(logits, contexts)
     expected = guess(finalize(processor, logits, contexts), contexts)
     assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
-    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
+    assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("fields", [*ADJUSTED, {"logit_bias": {7: 99.0, 5000: 1.0}}], ids=str)

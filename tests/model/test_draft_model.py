@@ -40,7 +40,7 @@ def proposer_on(
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    judges: Callable[[], bool] | None = None,
+    compares: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
     return DraftModelProposer(
@@ -50,7 +50,7 @@ def proposer_on(
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
         keeps_drafting=keeps_drafting,
-        judges=judges,
+        compares=compares,
     )
 
 

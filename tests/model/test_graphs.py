@@ -176,7 +176,7 @@ def test_a_chain_draws_what_steps_draw(
         guessed = chained(ours, output, draws, seqs, [steps] * count)
         found = read_chains(guessed.drawn.numpy(), count)
         assert found[0] == stepwise(theirs, output.logits, seqs, steps)
-        assert all(lead >= 0 for leads in found[1] for lead in leads)
+        assert all(margin >= 0 for margins in found[1] for margin in margins)
 
 
 @pytest.mark.parametrize("asks", ASKS, ids=str)

@@ -164,13 +164,13 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
 def test_judging_can_be_switched_off() -> None:
     """Law: guesses are the same without the rows that only serve to judge earlier positions."""
     guesses = list[list[int]]()
-    for judges in (True, False):
+    for compares in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
-        proposer = proposer_on(runner, judges=partial(bool, judges))
+        proposer = proposer_on(runner, compares=partial(bool, compares))
         seq = sequence("s", [4, 5, 6])
         extend_text(seq, 5, fake, rng)
         guesses += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
-        assert bool(proposer.agreements) is judges
+        assert bool(proposer.agreements) is compares
     assert guesses[0] == guesses[1]
 
 

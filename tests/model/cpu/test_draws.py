@@ -13,7 +13,7 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
 from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
-from engine.sampling.device_draws import best_and_lead
+from engine.sampling.device_draws import best_and_margin
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
 from engine.sampling.plain import UNDECIDED, Rows, plain_of
@@ -212,11 +212,11 @@ def test_the_runner_up_is_the_second_best_of_the_same_draw(temperature: float) -
     words = words_of(VOCAB)
     for position in range(40):
         row = generator.standard_normal(VOCAB).astype(np.float32) * 3
-        token, lead, runner = kernels_draws.draw_draft(row, words, item, position, space)
+        token, margin, runner = kernels_draws.draw_draft(row, words, item, position, space)
         noise = row_noise([(8, position) if temperature else None], VOCAB)[0].numpy()
         scores = row / (temperature or 1.0) + noise
         assert [token, runner] == np.argsort(-scores)[:2].tolist()
-        assert lead == pytest.approx(scores[token] - scores[runner], abs=1e-3)
+        assert margin == pytest.approx(scores[token] - scores[runner], abs=1e-3)
     row[:] = -np.inf
     row[3] = 1.0
     assert kernels_draws.draw_draft(row, words, item, 0, space)[::2] == (3, -1)
@@ -228,11 +228,11 @@ def test_drafting_draws_with_the_same_noise(draws: QuickDraws) -> None:
     seqs = [sequence(8, temperature=0.5), sequence(8, temperature=0.0)]
     guessed = draws.draw_draft(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
     assert guessed is not None
-    tokens, leads = guessed
+    tokens, margins = guessed
     scores = torch.cat([logits[:2] * 2, logits[3:5]])
-    expected = best_and_lead(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
+    expected = best_and_margin(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
     assert tokens == expected[0].tolist()
-    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
+    assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
     assert draws.draw_draft(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
 
