@@ -69,7 +69,7 @@ class AdaptiveK:
     def choose(self, load: Load) -> Choice:
         """See KController."""
         if load.resumed:  # choose anew, as after a change of batch size
-            self._size = 0  # the size of no batch
+            self._size = 0  # no batch has this size
             self._explore.forget()
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
@@ -151,7 +151,7 @@ class AdaptiveK:
             return False
         if not self._stops or not depth or self._explore.round == "trial":
             return True
-        if self._sequences > _FEW:  # their mean confidence says no more than K does
+        if self._sequences > _FEW:  # their mean confidence adds nothing to K
             return depth < self._best.k
         survivals = [self._proposals.survival(own) for own in confidences]
         return self._goodput.draft_pays(survivals, depth)

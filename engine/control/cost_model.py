@@ -249,7 +249,7 @@ class CostModel:
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
         group = sequences.bit_length()
-        near = [key for key in self._host if drafted or not key[1]]  # not K = 0 as K > 0
+        near = [key for key in self._host if drafted or not key[1]]  # K = 0: only such steps
         start, row = self._host_start, 0.0
         if near:
             key = min(near, key=lambda known: (known[1] != drafted, abs(known[0] - group)))

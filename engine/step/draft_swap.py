@@ -54,7 +54,7 @@ SWITCH_SECONDS = 0.0005
 OWN_TOKENIZER = "has a tokenizer of its own: such a draft is configured, not swapped"
 ROOM = "a draft is loaded beside the running one; leave room for it with cache.num_blocks"
 
-# During a trial: its share of the time, least seconds between comparisons, least and most new tokens
+# During a trial: its share of the time, least seconds between comparisons, least and most tokens
 # to compare, and the longest text to read (in full steps of `max_step_tokens`).
 _SHARE, _LEAST_SECONDS, _LEAST_TOKENS, _MOST_TOKENS, _LONGEST = 0.05, 0.05, 16, 128, 4
 
@@ -269,7 +269,7 @@ class DraftSwap:
         for draft in (before, new):
             main.use(draft.runner)
             results.append(main.in_hindsight(seq, min(count, _MOST_TOKENS)))
-        if len(results[0]) != len(results[1]):  # for one draft a token was too close to call
+        if len(results[0]) != len(results[1]):  # one draft's sampler left a token undecided
             return
         self._trial.add(*results)
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))

@@ -221,7 +221,7 @@ class ForwardTimer:
         plains = [(plain_of(params), None)] * sequences
         seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
-        _read(runner)  # discard: that was no chain
+        _read(runner)  # discard the seconds of `forward` above
 
         def timed(count: int) -> float:
             steps = [count] * sequences

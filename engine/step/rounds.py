@@ -110,7 +110,7 @@ class Rounds:
             next(left) if chunk.k and chunk.samples else own
             for chunk, own in zip(chunks, looked_up, strict=True)
         ]
-        self._allowance.keep(plan.chunks, proposals)  # too late to cut, but the controller learns
+        self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
         sampling = [*zip(plan.chunks, proposals, strict=True)]
         if len(rows) < len(chunks):
             sampling = [pair for pair in sampling if pair[0].samples]
