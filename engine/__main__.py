@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from engine.arguments import Parser
-from engine.child import follow_parent, leave, limit_threads
+from engine.child import exit_process, follow_parent, limit_threads
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.logs import configure_logging
@@ -71,4 +71,4 @@ def _make_engine(path: Path, measured: Path | None) -> StepEngine:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -104,12 +104,12 @@ def freeze_memory() -> threading.Thread:
     thousands of small pages, whose TLB entries every forward evicts."""
     gc.collect()
     gc.freeze()
-    thread = threading.Thread(target=_gather, name="huge-pages", daemon=True)
+    thread = threading.Thread(target=_collapse_heap, name="huge-pages", daemon=True)
     thread.start()
     return thread
 
 
-def _gather() -> None:
+def _collapse_heap() -> None:
     if not _MAPS.exists():  # not Linux
         return
     advise = ctypes.CDLL(None).madvise
@@ -123,7 +123,7 @@ def _gather() -> None:
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exit with `code`. While a draft loads, skip Python's shutdown: it would stop the loading
     thread inside a library that then aborts."""
     if any(thread.name == LOADING for thread in threading.enumerate()):

@@ -157,7 +157,7 @@ class Engine:
             clock=self._clock,
             keeps_drafting=self._controller.keeps_drafting,
             # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
-            judges=lambda: self._allowance.choice.uses_hindsight or self._trace is not None,
+            compares=lambda: self._allowance.choice.uses_hindsight or self._trace is not None,
         )
 
     def _ready_message(
@@ -257,7 +257,7 @@ class Engine:
             blocks_used=self._pool.num_used,
             blocks_total=self._pool.num_total,
             estimates=self._controller.estimates(),
-            swap=self._swap.news(),
+            swap=self._swap.next_outcome(),
         )
 
     # -- the step ----------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Engine:
             num = min(len(running) + len(waiting), self._max_sequences)
             self._allowance.begin(Load(num, self._scheduler.mean_length), running)
         seconds.schedule = self._overhead.chose(lap())
-        plan = self._scheduler.schedule(self._allowance.want)
+        plan = self._scheduler.schedule(self._allowance.max_draft)
         for seq in plan.preempted:
             self._proposer.forget(seq)
         for seq in plan.admitted:

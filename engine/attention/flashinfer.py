@@ -25,7 +25,7 @@ from engine.attention.interface import (
     Span,
     StagedAttention,
     Variation,
-    scrap_span,
+    padding_span,
 )
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.spans import visible, written_slots
@@ -142,7 +142,7 @@ class FlashInferGraph(FlashInferForward):
         self.rows = rows
         self._scrap = pages - 1
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
-        super().__init__(backend, plane, [scrap_span(0, rows, pages - 1, plane.block_size)])
+        super().__init__(backend, plane, [padding_span(0, rows, pages - 1, plane.block_size)])
 
     def _made(self, variant: Variant) -> Wrapper:
         count, device = self.rows + 1, self._backend.device

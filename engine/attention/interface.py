@@ -27,7 +27,7 @@ FP8 = torch.float8_e4m3fn  # dtype of planes, not of computation
 
 # Arguments of an attention call that may be ignored: queries are already rotated, inference has no
 # dropout, and transformers' own cache is not used.
-HARMLESS = frozenset({
+IGNORED_ARGUMENTS = frozenset({
     "attention_mask", "cache_position", "dropout", "foredraft", "num_items_in_batch",
     "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
     "position_embeddings", "position_ids", "return_dict", "use_cache",
@@ -63,7 +63,7 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
-def scrap_span(row: int, length: int, scrap: int, block_size: int) -> Span:
+def padding_span(row: int, length: int, scrap: int, block_size: int) -> Span:
     """Return the span of rows that pad a graph: a sequence of their own in the scrap block."""
     return Span(row, length, 0, [scrap] * -(-length // block_size))
 
@@ -110,7 +110,7 @@ class PagedAttention(PreparedAttention):
         self._plane, self._slots = plane, slots
         self._placed: set[int] = set()
 
-    def places(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
+    def layer_slots(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the layer's keys and values `[kv_heads, slots, dim]` and the rows' slots. The
         caller must then write before each `run` of this layer, and `run` does not. None if the
         plane has another dtype."""
@@ -127,11 +127,11 @@ class PagedAttention(PreparedAttention):
         keys, values = (tensor[index] for tensor in self._plane.stacks[stack])
         if layer not in self._placed:
             for kept, rows in ((keys, key), (values, value)):
-                movable(kept).index_copy_(1, self._slots, movable(as_kept(rows[0], kept.dtype)))
+                raw_view(kept).index_copy_(1, self._slots, raw_view(as_cached(rows[0], kept.dtype)))
         return keys, values
 
 
-def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
+def as_cached(rows: Tensor, kind: torch.dtype) -> Tensor:
     """Convert to the plane's dtype. Clamps to the largest FP8 number, since torch may return NaN
     above it."""
     if kind == FP8:
@@ -140,7 +140,7 @@ def as_kept(rows: Tensor, kind: torch.dtype) -> Tensor:
     return rows.to(kind)
 
 
-def movable(kept: Tensor) -> Tensor:
+def raw_view(kept: Tensor) -> Tensor:
     """View as a dtype for which torch has index_copy_ on every device."""
     return kept.view(torch.uint8) if kept.dtype == FP8 else kept
 
@@ -200,7 +200,7 @@ class LayerProbe(PreparedAttention):
     def check(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
         """Raises ModelError for an argument that would be ignored."""
         for name, argument in arguments.items():
-            if argument is not None and argument is not False and name not in HARMLESS:
+            if argument is not None and argument is not False and name not in IGNORED_ARGUMENTS:
                 raise ModelError(f"its attention passes {name!r}, which no backend honours")
         if getattr(module, "is_causal", True) is False:
             raise ModelError("its attention is not causal")

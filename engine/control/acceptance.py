@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from engine.scheduling.step_record import Outcome
 
 Array = NDArray[np.float64]
-Guess = tuple[float, float, bool]  # log-odds of the prior, confidence, was right
+Example = tuple[float, float, bool]  # log-odds of the prior, confidence, was right
 Confidences = Sequence[Sequence[float]]  # by sequence, one per draft token in order
 
 _SAMPLE = 64  # recent proposals kept
@@ -31,13 +31,13 @@ _HALF_LIFE, _ROUNDS = 96.0, 32.0
 _PRIOR_REJECTION = 0.3
 _PRIOR_TOKENS = 4.0
 _POOL_WEIGHT = 8.0  # weight of the pooled rejection at each depth, in tokens
-_WINDOW = 12.0  # half-life of a surprise, in outcomes
-_CHANGE = 3.5  # standard deviations above which a surprise is a change
-_APART = 8.0  # maximum independent sequences in a batch: texts that start together are alike
+_WINDOW = 12.0  # half-life of the counts that it compares, in outcomes
+_CHANGE = 3.5  # standard deviations above which acceptance has changed
+_MOST_INDEPENDENT = 8.0  # sequences of a batch counted as independent: texts may be alike
 _AFTER_CHANGE = 4.0  # weight of the past after a change, in tokens
 
-SUREST = 12.0  # confidences are capped here
-LOWEST = -40.0  # log-odds are bounded here, so that exp does not overflow
+CAP = 12.0  # maximum confidence that is used
+FLOOR = -40.0  # minimum log-odds, so that exp does not overflow
 _START = np.array([0.0, 1.0, 0.5])  # initial weights: trust the prior, use confidence a little
 _DEVIATION = 0.5  # standard deviation of the weights' prior around _START
 _MEMORY = 2000.0  # half-life of information, in tokens
@@ -70,7 +70,7 @@ class AcceptanceEstimate:
         self._asked, self._offered = np.ones((2, k_max))
         self.rejection = _PRIOR_REJECTION  # pooled over depths
         self._weight = _PRIOR_TOKENS
-        self.surprise = Surprise()
+        self.change_detector = ChangeDetector()
         self.changes = 0  # number of detected changes
 
     def update(self, k: int, outcomes: Sequence[Outcome], rounds: int = 1) -> None:
@@ -93,14 +93,14 @@ class AcceptanceEstimate:
         self._asked = self._asked * fade + n * (self._depths < k)
         self._offered = self._offered * fade + (offered > depths).sum(1)
         self._pool(float(tried @ self._shape), float(tried @ self._shape - (tried - wrong).sum()))
-        variance *= max(1.0, n / rounds / _APART)
-        if not self._trees and self.surprise.add(float(wrong.sum()), expected, variance, n):
+        variance *= max(1.0, n / rounds / _MOST_INDEPENDENT)
+        if not self._trees and self.change_detector.add(float(wrong.sum()), expected, variance, n):
             self.limit_weight(_AFTER_CHANGE)
-            self.rejection = min(max(self.rejection * self.surprise.ratio, 0.01), 0.95)
-            self.surprise = Surprise()
+            self.rejection = min(max(self.rejection * self.change_detector.ratio, 0.01), 0.95)
+            self.change_detector = ChangeDetector()
             self.changes += 1
 
-    def agree(self, agreements: Sequence[Sequence[bool]]) -> None:
+    def learn_compared(self, agreements: Sequence[Sequence[bool]]) -> None:
         """Learn from tokens compared in hindsight at consecutive positions: from the outcomes that
         rounds with the longest proposals would have had there."""
         k = len(self._depths)
@@ -131,13 +131,13 @@ class AcceptanceEstimate:
         """Return, `[..., depth]`, the chances that a token is accepted, from such `chances`."""
         return chances if self._trees else np.multiply.accumulate(chances, axis=-1)
 
-    def offering(self) -> Array:
+    def proposal_rates(self) -> Array:
         """Return, by depth, the chance that a token is proposed."""
         rates: Array = self._offered / self._asked
         return rates
 
 
-class Surprise:
+class ChangeDetector:
     """Compares the number of wrong tokens in recent rounds with the expected number."""
 
     def __init__(self) -> None:
@@ -181,25 +181,25 @@ class Calibration:
         self._weights = _START.copy()
         self._information = np.eye(3) / _DEVIATION**2
         self._mean, self._variance, self._seen = 1.5, 2.0, 8.0
-        self._gathered: list[Guess] = []
+        self._gathered: list[Example] = []
 
     def line(self, odds: Array) -> tuple[Array, float]:
-        """Return (bases, weight): a token's log-odds are base + weight * min(confidence, SUREST),
+        """Return (bases, weight): a token's log-odds are base + weight * min(confidence, CAP),
         with one base for each of `odds` (log-odds of the priors)."""
         w0, w1, w2 = self._weights.tolist()
         weight = w2 / self._variance**0.5
         return w0 - weight * self._mean + w1 * odds, weight
 
-    def learn(self, guesses: Iterable[Guess]) -> None:
+    def learn(self, examples: Iterable[Example]) -> None:
         """Gather tokens, and fit once there are enough."""
-        self._gathered += guesses
+        self._gathered += examples
         if len(self._gathered) >= (_BATCH if self._seen < _KNOWN else _LARGE_BATCH):
             self._fit(*np.array(self._gathered).T)
             self._gathered = []
 
     def _fit(self, odds: Array, confidences: Array, hits: Array) -> None:
         """One Newton step."""
-        confidences = np.minimum(confidences, SUREST)
+        confidences = np.minimum(confidences, CAP)
         self._spread(confidences)
         count = len(confidences)
         scaled = (confidences - self._mean) / self._variance**0.5
@@ -253,7 +253,7 @@ class ProposalModel:
         self._odds = odds.tolist()
         bases, self.confidence_weight = self._calibration.line(odds)
         known = ~np.isnan(sample)
-        z = np.where(known, bases + self.confidence_weight * np.minimum(sample, SUREST), odds)
+        z = np.where(known, bases + self.confidence_weight * np.minimum(sample, CAP), odds)
         right = 1.0 / (1.0 + np.exp(-z))
         reached = 1.0 if self._trees else np.cumprod(right, axis=1) / right  # all before it right
         weight = np.where(known, reached, 0.0) + 1e-12
@@ -266,8 +266,8 @@ class ProposalModel:
         """Return, by depth, the chance that this proposal's token is accepted."""
         chance, chances, weight = 1.0, list[float](), self.confidence_weight
         for base, confidence in zip(self._bases, confidences, strict=False):
-            z = base + weight * (confidence if confidence < SUREST else SUREST)
-            chance = (1.0 if self._trees else chance) / (1.0 + exp(-z if z > LOWEST else -LOWEST))
+            z = base + weight * (confidence if confidence < CAP else CAP)
+            chance = (1.0 if self._trees else chance) / (1.0 + exp(-z if z > FLOOR else -FLOOR))
             chances.append(chance)
         return chances
 
@@ -282,9 +282,9 @@ class ProposalModel:
 
     def remember(self, confidences: Confidences) -> None:
         """Put some of the new proposals into the sample."""
-        for sure in islice(confidences, _LATEST):
+        for values in islice(confidences, _LATEST):
             row = self._sample[self._next]
-            row[: len(sure)], row[len(sure) :] = sure, np.nan
+            row[: len(values)], row[len(values) :] = values, np.nan
             self._next = (self._next + 1) % _SAMPLE
             self._num_sampled = min(self._num_sampled + 1, _SAMPLE)
 
@@ -302,21 +302,21 @@ class ProposalModel:
     def learn(self) -> None:
         """Learn from all steps added since the previous call."""
         self.acceptance.update(self._k, self._outcomes, max(self.num_proposing, 1))
-        guesses = (
-            (odds, sure, depth in _accepted(outcome))
+        examples = (
+            (odds, value, depth in _accepted(outcome))
             for outcome, found in zip(self._outcomes, self._confidences, strict=False)
-            for depth, (odds, sure) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
+            for depth, (odds, value) in enumerate(zip(self._odds, found[: outcome.tried]))  # noqa: B905
         )
-        self._calibration.learn(islice(guesses, _MOST_AT_ONCE))
+        self._calibration.learn(islice(examples, _MOST_AT_ONCE))
         self._outcomes, self._confidences, self.num_steps, self.num_proposing = [], [], 0, 0
 
     def learn_in_hindsight(self, agreements: Sequence[Sequence[tuple[float, bool]]]) -> None:
         """Learn from tokens compared with the text generated at K = 0. After each wrong token a new
         proposal would have begun."""
-        self.acceptance.agree([[hit for _, hit in guesses] for guesses in agreements])
-        for guesses in agreements:
-            self._calibration.learn((self._odds[0], *guess) for guess in guesses)
-            sure = [confidence for confidence, _ in guesses]
-            starts = [0, *(i + 1 for i, (_, hit) in enumerate(guesses) if not hit)]
-            rows = [sure[start : start + self._k_max] for start in starts]
+        self.acceptance.learn_compared([[hit for _, hit in compared] for compared in agreements])
+        for compared in agreements:
+            self._calibration.learn((self._odds[0], *each) for each in compared)
+            values = [confidence for confidence, _ in compared]
+            starts = [0, *(i + 1 for i, (_, hit) in enumerate(compared) if not hit)]
+            rows = [values[start : start + self._k_max] for start in starts]
             self.remember([row for row in rows if row])

@@ -26,10 +26,10 @@ _EXPLORING_WEIGHT = 16.0  # maximum weight of the past while exploring, in token
 _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
 _IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
-_REACH = 64  # steps between tries of one more draft step, which correct its cost
+_EXTRA_EVERY = 64  # steps between tries of one more draft step, which correct its cost
 _SETTLED = 6  # steps at K = 0 until the CPU caches settle
-_TRIMS = 0.02  # minimum gain that is worth the time to leave tokens out
-_BRANCHES = 0.02  # minimum gain for which second-best tokens are used
+_TRIM_GAIN = 0.02  # minimum gain that is worth the time to leave tokens out
+_BRANCH_GAIN = 0.02  # minimum gain for which second-best tokens are used
 # Learning from a step takes `_LEARNING` seconds and `_LEARNING_EACH` per sequence. It may take
 # `_SHARE` of the time, so it skips most short steps, but learns from one in `_RAREST` at least.
 _LEARNING, _LEARNING_EACH, _SHARE, _RAREST = 3e-4, 1e-5, 0.01, 64
@@ -50,16 +50,16 @@ class AdaptiveK:
             raise ValueError(f"there is nothing to choose up to K = {k_max}")
         self.k_max, self._stops = k_max, stops
         self.costs = costs or CostModel()
-        self._guesses = ProposalModel(k_max, trees=trees)
-        self._goodput = Goodput(k_max, self._guesses, self.costs)
+        self._proposals = ProposalModel(k_max, trees=trees)
+        self._goodput = Goodput(k_max, self._proposals, self.costs)
         self._explore = Exploration()
         self._best = self._choice = Choice()  # of usual steps; of this step
         self._sequences, self._size = 1, -1
         self._chosen = self._since_change = 0  # steps since a choice; since size or K > 0 changed
         self._caught_up = True  # the last step proposed for all
-        self._plain = 0  # steps in a row at K = 0
+        self._steps_at_zero = 0  # steps in a row at K = 0
         self._skips = self._skipped = 0  # steps to skip, and steps skipped so far
-        self._reaches = False  # this step runs one draft step more than seems to pay
+        self._extra = False  # this step runs one draft step more than seems to pay
         self._trims = True  # whether leaving tokens out of the forward pays
         self._usual = inf  # seconds of a usual step
         self._learns, self._every = True, 1  # from this step; from one step in `_every`
@@ -69,7 +69,7 @@ class AdaptiveK:
     def choose(self, load: Load) -> Choice:
         """See KController."""
         if load.resumed:  # choose anew, as after a change of batch size
-            self._size = 0  # the size of no batch
+            self._size = 0  # no batch has this size
             self._explore.forget()
         self._sequences = load.num_sequences or 1
         size = self._sequences.bit_length()
@@ -78,20 +78,20 @@ class AdaptiveK:
             return self._choice
         rounds, self._skipped = self._skipped + 1, 0
         self._chosen, self._since_change = self._chosen + rounds, self._since_change + rounds
-        self._guesses.num_steps += rounds - 1
-        self._plain += rounds - 1
-        idle = not self._best.k and not self._guesses.num_proposing
+        self._proposals.num_steps += rounds - 1
+        self._steps_at_zero += rounds - 1
+        idle = not self._best.k and not self._proposals.num_proposing
         if size != self._size or self._chosen >= self._dwell(idle=idle):
             self.costs.set_context(load.length() if load.length is not None else None)
             self._plan(size)
         k, reason = self._while_on() if self._best.k else self._while_off(rounds)
-        due = self._guesses.num_steps + 1 >= (_IDLE if idle else 1) * self._every
+        due = self._proposals.num_steps + 1 >= (_IDLE if idle else 1) * self._every
         self._learns = due or self._explore.round != "usual"
         usual = self._learns and reason == "pays" and not self._stops
-        self._reaches = usual and self._since_change % _REACH >= _REACH - self._every
+        self._extra = usual and self._since_change % _EXTRA_EVERY >= _EXTRA_EVERY - self._every
         skips = reason == "off" and idle and not self._learns
         self._skips = min(_SKIPS - 1, self._explore.rounds_left) if skips else 0
-        k = min(k + self._reaches, self.k_max)
+        k = min(k + self._extra, self.k_max)
         most = min(max(self._sequences // 4, 1), _PROBE_SEQUENCES) if self._probes_few else None
         hindsight = k > 0 and not self._caught_up
         self._choice = replace(
@@ -114,7 +114,7 @@ class AdaptiveK:
     def _plan(self, size: int) -> None:
         """Choose K anew. `size`: the bit length of the batch size."""
         self._chosen = 0
-        self._learn_guesses()
+        self._learn_outcomes()
         goodput, was_on, present = self._goodput, self._best.k > 0, self._goodput.present
         if changed := size != self._size:
             self._explore.restart(size)
@@ -125,10 +125,10 @@ class AdaptiveK:
             self._explore.switched(back=k > 0 and not changed)
             self._since_change = 0
         drafting, row_costs = goodput.choose(k)
-        branches = goodput.branching(k) > _BRANCHES
+        branches = goodput.branching(k) > _BRANCH_GAIN
         self._best = Choice(k, branches=branches, drafting=drafting, row_costs=row_costs)
         self._size, self._usual = size, self._sequences * goodput.each[k][0] / goodput.present
-        self._trims = self._stops or not present or goodput.trimming[k] > _TRIMS
+        self._trims = self._stops or not present or goodput.trimming[k] > _TRIM_GAIN
 
     def _while_on(self) -> tuple[int, Reason]:
         gain = self._goodput.rates[self._best.k] / self._goodput.rates[0] - 1.0
@@ -151,25 +151,25 @@ class AdaptiveK:
             return False
         if not self._stops or not depth or self._explore.round == "trial":
             return True
-        if self._sequences > _FEW:  # their mean confidence says no more than K does
+        if self._sequences > _FEW:  # their mean confidence adds nothing to K
             return depth < self._best.k
-        survivals = [self._guesses.survival(sure) for sure in confidences]
+        survivals = [self._proposals.survival(own) for own in confidences]
         return self._goodput.draft_pays(survivals, depth)
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
         """Return, per proposal, the number of rows with the most tokens at the current goodput."""
         if self._learns and self._explore.round != "probe":
-            self._guesses.remember(confidences)
-        if self._explore.round == "trial" or self._reaches or not self._trims:
-            return [len(sure) for sure in confidences]
-        survivals = [self._guesses.survival(sure) for sure in confidences]
+            self._proposals.remember(confidences)
+        if self._explore.round == "trial" or self._extra or not self._trims:
+            return [len(own) for own in confidences]
+        survivals = [self._proposals.survival(own) for own in confidences]
         return self._goodput.kept_counts(survivals)
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         """Return the places where the second-best token is worth a row, best first."""
-        guesses = self._guesses
-        survivals = [guesses.survival(sure[:n]) for sure, n in zip(confidences, kept, strict=True)]
-        chances = [guesses.second_best(survival) for survival in survivals]
+        proposals = self._proposals
+        survivals = [proposals.survival(own[:n]) for own, n in zip(confidences, kept, strict=True)]
+        chances = [proposals.second_best(survival) for survival in survivals]
         best = [sorted(range(len(each)), key=each.__getitem__, reverse=True) for each in chances]
         numbers = self._goodput.kept_counts(chances, behind=sum(kept))
         return [places[:n] for places, n in zip(best, numbers, strict=True)]
@@ -185,10 +185,10 @@ class AdaptiveK:
         if seen.k:  # also if another controller chose it: stop skipping
             self._skips = 0
             self._add(seen)
-            self._guesses.learn_second_best(seen.second_best)
+            self._proposals.learn_second_best(seen.second_best)
         else:  # without speculation only the number of steps counts
-            self._guesses.add(0, (), ())
-        self._plain = 0 if seen.k else self._plain + 1
+            self._proposals.add(0, (), ())
+        self._steps_at_zero = 0 if seen.k else self._steps_at_zero + 1
         if self._learns:
             self._learn(seen)
         if (seen.k or self._caught_up) and seen.outcomes:
@@ -200,32 +200,32 @@ class AdaptiveK:
             drafted = [i for i, outcome in enumerate(outcomes) if outcome.offered]
             outcomes = [outcomes[i] for i in drafted]
             confidences = [confidences[i] for i in drafted]
-        self._guesses.add(seen.k, outcomes, confidences)
+        self._proposals.add(seen.k, outcomes, confidences)
 
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
         if explore.probes and seen.k:
-            self._guesses.acceptance.limit_weight(_EXPLORING_WEIGHT)
+            self._proposals.acceptance.limit_weight(_EXPLORING_WEIGHT)
         if seen.is_decode and seen.num_sequences:
-            settled = not 0 < self._plain <= _SETTLED
+            settled = not 0 < self._steps_at_zero <= _SETTLED
             self.costs.learn(seen, caught_up=self._caught_up, settled=settled)
             takes = _LEARNING + _LEARNING_EACH * seen.num_sequences
             every = min(max(round(takes / max(_SHARE * seen.seconds, 1e-9)), 1), _RAREST)
             self._every = min(every, 1 + self._since_change // 4)  # a new choice may be an error
-        changed = self._learn_guesses()
+        changed = self._learn_outcomes()
         if seen.agreements:
-            self._guesses.learn_in_hindsight(seen.agreements)
-        if explore.concludes:
+            self._proposals.learn_in_hindsight(seen.agreements)
+        if explore.is_last:
             self._chosen = max(self._chosen, _IDLE * _DWELL_LAST)
         explore.end(asked=seen.k > 0, lost=self._lost(seen), usual=self._usual)
         if changed and (probe or self._best.k):
-            explore.suspect(on=self._best.k > 0)
+            explore.acceptance_changed(on=self._best.k > 0)
 
-    def _learn_guesses(self) -> bool:
+    def _learn_outcomes(self) -> bool:
         """Learn the stored outcomes. Returns whether acceptance changed; then a choice is due."""
-        acceptance = self._guesses.acceptance
+        acceptance = self._proposals.acceptance
         changes = acceptance.changes
-        self._guesses.learn()
+        self._proposals.learn()
         if acceptance.changes == changes:
             return False
         self._since_change, self._chosen = 0, max(self._chosen, _IDLE * _DWELL_LAST)
@@ -241,7 +241,7 @@ class AdaptiveK:
 
     def estimates(self) -> Estimates:
         """Return the estimates of the last choice; before the first there are no rates."""
-        acceptance = 1.0 - self._guesses.acceptance.rejection
+        acceptance = 1.0 - self._proposals.acceptance.rejection
         rates = self._goodput.rates
         if self._size < 0 or not rates[0]:
             return Estimates(reason=self._choice.reason, acceptance=acceptance)

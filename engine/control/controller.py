@@ -53,8 +53,8 @@ class Choice(msgspec.Struct, frozen=True):
         costs are not known, the first token must be likely right."""
         if not self.row_costs:
             return len(survival), survival[0] - _LIKELIER_THAN_NOT
-        values = zip(accumulate(survival), self.row_costs, strict=False)
-        gains = [value - cost for value, cost in values]
+        own = zip(accumulate(survival), self.row_costs, strict=False)
+        gains = [value - cost for value, cost in own]
         most = max(gains, default=0.0)
         return (gains.index(most) + 1, most) if most > 0.0 else (0, 0.0)
 
@@ -111,7 +111,7 @@ class FixedK:
         return True
 
     def kept_counts(self, confidences: Confidences) -> list[int]:
-        return [len(sure) for sure in confidences]
+        return [len(own) for own in confidences]
 
     def branch(self, confidences: Confidences, kept: Sequence[int]) -> list[list[int]]:
         return [[*range(length)] for length in kept]

@@ -240,8 +240,8 @@ class CostModel:
         """Return the seconds of target and host for 0 to `most` rows, never decreasing."""
         rows = np.arange(most + 1.0)
         target = self._target.seconds(rows, sequences, self._more(sequences, 0))
-        plain, guessing = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
-        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, guessing))
+        plain, drafting = (self._host_seconds(rows, sequences, drafted=d) for d in (False, True))
+        both: Array = np.maximum.accumulate(target + np.where(rows <= sequences, plain, drafting))
         token = self._of_context(sequences)[0]
         known = float(both[sequences])
         self._plain[sequences] = known - token * sequences * self._length, token
@@ -249,7 +249,7 @@ class CostModel:
 
     def _host_seconds(self, rows: Array, sequences: int, *, drafted: bool) -> Array:
         group = sequences.bit_length()
-        near = [key for key in self._host if drafted or not key[1]]  # not K = 0 as K > 0
+        near = [key for key in self._host if drafted or not key[1]]  # K = 0: only such steps
         start, row = self._host_start, 0.0
         if near:
             key = min(near, key=lambda known: (known[1] != drafted, abs(known[0] - group)))

@@ -33,8 +33,8 @@ class Exploration:
     def restart(self, size: int) -> None:
         """The batch size (a bit length) changed: explore soon. Half of the wait last used at this
         size remains."""
-        self._own = self._records.setdefault(size, {"probe": 0.0, "other": 0.0, "wait": 0.0})
-        self._own["wait"] = max(self._own["wait"] // 2, _BASELINE_FIRST)
+        self._record = self._records.setdefault(size, {"probe": 0.0, "other": 0.0, "wait": 0.0})
+        self._record["wait"] = max(self._record["wait"] // 2, _BASELINE_FIRST)
         self._interval, self._idle, self._probes = PROBE_FIRST, 0, _TRIAL_EVERY
         self._left = self._since = 0
 
@@ -42,7 +42,7 @@ class Exploration:
         """Another controller chose K for a while: clear the debts and what baselines found."""
         self._records.clear()
 
-    def suspect(self, *, on: bool) -> None:
+    def acceptance_changed(self, *, on: bool) -> None:
         """Acceptance has changed: start a trial soon; at K > 0, a baseline if the gain is small."""
         if on:
             self._since = max(self._since, _BASELINE_CLOSE)
@@ -54,11 +54,11 @@ class Exploration:
         of K = 0 is known, and the debt is cancelled, since exploration found something."""
         self._left = 0
         if back:
-            self._since, self._own["wait"], self._own["other"] = 0, 4 * _BASELINE_FIRST, 0.0
+            self._since, self._record["wait"], self._record["other"] = 0, 4 * _BASELINE_FIRST, 0.0
 
     def _pay(self, seconds: float, share: float, probing: float = 1.0) -> None:
         for kind, factor in (("probe", probing), ("other", 1.0)):
-            self._own[kind] = max(self._own[kind] - factor * share * seconds, 0.0)
+            self._record[kind] = max(self._record[kind] - factor * share * seconds, 0.0)
 
     def while_off(
         self, seconds: float, *, alone: bool, rounds: int = 1, most: float = 1, speedup: float = 1
@@ -73,9 +73,9 @@ class Exploration:
         if self._left:
             self._left, self.round = self._left - 1, "trial"
         elif self._idle >= self._interval:
-            if (alone or self._probes >= _TRIAL_EVERY) and not self._own["other"]:
+            if (alone or self._probes >= _TRIAL_EVERY) and not self._record["other"]:
                 self._probes, self._left, self.round = 1, _TRIAL_ROUNDS - 1, "trial"
-            elif not alone and not self._own["probe"]:
+            elif not alone and not self._record["probe"]:
                 self._probes += 1
                 self.round = "probe"
         return self.round
@@ -88,11 +88,11 @@ class Exploration:
         most = _BASELINE_CLOSE if close else _BASELINE_LAST
         if self._left:
             self._left, self.round = self._left - 1, "baseline"
-        elif self._since >= min(self._own["wait"], most) and not self._own["other"]:
+        elif self._since >= min(self._record["wait"], most) and not self._record["other"]:
             self.round = "baseline"
-            several = close and self._own["wait"] > _BASELINE_FIRST
+            several = close and self._record["wait"] > _BASELINE_FIRST
             self._left = _BASELINE_ROUNDS - 1 if several else 0
-            self._since, self._own["wait"] = 0, min(8 * self._own["wait"], most)
+            self._since, self._record["wait"] = 0, min(8 * self._record["wait"], most)
         return self.round
 
     @property
@@ -107,7 +107,7 @@ class Exploration:
         return self.round in ("probe", "trial")
 
     @property
-    def concludes(self) -> bool:
+    def is_last(self) -> bool:
         """Whether this step is the last one of a probe, trial or baseline."""
         return self.round != "usual" and not self._left
 
@@ -116,7 +116,7 @@ class Exploration:
         what usual steps need for as many tokens; `usual`: seconds of a usual step."""
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"
-            self._own[kind] = min(self._own[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)
+            self._record[kind] = min(self._record[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)
         if self.probes and asked:
             self._idle, self._interval = 0, min(2 * self._interval, _PROBE_LAST)
         self.round = "usual"

@@ -26,8 +26,8 @@ class Goodput:
     `by_row` `[rows]`: seconds of target and host. `present`: the batch's current tokens per second;
     0: not known, then nothing is left out."""
 
-    def __init__(self, k_max: int, guesses: ProposalModel, costs: CostModel) -> None:
-        self._k_max, self._guesses, self._costs = k_max, guesses, costs
+    def __init__(self, k_max: int, proposals: ProposalModel, costs: CostModel) -> None:
+        self._k_max, self._proposals, self._costs = k_max, proposals, costs
         self.sequences, self.present = 1, 0.0
         self.rates, self.survival = [0.0], list[float]()
         self.by_row = [0.0] * (k_max + 2)
@@ -39,7 +39,7 @@ class Goodput:
     def refresh(self, sequences: int, present: float) -> None:
         """Take the current estimates and costs, at the `present` goodput."""
         self.sequences, self.present = sequences, present
-        self._guesses.refresh()
+        self._proposals.refresh()
         most = (1 << sequences.bit_length()) * (self._k_max + 1)
         seconds = self._costs.by_rows(sequences, most)
         self.by_row = seconds.tolist()
@@ -49,7 +49,7 @@ class Goodput:
         self._expect(spent)
         row = np.diff(seconds[sequences * (k + 1)]) / sequences
         self._step_seconds = (step / sequences + row).tolist()
-        self._chances = self._guesses.chances.mean(0).tolist()
+        self._chances = self._proposals.chances.mean(0).tolist()
         full = (k + 1) * seconds[sequences] / (seconds[sequences * (k + 1)] + spent)
         self.most_gain = float(full[1:].max()) - 1.0
 
@@ -57,8 +57,8 @@ class Goodput:
         """Compute the rates if tokens less likely than the cost of 0, 0.5 or 1 row are left out."""
         n, last = self.sequences, self.sequences * (self._k_max + 1)
         row = max(self.by_row[last] - self.by_row[n], 0.0) / (last - n) * self.present
-        survival = self._guesses.acceptance.survival(self._guesses.chances)
-        offered = self._guesses.acceptance.offering()
+        survival = self._proposals.acceptance.survival(self._proposals.chances)
+        offered = self._proposals.acceptance.proposal_rates()
         bars = np.array([0.0, 0.5 * row, row] if self.present else [0.0])
         kept = survival > bars[:, None, None]
         tokens, rows = np.ones((2, len(bars), self._k_max + 1))
@@ -97,7 +97,7 @@ class Goodput:
     def branching(self, k: int) -> float:
         """Return the relative gain in rate at `k` from second-best tokens, where they pay."""
         n, (tokens, rows) = self.sequences, self.each[k]
-        chances = sorted(self._guesses.second_best(self.survival[:k]), reverse=True)
+        chances = sorted(self._proposals.second_best(self.survival[:k]), reverse=True)
         before, *spent = self.by_row[round(n * rows) :: n]
         gains = [
             value - self.present * (seconds - before + _TREE) / n

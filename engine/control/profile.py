@@ -10,7 +10,7 @@ Points = Sequence[tuple[int, float]]  # (size, seconds)
 
 CONTEXT, LONG_CONTEXT = 64, 256  # tokens before the timed rows; the longer shows their cost
 
-ALONE = (1, 2, 3, 4, 5, 8, 9, 13, 17, 33, 64)  # rows of one sequence
+ROWS_OF_ONE = (1, 2, 3, 4, 5, 8, 9, 13, 17, 33, 64)  # rows of one sequence
 
 # (Sequences, rows of each), the most informative first, in case time runs out. Larger batches are
 # measured up to the longest proposals: costs beyond the last point are extrapolated from the last
@@ -50,7 +50,7 @@ def row_counts(lengths: Sequence[int], k_max: int) -> tuple[int, ...]:
     return tuple(lengths[: 1 + sum(rows < k_max + 1 for rows in lengths)])
 
 
-def in_fours(first: int, last: int) -> Iterator[int]:
+def times_four(first: int, last: int) -> Iterator[int]:
     """Yield numbers of sequences, each four times the previous one."""
     while first <= last:
         yield first

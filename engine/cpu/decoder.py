@@ -219,16 +219,16 @@ class CompiledDecoder:
             items += (row, count, position, *plain.words, left_out)
             needed.append((blocks, position + count - left_out))
         tokens = np.full((len(starts), max(steps)), NOT_FINITE, dtype=np.int64)
-        leads, second_best = np.empty(tokens.shape, dtype=np.float32), np.empty_like(tokens)
+        margins, second_best = np.empty(tokens.shape, dtype=np.float32), np.empty_like(tokens)
         keys, values, block_size, tables = memory
         kernels_decoder.chain(
             parts_of(keys),
             logits, np.array(items, dtype=np.int64).reshape(len(starts), -1), self._words,
             tables.of(needed), block_size, self._weights, self._angles, self._shape, self._numbers,
-            keys, values, packed([penalties for _, penalties in params], max(steps)), tokens, leads,
-            second_best,
+            keys, values, packed([penalties for _, penalties in params], max(steps)), tokens,
+            margins, second_best,
         )  # fmt: skip
-        return tokens.tolist(), leads.tolist(), second_best.tolist()
+        return tokens.tolist(), margins.tolist(), second_best.tolist()
 
     def warm(self, memory: Memory, *, chains: bool = True) -> None:
         """Compile, or load cached code, before the first request. Overwrites the first blocks."""

@@ -39,7 +39,7 @@ class QuickDraws:
         logits = np.zeros((1, self._vocab), np.float32)
         rows = Rows(Sequence("", SamplingParams(seed=0, max_tokens=1), [0], 1), 0, 1, 0)
         self.draw(logits, [rows])
-        self.guess(logits, [rows])
+        self.draw_draft(logits, [rows])
         self._processor.forget(rows.seq)
 
     def draw(self, logits: Floats, batch: Seq[Rows | None]) -> list[list[int] | None]:
@@ -54,10 +54,10 @@ class QuickDraws:
         for i, rows in enumerate(batch):
             plain = None if rows is None else self._processor.plain(rows.seq)
             if rows is not None and plain is not None:
-                _, first, size, position, guesses, parents = rows
+                _, first, size, position, own, parents = rows
                 places.append((i, size))
                 items += (first, size, position, *plain.words)
-                draft_tokens += (_ANY, *guesses) if guesses else [_ANY] * size
+                draft_tokens += (_ANY, *own) if own else [_ANY] * size
                 above += range(-1, size - 1) if parents is None else (-1, *(p + 1 for p in parents))
         if not places:
             return found
@@ -79,28 +79,28 @@ class QuickDraws:
         drawn: list[int] = rows[0].tolist()
         return drawn
 
-    def guess_adjusted(
+    def draw_draft_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """Return `guess` of the rows, for requests with any sampling parameters."""
-        return self._guess(*self._adjusted(logits, contexts))
+        """Return `draw_draft` of the rows, for requests with any sampling parameters."""
+        return self._draw_draft(*self._adjusted(logits, contexts))
 
-    def guess(self, logits: Floats, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Return tokens and leads of all rows in order, as DeviceDraws.guess does; None if a
-        request needs the logits processor: use `guess_adjusted`."""
+    def draw_draft(self, logits: Floats, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+        """Return tokens and margins of all rows in order, as DeviceDraws.draw_draft does; None if a
+        request needs the logits processor: use `draw_draft_adjusted`."""
         items: list[int] = []
         for rows in batch:
             plain = self._processor.plain(rows.seq)
             if plain is None:
                 return None
             items += (rows.first, rows.size, rows.position, *plain.words)
-        return self._guess(_table(items, len(batch)), logits)
+        return self._draw_draft(_table(items, len(batch)), logits)
 
-    def _guess(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
+    def _draw_draft(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
         count = int(items[:, 1].sum())
-        tokens, leads = np.empty(count, np.int64), np.empty(count, np.float32)
-        kernels_draws.guess_rows(logits, items, self._words, tokens, leads)
-        return tokens.tolist(), leads.tolist()
+        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
+        kernels_draws.draw_draft_rows(logits, items, self._words, tokens, margins)
+        return tokens.tolist(), margins.tolist()
 
     def _adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> tuple[Items, Floats]:
         items = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]

@@ -55,12 +55,12 @@ def attend(
         for head in range(kv_heads):
             for n in range(rows * group):
                 at = (head * group + n % group) * dim
-                _ask(packed, first + n // group, at, dim, keys, queries, n)
+                _copy_query(packed, first + n // group, at, dim, keys, queries, n)
             _attend(parts, group, spans, seen, places, span, head, scaling, keys, values, buffers)
             for i in range(rows):
                 at = ((first + i) * heads + head * group) * dim
                 for j in range(group):
-                    _answer(parts, i * group + j, totals, sums, values, out, at + j * dim)
+                    _write_output(parts, i * group + j, totals, sums, values, out, at + j * dim)
 
 
 @fast
@@ -81,7 +81,7 @@ def _attend(
     keys: Any, values: Any, buffers: Any,
 ) -> None:  # fmt: skip
     """Compute the sums of weighted values and of weights for all queries of one KV head."""
-    queries, scores, sums, peaks, totals, fades = buffers
+    queries, scores, sums, peaks, totals, rescales = buffers
     first, rows, start = spans[span, 0], spans[span, 1], spans[span, 2]
     count, end, plane = rows * group, start + rows, keys.shape[1] * keys.shape[2]
     for i in range(count):
@@ -93,8 +93,8 @@ def _attend(
         _score(parts, queries, count, keys, values, head * plane, places, at, chunks, scores)
         if tile + TILE > start:
             for i in range(count):
-                _hide(scores, i, seen[first + i // group], tile, start, end)
-        _online_softmax(count, scores, chunks, scaling, peaks, totals, fades)
+                _mask_scores(scores, i, seen[first + i // group], tile, start, end)
+        _online_softmax(count, scores, chunks, scaling, peaks, totals, rescales)
         after, ahead, then = head, end - tile - TILE, at + TILE
         if ahead <= 0:  # prefetch the next head's or the next span's keys
             after = head + 1 if head + 1 < keys.shape[0] else 0
@@ -107,7 +107,7 @@ def _attend(
         where = head * plane, at, after * plane, then, ahead
         for i in range(0, count, GROUP):
             more = min(GROUP, count - i)
-            _add(parts, i, more, scores, fades, some, values, places, keys, where, sums)
+            _add(parts, i, more, scores, rescales, some, values, places, keys, where, sums)
 
 
 @fast_in_place
@@ -123,7 +123,7 @@ def _write(packed: Any, before: Any, spans: Any, places: Any, dim: Any, plane: A
 
 
 @fast_in_place
-def _ask(packed: Any, row: Any, at: Any, dim: Any, keys: Any, queries: Any, i: Any) -> None:
+def _copy_query(packed: Any, row: Any, at: Any, dim: Any, keys: Any, queries: Any, i: Any) -> None:
     """Copy a query to `queries` in the keys' layout: for words split into floats, the even columns
     before the odd ones."""
     if keys.shape[2] == dim or BY_PAIRS:
@@ -151,7 +151,7 @@ def places_of(spans: Any, tables: Any, block_size: Any, words: Any) -> Any:
 
 
 @fast
-def follow(paths: Any, spans: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
+def flatten(paths: Any, spans: Any, tables: Any, block_size: Any, words: Any, places: Any) -> None:
     """Lay out a tree node's path as consecutive keys of its span in `places`, so that its sums are
     a chain's to the bit. `paths` `[any, 3]`: span, KV index, and the KV index of the key's slot."""
     for i in range(len(paths)):
@@ -163,7 +163,7 @@ def follow(paths: Any, spans: Any, tables: Any, block_size: Any, words: Any, pla
 
 
 @fast_in_place
-def _hide(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
+def _mask_scores(scores: Any, row: Any, seen: Any, tile: Any, start: Any, end: Any) -> None:
     """Mask the scores of keys that a row may not see, and of padding."""
     for i in range(max(0, start - tile), min(TILE, end + LANES - tile)):
         if tile + i >= end or not (seen >> np.uint64(tile + i - start)) & np.uint64(1):
@@ -220,9 +220,9 @@ class _Plane:
         pairs = zip(sums[:half], sums[half:], strict=True)
         return [join(*two, mask) for two in pairs for mask in _ALTERNATE]
 
-    def fetch(self, place: Any) -> None:
+    def prefetch(self, place: Any) -> None:
         for part in self.parts:
-            self.emit.fetch(self.pointer, self.emit.at(place, part * LANES), near=False)
+            self.emit.prefetch(self.pointer, self.emit.at(place, part * LANES), near=False)
 
 
 @intrinsic  # type: ignore[misc]
@@ -246,7 +246,7 @@ def _score(
             chunk = builder.mul(loop.index, ir.Constant(WIDE, LANES))
             starts = [builder.load(builder.gep(places, [emit.at(chunk, i)])) for i in range(LANES)]
             for start in starts:
-                other.fetch(start)
+                other.prefetch(start)
             with cgutils.for_range(builder, rows, intp=WIDE) as each:
                 query = builder.gep(queries, [builder.mul(each.index, ir.Constant(WIDE, apart))])
 
@@ -279,16 +279,16 @@ def _summed(emit: Emit, vector: Any, first: int, count: int) -> Any:
 @intrinsic  # type: ignore[misc]
 def _online_softmax(
     typing: Any, rows: Any, scores: Any, chunks: Any, scaling: Any, most: Any, totals: Any,
-    fades: Any,
+    rescales: Any,
 ) -> Any:  # fmt: skip
     """Turn a tile's `scores` `[rows, TILE]` into softmax weights relative to the largest scaled
     score so far, `most` `[rows, 16]`, equal in all lanes. Updates `totals` `[rows, 16]`, the sums
-    of weights, and writes `fades` `[rows, 16]`, the factors that rescale earlier weights."""
+    of weights, and writes `rescales` `[rows, 16]`, the factors that rescale earlier weights."""
     whole, single = types.int64, types.float32
-    signature = types.void(whole, scores, whole, single, most, totals, fades)
+    signature = types.void(whole, scores, whole, single, most, totals, rescales)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, scores, chunks, scaling, most, totals, fades = pointers(
+        rows, scores, chunks, scaling, most, totals, rescales = pointers(
             context, builder, signature, args
         )
         emit, factor = Emit(builder), Emit(builder).everywhere(scaling, FLOATS)
@@ -304,8 +304,8 @@ def _online_softmax(
                 emit.store(score, row_scores, at)
                 builder.store(emit.larger(builder.load(best), score), best)
             now = emit.largest(builder.load(best))
-            fade = emit.exp(builder.fsub(before, now))
-            builder.store(builder.fmul(emit.load(totals, here), fade), total)
+            rescale = emit.exp(builder.fsub(before, now))
+            builder.store(builder.fmul(emit.load(totals, here), rescale), total)
             with cgutils.for_range(builder, chunks, intp=WIDE) as loop:
                 at = builder.mul(loop.index, ir.Constant(WIDE, LANES))
                 weight = emit.exp(builder.fsub(emit.load(row_scores, at), now))
@@ -313,14 +313,14 @@ def _online_softmax(
                 emit.store(weight, row_scores, at)
             emit.store(now, most, here)
             emit.store(builder.load(total), totals, here)
-            emit.store(fade, fades, here)
+            emit.store(rescale, rescales, here)
         return context.get_dummy_value()
 
     return signature, generate
 
 
 @intrinsic  # type: ignore[misc]
-def _answer(
+def _write_output(
     typing: Any, parts: Any, i: Any, totals: Any, sums: Any, kind: Any, out: Any, at: Any
 ) -> Any:
     """Write the i-th query's weighted mean to `out[at:]`, in column order."""
@@ -343,29 +343,29 @@ def _answer(
 
 @intrinsic  # type: ignore[misc]
 def _add(
-    typing: Any, parts: Any, row: Any, rows: Any, weights: Any, fades: Any, count: Any,
+    typing: Any, parts: Any, row: Any, rows: Any, weights: Any, rescales: Any, count: Any,
     values: Any, places: Any, keys: Any, where: Any, sums: Any,
 ) -> Any:  # fmt: skip
-    """Rescale `sums` `[rows, dim]` by `fades` and add `weights` `[rows, TILE]` times the first
+    """Rescale `sums` `[rows, dim]` by `rescales` and add `weights` `[rows, TILE]` times the first
     `count` values, for up to GROUP rows from `row` on. `where`: offset of the head in `values`,
     first index in `places`; then for the keys to prefetch: offset of their head, first index in
     `places`, and number of keys."""
     whole, kind = types.int64, values
     signature = types.void(
-        parts, whole, whole, weights, fades, whole, values, places, keys, where, sums
+        parts, whole, whole, weights, rescales, whole, values, places, keys, where, sums
     )
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, row, rows, weights, fades, count, values, places, keys, where, sums = pointers(
+        _, row, rows, weights, rescales, count, values, places, keys, where, sums = pointers(
             context, builder, signature, args
         )
         base, at, after, then, ahead = cgutils.unpack_tuple(builder, where)
         width = len(parts) * LANES * (1 if kind.dtype == types.float32 else 2)
-        weights, fades, sums = (
+        weights, rescales, sums = (
             builder.gep(array, [builder.mul(row, ir.Constant(WIDE, apart))])
-            for array, apart in ((weights, TILE), (fades, LANES), (sums, width))
+            for array, apart in ((weights, TILE), (rescales, LANES), (sums, width))
         )
-        arrays = weights, fades, sums, builder.gep(places, [at]), builder.gep(places, [then])
+        arrays = weights, rescales, sums, builder.gep(places, [at]), builder.gep(places, [then])
         both = builder.gep(values, [base]), builder.gep(keys, [after])
         planes = [_Plane(builder, pointer, kind, len(parts)) for pointer in both]
         each_count(builder, rows, GROUP, lambda n: _emit_sums(n, planes, arrays, (count, ahead)))
@@ -376,7 +376,7 @@ def _add(
 
 def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> None:
     """Process all rows, as many columns at a time as fit in registers."""
-    (values, keys), (weights, fades, sums, places, later) = planes, arrays
+    (values, keys), (weights, rescales, sums, places, later) = planes, arrays
     count, ahead = counts
     emit, builder, step = values.emit, values.emit.builder, 2 if values.by_pairs else 1
     most = COLUMNS // LANES * len(values.parts) // values.columns
@@ -389,14 +389,14 @@ def _emit_sums(rows: int, planes: list[_Plane], arrays: Any, counts: Any) -> Non
             part: ir.Constant(WIDE, (part[0] * values.columns + part[1]) * LANES) for part in cells
         }
         for part, total in totals.items():
-            fade = emit.load(fades, ir.Constant(WIDE, part[0] * LANES))
-            builder.store(builder.fmul(emit.load(sums, at[part]), fade), total)
+            rescale = emit.load(rescales, ir.Constant(WIDE, part[0] * LANES))
+            builder.store(builder.fmul(emit.load(sums, at[part]), rescale), total)
         turns = builder.udiv(emit.at(count, step - 1), ir.Constant(WIDE, step))
         with cgutils.for_range(builder, turns, intp=WIDE) as loop:
             turn = [emit.at(loop.index, 0, step, i) for i in range(step)]
             for i in turn if begin == 0 else ():
                 near = builder.select(builder.icmp_signed("<", i, ahead), i, ir.Constant(WIDE, 0))
-                keys.fetch(builder.load(builder.gep(later, [near])))
+                keys.prefetch(builder.load(builder.gep(later, [near])))
             here = [builder.load(builder.gep(places, [i])) for i in turn]
             read = [values.values(here, part) for part in parts]
             for row in range(rows):

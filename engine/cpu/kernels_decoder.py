@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast, fast_in_place
-from engine.cpu.kernels_attention import attend, buffers_for, follow, places_of
-from engine.cpu.kernels_draws import guess, space_for
+from engine.cpu.kernels_attention import attend, buffers_for, flatten, places_of
+from engine.cpu.kernels_draws import draw_draft, space_for
 from engine.cpu.kernels_products import product
 from engine.cpu.kernels_rows import add, gate, normalise, rotate
 from engine.cpu.kernels_tiles import room
@@ -33,7 +33,7 @@ def forward(
     """Compute the logits of the rows `logits_indices`, and write the outputs of `layers` (may
     include LAST) for the rows `shown` to `states` `[shown, layers, width]`. `spans` `[any, 3]`: see
     `kernels_attention.attend`, with one row of `tables` per span; one sequence may have several
-    spans, in order. `paths`: see `kernels_attention.follow`. `keys`, `values`: words `[layers,
+    spans, in order. `paths`: see `kernels_attention.flatten`. `keys`, `values`: words `[layers,
     kv_heads, slots, words]`. `weights`: from `weights.packed_weights`. `shape`: heads, KV heads,
     inner width, head dim. `numbers`: epsilon, attention scale, `rounded` of `product`."""
     embed, norm, query_key_value, output, mlp_norm, gate_up, down, last_norm, head = weights
@@ -45,7 +45,7 @@ def forward(
     attended, narrow = room(count, heads * dim), room(some, inner)
     wide, added = room(some, padded(2 * inner)), room(some, padded(width))
     seen, places = _causal(spans, count), places_of(spans, tables, block_size, keys.shape[3])
-    follow(paths, spans, tables, block_size, keys.shape[3], places)
+    flatten(paths, spans, tables, block_size, keys.shape[3], places)
     buffers = buffers_for(spans, heads // kv_heads, dim)
     for row in range(count):
         _embed(embed[tokens[row]], hidden[row])
@@ -68,10 +68,10 @@ def forward(
             gate(wide, narrow[:n])
             product(narrow[:n], down[layer], rounded, added[:n])
             add(added, rows)
-        _show(hidden, layer, shown, layers, states)
+        _copy_states(hidden, layer, shown, layers, states)
     if (layers == LAST).any():
         normalise(hidden, last_norm, epsilon, normed)
-        _show(normed, LAST, shown, layers, states)
+        _copy_states(normed, LAST, shown, layers, states)
     for i in range(len(logits_indices)):  # ascending, so no row is overwritten before it is read
         hidden[i] = hidden[logits_indices[i]]
     normalise(hidden[: len(logits_indices)], last_norm, epsilon, normed[: len(logits_indices)])
@@ -79,7 +79,7 @@ def forward(
 
 
 @fast
-def _show(rows: Any, layer: Any, shown: Any, layers: Any, states: Any) -> None:
+def _copy_states(rows: Any, layer: Any, shown: Any, layers: Any, states: Any) -> None:
     for at in range(len(layers)):
         if layers[at] == layer:
             for i in range(len(shown)):
@@ -116,13 +116,13 @@ def _embed(numbers: Any, out: Any) -> None:
 def chain(
     parts: Any, logits: Any, items: Any, words: Any, tables: Any, block_size: Any, weights: Any,
     angles: Any, shape: Any, numbers: Any, keys: Any, values: Any, penalties: Any, out: Any,
-    leads: Any, second_best: Any,
+    margins: Any, second_best: Any,
 ) -> None:  # fmt: skip
-    """Draft up to `steps` tokens per sequence: write tokens, leads and second-best tokens to `out`,
-    `leads` and `second_best` `[sequences, steps]`. NOT_FINITE ends a sequence; no forward runs for
-    its last token. `items` `[n, 9]`, `words`: as for `kernels_draws.draw`, where an item has its
-    row of `logits`, its number of steps, and, last, how many earlier tokens `tables` leave out.
-    `penalties`: from `engine.sampling.penalties.packed`."""
+    """Draft up to `steps` tokens per sequence: write tokens, margins and second-best tokens to
+    `out`, `margins` and `second_best` `[sequences, steps]`. NOT_FINITE ends a sequence; no forward
+    runs for its last token. `items` `[n, 9]`, `words`: as for `kernels_draws.draw`, where an
+    item has its row of `logits`, its number of steps, and, last, how many earlier tokens `tables`
+    leave out. `penalties`: from `engine.sampling.penalties.packed`."""
     count, vocab = len(items), logits.shape[1]
     wide = np.empty((count, padded(vocab)), np.float32)
     for i in range(count):
@@ -138,8 +138,8 @@ def chain(
             row = rows[i]
             item = items[row]
             _penalise(wide[i, :vocab], row, penalties)
-            token, lead, second = guess(wide[i, :vocab], words, item, item[2] + step, space)
-            out[row, step], leads[row, step], second_best[row, step] = token, lead, second
+            token, margin, second = draw_draft(wide[i, :vocab], words, item, item[2] + step, space)
+            out[row, step], margins[row, step], second_best[row, step] = token, margin, second
             if token >= 0 and step + 1 < item[1]:
                 _remember(row, token, penalties)
                 rows[left], tokens[left], positions[left] = row, token, item[2] + step

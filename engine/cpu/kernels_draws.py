@@ -3,7 +3,7 @@
 `draw` returns UNDECIDED where rounding could change the result: the two best scores, or a token and
 a filter's threshold, are too close. The caller then draws that row on the host
 (`engine.sampling.device_draws`). Every token that `draw` does return equals the host's draw.
-`guess`, for drafts, returns the apparent best token instead of UNDECIDED.
+`draw_draft`, for drafts, returns the apparent best token instead of UNDECIDED.
 
 Tokens are grouped by id modulo the number of groups, so neighbouring tokens belong to different
 groups and one vector instruction handles many groups. A group's largest logit and smallest hash
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from engine.cpu.jit import fast, fast_in_place
-from engine.cpu.kernels_filters import DOUBT, REMOVED, cut_of, stays, whole_of
+from engine.cpu.kernels_filters import REMOVED, UNCERTAIN, cut_of, stays, whole_of
 from engine.cpu.kernels_noise import (
     BOTTOM,
     CLOSE,
     INFINITE,
-    MOST_SURE,
+    MAX_MARGIN,
     REMOVED_BITS,
     SHIFTED,
     TOP,
@@ -54,7 +54,7 @@ def space_for(vocab: Any) -> Any:
 
 
 @fast_in_place
-def _look(row: Any, scale: Any, peaks: Any) -> Any:
+def _group_maxima(row: Any, scale: Any, peaks: Any) -> Any:
     """Write each group's largest scaled logit to `peaks`. Return the bits of the row's largest
     absolute value, ignoring removed (-inf) tokens; >= INFINITE means some are not finite."""
     size, groups = np.int32(0), len(peaks)
@@ -129,7 +129,7 @@ def _two_best(
 
 @fast_in_place
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
-    """Return the first index of the largest logit, its lead over the next, and that one's index."""
+    """Return the first index of the largest logit, its margin to the next, and that one's index."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
     for group in range(groups):
         if peaks[group] == most:
@@ -150,14 +150,14 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
     for at in range(token_group, len(row), groups):
         if at != token and row[at] > second:
             second, second_best = row[at], at
-    return token, min(most - second, MOST_SURE), second_best
+    return token, min(most - second, MAX_MARGIN), second_best
 
 
 @fast_in_place
 def _sampled(
     row: Any, words: Any, item: Any, key: Any, most: Any, size: Any, space: Any, sure: Any
 ) -> Any:  # fmt: skip
-    """Return the token, its lead, and the second-best token (-1: none). With `sure`, the token is
+    """Return the token, its margin, and the second-best token (-1: none). With `sure`, the token is
     UNDECIDED where the draw is too close; the other two values are then meaningless."""
     scale, low, high = float_of(np.int32(item[4])), np.uint32(key), np.uint32(key >> np.uint64(32))
     fields = item[5], double_of(item[6]), double_of(item[7])
@@ -171,7 +171,7 @@ def _sampled(
         token, second_best, best, second = _two_best(
             row, scale, low, high, words, space, start, bar, margin
         )
-        logit, lead = row[token] * scale, min(best - second, MOST_SURE)
+        logit, margin = row[token] * scale, min(best - second, MAX_MARGIN)
         if not known and (logit < most or not sure):
             known = True
             if fields[1] < 1:
@@ -184,16 +184,16 @@ def _sampled(
             if state == REMOVED:
                 bar = logit
                 continue
-            if sure and state == DOUBT:
-                return UNDECIDED, lead, second_best
-        return UNDECIDED if sure and best - second <= close else token, lead, second_best
+            if sure and state == UNCERTAIN:
+                return UNDECIDED, margin, second_best
+        return UNDECIDED if sure and best - second <= close else token, margin, second_best
     return UNDECIDED, np.float32(0), -1
 
 
 @fast_in_place
 def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any) -> Any:
     scale = float_of(np.int32(item[4]))
-    size = _look(row, scale if scale > 0 else np.float32(1), space[0])
+    size = _group_maxima(row, scale if scale > 0 else np.float32(1), space[0])
     most = _largest(space[0])
     if size >= INFINITE or most == -np.inf:
         return UNDECIDED if sure and scale > 0 else NOT_FINITE, np.float32(0), -1
@@ -203,13 +203,13 @@ def _drawn(row: Any, words: Any, item: Any, position: Any, space: Any, sure: Any
 
 
 @fast_in_place
-def guess(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
+def draw_draft(row: Any, words: Any, item: Any, position: Any, space: Any) -> Any:
     """Return a draft's token at `position` from its row of logits (NOT_FINITE if none can be
-    drawn), its lead over the second best (at most MOST_SURE), and that second best (-1: none).
+    drawn), its margin over the second best (at most MAX_MARGIN), and that second best (-1: none).
     `item`: see `draw`; `space`: from `space_for`."""
     sure = np.bool_(False)  # with a literal, numba would compile the callees twice
-    token, lead, second_best = _drawn(row, words, item, position, space, sure)
-    return max(token, NOT_FINITE), lead, second_best
+    token, margin, second_best = _drawn(row, words, item, position, space, sure)
+    return max(token, NOT_FINITE), margin, second_best
 
 
 @fast
@@ -236,12 +236,12 @@ def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
 
 
 @fast
-def guess_rows(logits: Any, items: Any, words: Any, tokens: Any, leads: Any) -> None:
-    """Apply `guess` to all rows."""
+def draw_draft_rows(logits: Any, items: Any, words: Any, tokens: Any, margins: Any) -> None:
+    """Apply `draw_draft` to all rows."""
     space = space_for(logits.shape[1])
     at = 0
     for i in range(len(items)):
         for j in range(items[i, 1]):
             row = logits[items[i, 0] + j]
-            tokens[at], leads[at], _ = guess(row, words, items[i], items[i, 2] + j, space)
+            tokens[at], margins[at], _ = draw_draft(row, words, items[i], items[i, 2] + j, space)
             at += 1

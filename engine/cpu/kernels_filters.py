@@ -14,8 +14,8 @@ import numpy as np
 from engine.cpu.jit import fast, fast_in_place
 from engine.cpu.kernels_rows import exp
 
-REMOVED, STAYS, DOUBT = 0, 1, 2
-MOST_RANKED = 128  # largest top_k that is combined with top_p here; beyond, the result is DOUBT
+REMOVED, KEPT, UNCERTAIN = 0, 1, 2
+MOST_RANKED = 128  # largest top_k that is combined with top_p here; beyond, the result is UNCERTAIN
 
 _MOST_GROUPS = 64  # groups that are searched for the tokens that stay
 _REACHES = (2, 4, 8, 16)  # distances below the largest logit that are searched in turn
@@ -154,25 +154,25 @@ def cut_of(
 def stays(
     row: Any, scale: Any, logit: Any, most: Any, close: Any, fields: Any, mass: Any, whole: Any
 ) -> Any:  # fmt: skip
-    """Return REMOVED, STAYS or DOUBT for a token with scaled `logit`; `most` is the largest.
+    """Return REMOVED, KEPT or UNCERTAIN for a token with scaled `logit`; `most` is the largest.
     `fields`: top_k (0 is off), top_p, log of min_p; `mass` and `whole`: from `whole_of`, if top_p
     is set; `close`: a bound on rounding errors."""
     top_k, top_p, floor = fields
     above, equal = _ranks(row, scale, logit)
     if equal > 1:
-        return DOUBT
+        return UNCERTAIN
     if logit == most:
-        return STAYS
+        return KEPT
     floor += np.float64(most)
     if abs(logit - floor) <= close:
-        return DOUBT
+        return UNCERTAIN
     if logit < floor or 0 < top_k <= above:
         return REMOVED
     if top_p < 1:
         if MOST_RANKED < top_k < len(row):
-            return DOUBT
+            return UNCERTAIN
         more = _mass_above(row, scale, logit, mass) - top_p * whole
         if abs(more) <= (_EDGE + 1e-6 * abs(np.float64(most))) * whole:
-            return DOUBT
-        return STAYS if more < 0 else REMOVED
-    return STAYS
+            return UNCERTAIN
+        return KEPT if more < 0 else REMOVED
+    return KEPT

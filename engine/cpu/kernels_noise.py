@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.cpu.jit import fast
 
-MOST_SURE = np.float32(99)  # engine.sampling.plain.MOST_SURE
+MAX_MARGIN = np.float32(99)  # engine.sampling.plain.MAX_MARGIN
 CLOSE = np.float32(1e-4)  # bounds the error of noise, which is below 23 with relative error 1e-6
 SHIFTED = np.float32(1e-6)  # bounds several float32 roundings, per unit of the logits
 INFINITE, REMOVED_BITS = np.int32(0x7F800000), np.int32(-0x800000)  # bits of +inf and -inf

@@ -92,8 +92,8 @@ def _emit(emit: Emit, rows: int, count: int, arrays: Any, sizes: Any, coded: boo
     with cgutils.for_range(builder, pairs, intp=WIDE) as loop:
         far, near = (builder.add(loop.index, builder.select(is_long, *both)) for both in ahead)
         for words, vector in vectors if not coded else vectors[::VECTORS]:  # a line each
-            emit.fetch(words, emit.at(far, 0, size, vector), near=False)
-            emit.fetch(words, emit.at(near, 0, size, vector), near=True)
+            emit.prefetch(words, emit.at(far, 0, size, vector), near=False)
+            emit.prefetch(words, emit.at(near, 0, size, vector), near=True)
         here = [(w, emit.at(loop.index, 0, size, v)) for w, v in vectors]
         if coded and emit.pairs:
             read = [words for place in here[::VECTORS] for words in emit.looked_up(*place)]

@@ -161,14 +161,14 @@ _store_one, _store_two = (_store(tiles) for tiles in (1, 2))
 
 
 @intrinsic  # type: ignore[misc]
-def _ask_for(typing: Any, words: Any, at: Any) -> Any:
+def _prefetch_step(typing: Any, words: Any, at: Any) -> Any:
     """Prefetch the step `words[at:]`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         words, at = pointers(context, builder, signature, args)
         emit = Emit(builder)
         for line in range(STEP // 2 // LANES):
-            emit.fetch(words, emit.at(at, line * LANES), near=True)
+            emit.prefetch(words, emit.at(at, line * LANES), near=True)
         return context.get_dummy_value()
 
     return types.void(words, types.int64), generate
@@ -201,7 +201,7 @@ def _rows(x: Any, row: Any, words: Any, start: Any, y: Any, to: Any, ahead: Any)
     for step in range(pairs // SIDE):
         at, to_step = first * pairs + step * SIDE, start + step * (STEP // 2)
         if ahead > 0:
-            _ask_for(words, to_step + ahead)
+            _prefetch_step(words, to_step + ahead)
         if second > 0:
             _multiply_two(x, at, pairs, second, words, to_step)
         else:
@@ -293,7 +293,7 @@ def _unpack_int8(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
         pair, side = divmod(line, 2)
         at = emit.at(sizes[0], 0, STEP, pair * 2 * PANEL + side * LANES)
         if side == 0:
-            emit.fetch(codes, emit.at(at, _CODES_AHEAD), near=True)
+            emit.prefetch(codes, emit.at(at, _CODES_AHEAD), near=True)
         word = emit.joined(emit.widened(codes, at))
         emit.store(word, space, emit.at(sizes[0], 0, STEP // 2, line * LANES))
 
@@ -306,7 +306,7 @@ def _unpack_eight(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
     for line in range(2 * SIDE):
         at = emit.at(step, 0, STEP, line * 2 * LANES)
         if line % 2 == 0:
-            emit.fetch(codes, emit.at(at, _CODES_AHEAD), near=True)
+            emit.prefetch(codes, emit.at(at, _CODES_AHEAD), near=True)
         wide = builder.sext(emit.load(codes, at, _BYTES), _SHORTS)
         number = builder.and_(builder.shl(wide, _every(_SHORTS, 3)), _every(_SHORTS, 0x83F8))
         word = builder.bitcast(builder.add(number, bases[line % 2]), INTS)
@@ -326,7 +326,7 @@ def _unpack_twelve(emit: Emit, codes: Any, sizes: Any, space: Any) -> None:
     for group in range(groups):
         for stream, line in later[group::groups]:
             start = builder.add(ahead, builder.mul(apart, ir.Constant(WIDE, stream)))
-            emit.fetch(codes, emit.at(start, line * _LINE), near=False)
+            emit.prefetch(codes, emit.at(start, line * _LINE), near=False)
         halves = emit.load(codes, emit.at(step, 0, size, STEP + group * _LINE), _ALL)
         for line, exponent in enumerate(_exponents(emit, table, halves), 4 * group):
             signed = emit.load(codes, emit.at(step, 0, size, line * 2 * LANES), _BYTES)

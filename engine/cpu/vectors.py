@@ -111,7 +111,7 @@ class Emit:
         scaled = self.builder.mul(value, ir.Constant(WIDE, factor))
         return self.builder.add(scaled, ir.Constant(WIDE, more * factor + last))
 
-    def fetch(self, pointer: Any, at: Any, *, near: bool) -> None:
+    def prefetch(self, pointer: Any, at: Any, *, near: bool) -> None:
         """Prefetch an element's cache line into L1 (`near`) or only into L2."""
         byte = ir.IntType(8).as_pointer()
         place = self.builder.bitcast(self.builder.gep(pointer, [at]), byte)

@@ -200,7 +200,7 @@ class GrammarState:
         key = tuple(path)
         if key not in self._rows:
             started = self._clock()
-            self._rows[key] = self._guess(path) if path else self._look(self._text)
+            self._rows[key] = self._draft_row(path) if path else self._mask(self._text)
             took = self._clock() - started
             if path:
                 self._seconds += took
@@ -208,7 +208,7 @@ class GrammarState:
                 self._last += took
         return self._rows[key]
 
-    def _look(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:
+    def _mask(self, matcher: LLMatcher) -> tuple[Bits, bool] | None:
         # The library's mask has an extra word if the vocabulary size is a multiple of 32.
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)[: len(self._eos)]
         if not matcher.is_error():
@@ -221,14 +221,14 @@ class GrammarState:
             self.error = sentence(matcher.get_error()) or NOTHING_ALLOWED
         return None
 
-    def _guess(self, path: Seq[int]) -> tuple[Bits, bool] | None:
+    def _draft_row(self, path: Seq[int]) -> tuple[Bits, bool] | None:
         """`_row` for draft tokens. At the time limit or after an error, nothing is allowed: the
         proposal ends here, and a commit computes the mask anew."""
         nothing = np.zeros_like(self._eos), False
         if self.is_slow:
             return nothing
         walker, arrived = self._walk(path)
-        row = self._look(walker) if arrived else None
+        row = self._mask(walker) if arrived else None
         if walker.is_error():  # a limit or a dead end; the walker cannot recover
             self._walker = None
             return nothing

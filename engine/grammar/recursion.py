@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 )
 # Tokens that never match empty text: a string, a special token, a regular expression without
 # alternatives that begins with a character.
-_SPEAKS = re.compile(
+_NONEMPTY = re.compile(
     r"""(?!"") ["<] | /(?:\[\^?(?:\\.|[^]\\^])(?:\\.|[^]\\])*\]|\\[^bBAzZ]|[^\\\[(|*+?{^$])
     (?![*?{]) [^|]* \Z""",
     re.VERBOSE,
@@ -65,7 +65,7 @@ def _nonempty(tokens: Sequence[str], sure: Collection[str]) -> bool:
     depth = 0
     for token, after in zip(tokens, [*tokens[1:], "."], strict=False):
         depth += (token == "(") - (token == ")")
-        if not depth and after[0] not in "?*{" and (token in sure or _SPEAKS.match(token)):
+        if not depth and after[0] not in "?*{" and (token in sure or _NONEMPTY.match(token)):
             return True
     return False
 

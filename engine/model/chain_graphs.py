@@ -2,7 +2,7 @@
 computed in the graph from (seed, position).
 
 Everything known before the first draw is in fixed tensors: each step's KV slots, attention tables
-and sampling parameters. So no step waits for the host, and tokens and leads return in one copy.
+and sampling parameters. So no step waits for the host, and tokens and margins return in one copy.
 Filters, and penalties, bias or min_tokens, have graphs of their own, most recorded at first use.
 """
 
@@ -22,7 +22,7 @@ from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
 from engine.model.graphs import GraphPool, Recorder, Site
 from engine.model.loaded import Call
-from engine.sampling.device_draws import draw_guesses, draw_rows
+from engine.sampling.device_draws import draw_draft_rows, draw_rows
 from engine.sampling.noise import Numbers, token_words_of
 from engine.sampling.plain import GENERATED
 from engine.sampling.row_params import COLUMNS, UNADJUSTED, Adjustments, RowParams
@@ -41,8 +41,8 @@ _SLOT, _OWN = UNADJUSTED, UNADJUSTED + Adjustments._fields.index("early")
 Found = tuple[list[list[int]], list[list[float]]]
 
 
-class Guessed(NamedTuple):
-    """Proposals on the device: tokens and leads in `drawn`, float64 `[2, most steps, sequences or
+class DraftedChains(NamedTuple):
+    """Proposals on the device: tokens and margins in `drawn`, float64 `[2, most steps, sequences or
     more]`, and each sequence's own tokens after the other's as `ids`, int64, 0 for none."""
 
     drawn: Tensor
@@ -134,9 +134,9 @@ class _Chain:
         ]
 
     def run(self) -> Tensor:
-        """Return `Guessed.drawn` of all rows, and set `ids`. A float64 holds every id exactly."""
+        """Return `DraftedChains.drawn` and set `ids`. A float64 holds every id exactly."""
         logits, found = self._logits.index_select(0, self._first.tensor), []
-        draw = draw_guesses if self._kind.draws else draw_rows
+        draw = draw_draft_rows if self._kind.draws else draw_rows
         counts = (self._counts[0].clone(), self._counts[1]) if self._counts else None
         table = self._table.tensor
         for step in range(self._kind.steps):
@@ -203,14 +203,14 @@ class ChainGraphs:
         steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None,
-    ) -> Guessed:
+    ) -> DraftedChains:
         """Draw up to `steps` tokens for each sequence, from its row of the logits in `first`; see
         ModelRunner.unseen_chain. `fits` must hold."""
         draws = ADJUSTED if held is not None else FILTERED if table[:, _FILTERED].any() else PLAIN
         kind = Kind(self._rows(starts), max(steps), draws)
         chain = self._pool.inputs(kind)
         chain.fill(first, starts, steps, table, held)
-        return Guessed(self._pool.replay(kind), chain.ids[: len(table)])
+        return DraftedChains(self._pool.replay(kind), chain.ids[: len(table)])
 
     def _shared(self, like: Tensor, rows: int) -> Counts:
         """The first `rows` of the counts that all chains share; `like`: their shape."""
@@ -224,6 +224,6 @@ class ChainGraphs:
 
 
 def read_chains(drawn: Numbers, sequences: int) -> Found:
-    """Return the tokens and the leads of each sequence, from the values of `Guessed.drawn`."""
-    tokens, leads = drawn[:, :, :sequences].transpose(0, 2, 1)
-    return tokens.astype(np.int64).tolist(), leads.tolist()
+    """Return the tokens and the margins of each sequence, from values of `DraftedChains.drawn`."""
+    tokens, margins = drawn[:, :, :sequences].transpose(0, 2, 1)
+    return tokens.astype(np.int64).tolist(), margins.tolist()

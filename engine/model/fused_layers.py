@@ -182,7 +182,7 @@ class _Layer(nn.Module):
             added(rows, pre=norm, output=rows)
         places = None
         if isinstance(prepared, PagedAttention):
-            places = prepared.places(self._index, packed.dtype)
+            places = prepared.layer_slots(self._index, packed.dtype)
         query = rotated(packed, angles, self._heads, places)
         heads = packed.view(1, packed.shape[1], -1, self._heads.dim).transpose(1, 2)
         _, key, value = torch.split(heads, kinds, 1)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, scrap_span
+from engine.attention.interface import KVPlane, Span, StagedAttention, StagingBackend, padding_span
 from engine.attention.packed_copy import PackedCopy
 from engine.model.batch import Batch
 from engine.model.loaded import Call
@@ -46,9 +46,9 @@ class Site:
     def stage(self, rows: int, sent: PackedCopy, steps: int | None = None) -> StagedAttention:
         return self.backend.stage(self.plane, rows, sent, steps)
 
-    def scrap_spans(self, row: int, more: int) -> list[Span]:
+    def padding_spans(self, row: int, more: int) -> list[Span]:
         """Return the spans of `more` padding rows from `row` on."""
-        return [scrap_span(row, more, self.scrap, self.plane.block_size)] if more else []
+        return [padding_span(row, more, self.scrap, self.plane.block_size)] if more else []
 
     def reaching(self, blocks: Sequence[int], tokens: int) -> Sequence[int]:
         """Return a block table for so many tokens: the scrap block stands for missing ones."""
@@ -219,7 +219,7 @@ class ForwardGraphs:
     def capture(self) -> Iterator[None]:
         """Record every bucket, the largest first: the others reuse its memory."""
         for size in reversed(self.sizes):
-            self._pool.inputs(size).send(self._site.scrap_spans(0, size))
+            self._pool.inputs(size).send(self._site.padding_spans(0, size))
             self._pool.replay(size)
             yield
 
@@ -229,7 +229,7 @@ class ForwardGraphs:
         if rows > self.sizes[-1] or not batch.rows:
             return None
         size = self.sizes[bisect_left(self.sizes, rows)]
-        spans = [*batch.spans, *self._site.scrap_spans(rows, size - rows)]
+        spans = [*batch.spans, *self._site.padding_spans(rows, size - rows)]
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.attention.interface import LayerShape, movable
+from engine.attention.interface import LayerShape, raw_view
 from engine.errors import MemoryPlanError
 from engine.scheduling.memory import gib
 
@@ -180,7 +180,7 @@ class KVCache:
         write = torch.tensor(list(destination), device=self.device)
         for plane in self.planes.values():
             for pair in plane.stacks:
-                for tensor in map(movable, pair):
+                for tensor in map(raw_view, pair):
                     tensor.index_copy_(2, write, tensor.index_select(2, read))
 
 

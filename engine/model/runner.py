@@ -23,7 +23,7 @@ from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, choose_attention
 from engine.model.batch import Batch, Unseen
-from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, Guessed
+from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, DraftedChains
 from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
@@ -340,7 +340,7 @@ class ModelRunner:
     ) -> tuple[list[list[int]], list[list[float]], list[list[int]]]:
         """Draw up to `steps` tokens for each sequence in one call, with its temperature, filters
         and penalties (`params`). `rows`: each sequence's row of `output`, which follows its last
-        token. Returns tokens (NOT_FINITE from where none can be drawn), the lead of each over the
+        token. Returns tokens (NOT_FINITE from where none can be drawn), the margin of each over the
         second best, and the second best (-1: none); entries after a sequence's own `steps` have no
         meaning. The KV of all tokens but the last is in the cache afterwards. `draws_chains` must
         hold."""
@@ -372,7 +372,7 @@ class ModelRunner:
         steps: Sequence[int],
         table: Numbers,
         held: CountSlots | None = None,
-    ) -> Guessed:
+    ) -> DraftedChains:
         """`chain` as one graph on the device. `table`: as in row_params.Plan, `steps` rows of each
         sequence; `held`: their token counts, if any needs more than filters. The device may still
         be computing when this returns; the model's next forward overwrites the result. `fits_chain`

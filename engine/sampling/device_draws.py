@@ -24,7 +24,7 @@ from engine.sampling import logprobs
 from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import Numbers, gumbel_of, hashed, token_words_of
-from engine.sampling.plain import MOST_SURE, NOT_FINITE, UNDECIDED, Rows
+from engine.sampling.plain import MAX_MARGIN, NOT_FINITE, UNDECIDED, Rows
 from engine.sampling.row_params import (
     COLUMNS,
     UNADJUSTED,
@@ -36,9 +36,9 @@ from engine.sampling.row_params import (
     add_slots,
     apart,
     batch_layout,
+    draft_tokens_of,
     fields_of,
     flat,
-    guesses_of,
     is_adjusted,
     plan_of,
     sent,
@@ -59,7 +59,7 @@ class Drawn(NamedTuple):
 
 class Enqueued(NamedTuple):
     """Draws that the device may still be computing. `sent`: float64 tensors to be read. The first
-    is `[2, rows or more]` tokens (or NOT_FINITE, UNDECIDED) and leads; the second, if
+    is `[2, rows or more]` tokens (or NOT_FINITE, UNDECIDED) and margins; the second, if
     log-probabilities are requested, the result of `logprobs.scores`."""
 
     batch: Seq[Rows]
@@ -148,27 +148,27 @@ class DeviceDraws:
         takes = [rows is not None and self.takes(rows.seq) for rows in batch]
         return [next(drawn) if taken else Drawn() for taken in takes]
 
-    def guess(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
-        """Return the tokens and leads of all rows in order (see best_and_lead), or None: take the
-        slow path. One copy from the device."""
-        tokens, leads = self.enqueue(logits, batch).sent[0].tolist()
-        return None if UNDECIDED in tokens else (whole(tokens), leads)
+    def draw_draft(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
+        """Return the tokens and margins of all rows in order (see best_and_margin), or None: take
+        the slow path. One copy from the device."""
+        tokens, margins = self.enqueue(logits, batch).sent[0].tolist()
+        return None if UNDECIDED in tokens else (whole(tokens), margins)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
-        return self.guess_adjusted(logits, contexts)[0]
+        return self.draw_draft_adjusted(logits, contexts)[0]
 
-    def guess_adjusted(
+    def draw_draft_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
     ) -> tuple[list[int], list[float]]:
-        """`guess` for rows with any sampling fields; the slow path."""
+        """`draw_draft` for rows with any sampling fields; the slow path."""
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = sent(self._device, [plan.table, plan.filtered])
-        tokens, leads = self._drawn(out, table, filtered, plan.look).tolist()
+        tokens, margins = self._drawn(out, table, filtered, plan.look).tolist()
         if UNDECIDED in tokens:
-            tokens, leads = self._drawn(out, table, filtered, self._vocab).tolist()
-        return whole(tokens), leads
+            tokens, margins = self._drawn(out, table, filtered, self._vocab).tolist()
+        return whole(tokens), margins
 
     def plan(self, batch: Seq[Rows]) -> Plan:
         """Return the plan, without the columns that `add_slots` sets."""
@@ -185,13 +185,13 @@ class DeviceDraws:
         if count_updates:
             slots, news = count_updates
             add_slots(plan, batch, slots, unseen)
-            known = np.array([token for rows in batch for token in guesses_of(rows)], np.int64)
+            known = np.array([token for rows in batch for token in draft_tokens_of(rows)], np.int64)
             parts += [known, *news]
         return Sampling(batch, plan, count_updates is not None, parts)
 
     def enqueue(self, logits: Tensor, batch: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
-        tokens known only on the device, in the order of the Rows without `guesses`."""
+        tokens known only on the device, in the order of the Rows without `draft_tokens`."""
         sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
         there = copied_to_device(flat(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
@@ -257,7 +257,7 @@ class DeviceDraws:
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
-        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNDECIDED) and leads; float64 holds
+        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNDECIDED) and margins; float64 holds
         every id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
         params, drawn = params_in(table), None
         if len(filtered) < len(logits):
@@ -278,12 +278,12 @@ def params_in(table: Tensor) -> RowParams:
     return RowParams(*torch.split(table[:, :UNADJUSTED], 1, dim=1))
 
 
-def draw_guesses(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
+def draw_draft_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
     to apply them: a draft token may differ from the target's."""
     drawn, look = draw_rows(logits, words, params), min(MOST, logits.shape[1])
     if _ranks(logits, look):
-        return draw_likeliest(drawn, logits, params.scales, *params[2:], guessed=True)
+        return draw_likeliest(drawn, logits, params.scales, *params[2:], for_draft=True)
     some = draw_survivors(logits, words, params, look)
     use = (params.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
     return some.where(use, drawn)
@@ -300,10 +300,10 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) 
     best = scores.amax(dim=1, keepdim=True)
     tokens = kept.ids.where(scores == best, logits.shape[1]).amin(dim=1)
     second = scores.masked_fill(kept.ids == tokens[:, None], -torch.inf).amax(dim=1)
-    leads = (best[:, 0] - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
+    margins = (best[:, 0] - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)
     tokens = tokens.masked_fill(~kept.known, UNDECIDED)
     finite = scaled.amax(dim=1).isfinite()
-    return together(tokens.masked_fill(~finite, NOT_FINITE), leads)
+    return together(tokens.masked_fill(~finite, NOT_FINITE), margins)
 
 
 def _ranks(logits: Tensor, look: int) -> bool:
@@ -313,26 +313,26 @@ def _ranks(logits: Tensor, look: int) -> bool:
 
 def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """Draw without filters, by triton_draws.draw if available. Returns float64 `[2, rows]` tokens
-    and leads. `words`: token_words_of the vocabulary, on the device of the logits."""
+    and margins. `words`: token_words_of the vocabulary, on the device of the logits."""
     scales, has_noise, low, high, *_ = params
     if available(logits.device):
         return draw(logits, scales, low, high, has_noise)
     noise = gumbel_of(hashed(words, low.int(), high.int())).where(has_noise > 0, 0.0)
-    return together(*best_and_lead(logits.float() * scales.float() + noise))
+    return together(*best_and_margin(logits.float() * scales.float() + noise))
 
 
-def best_and_lead(scores: Tensor) -> tuple[Tensor, Tensor]:
+def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's lowest id of the largest score, NOT_FINITE if that is not finite; and its
-    lead, the score minus the second largest, at most MOST_SURE, 0 if there is none."""
+    margin, the score minus the second largest, at most MAX_MARGIN, 0 if there is none."""
     best, ids = scores.max(dim=1)
     second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
-    leads = (best - second).nan_to_num(0.0, MOST_SURE).clamp(0.0, MOST_SURE)
-    return ids.masked_fill(~best.isfinite(), NOT_FINITE), leads
+    margins = (best - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), margins
 
 
-def together(tokens: Tensor, leads: Tensor) -> Tensor:
+def together(tokens: Tensor, margins: Tensor) -> Tensor:
     """Stack both as float64 `[2, rows]`, for one copy to the host."""
-    return torch.stack([tokens.double(), leads.double()])
+    return torch.stack([tokens.double(), margins.double()])
 
 
 def read_together(parts: Seq[Tensor]) -> list[Numbers]:

@@ -11,7 +11,7 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 NOT_FINITE, UNDECIDED = -1, -2  # in place of a drawn token
-MOST_SURE = 99.0  # the largest reported lead of a token over the next one
+MAX_MARGIN = 99.0  # the largest reported margin of a token over the next one
 
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it
 
@@ -44,13 +44,13 @@ class Rows(NamedTuple):
     """Consecutive rows of logits of one sequence: the first predicts `position`, each other one
     follows a draft token and predicts the position after its parent's (`parents` as in Proposal;
     None: a chain). Rows after a draft token that differs from the draw at its parent may stay
-    undrawn. Without `guesses`, all are drawn."""
+    undrawn. Without `draft_tokens`, all are drawn."""
 
     seq: Sequence
     first: int
     size: int
     position: int
-    guesses: Seq[int] = ()
+    draft_tokens: Seq[int] = ()
     parents: Seq[int] | None = None
 
 

@@ -167,23 +167,23 @@ def plan_of(batch: Seq[Rows], fields: Fields, shape: Shape) -> Plan:
     return shape.plan._replace(table=table)
 
 
-def guesses_of(rows: Rows) -> Seq[int]:
+def draft_tokens_of(rows: Rows) -> Seq[int]:
     """Return the draft tokens of a chain; for a tree, node by node, the tokens of the node's
     ancestors and its own."""
     if rows.parents is None:
-        return rows.guesses
+        return rows.draft_tokens
     ancestors = ancestors_of(rows.parents)
-    return [rows.guesses[i] for node, own in enumerate(ancestors) for i in (*own, node)]
+    return [rows.draft_tokens[i] for node, own in enumerate(ancestors) for i in (*own, node)]
 
 
 def add_slots(plan: Plan, batch: Seq[Rows], slots: Seq[int], unseen: int) -> None:
     """Set each row's slot and the start of its draft tokens. In their list, the `unseen` tokens of
-    Rows without `guesses` come first, then the known ones."""
+    Rows without `draft_tokens` come first, then the known ones."""
     firsts, at, known = list[int](), 0, unseen
     for rows in batch:
-        firsts.append(known if rows.guesses else at)
-        if rows.guesses:
-            known += len(guesses_of(rows))
+        firsts.append(known if rows.draft_tokens else at)
+        if rows.draft_tokens:
+            known += len(draft_tokens_of(rows))
         else:
             at += rows.size - 1
     sizes = [rows.size for rows in batch]

@@ -127,8 +127,8 @@ def adjusted(logits: Tensor, tables: Counts, fields: Tensor, ids: Tensor, most: 
     seen, biases = (each.index_select(0, slots[:, 0].long()) for each in tables)
     if most:
         steps = torch.arange(most, device=seen.device)
-        guesses = ids[(first.long() + steps).clamp(max=len(ids) - 1)]
-        seen.scatter_add_(1, guesses, (steps < depths).int() * GENERATED)
+        drafted = ids[(first.long() + steps).clamp(max=len(ids) - 1)]
+        seen.scatter_add_(1, drafted, (steps < depths).int() * GENERATED)
     logits = logits + biases
     logits = logits.masked_fill(((seen & ENDS) > 0) & (early > 0), -torch.inf)
     repeated = logits / repetition.float(), logits * repetition.float()

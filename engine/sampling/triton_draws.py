@@ -27,7 +27,7 @@ def available(device: torch.device) -> bool:
 
 
 def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: Tensor) -> Tensor:
-    """Return float64 `[2, rows]` tokens and leads as `device_draws.best_and_lead`, of `[rows,
+    """Return float64 `[2, rows]` tokens and margins as `device_draws.best_and_margin`, of `[rows,
     vocab]` logits times their row's scale, plus the noise of its key (`low` and `high` half, as
     int32) where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches,
     whose grids depend only on shapes; the host does not wait."""
@@ -65,12 +65,12 @@ def adjust(logits: Tensor, seen: Tensor, biases: Tensor, fields: Tensor, ids: Te
 
 
 def draw_likeliest(
-    drawn: Tensor | None, logits: Tensor, scales: Tensor, *columns: Tensor, guessed: bool = False
+    drawn: Tensor | None, logits: Tensor, scales: Tensor, *columns: Tensor, for_draft: bool = False
 ) -> Tensor:
     """Return `drawn` with its filtered rows (None: all are) replaced by
     `device_draws.draw_survivors` of `[rows, vocab]` logits among the `MOST_RANKED` most likely ids;
-    with `guessed`, rows that would be UNDECIDED stay. `columns`: key halves, sizes, shares, floors,
-    and which rows are filtered, as in `draw`. Two launches."""
+    with `for_draft`, rows that would be UNDECIDED stay. `columns`: key halves, sizes, shares,
+    floors, and which rows are filtered, as in `draw`. Two launches."""
     from engine.sampling import triton_kernels as kernels
 
     if drawn is None:
@@ -79,7 +79,7 @@ def draw_likeliest(
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         *tops, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])
         kernels.best_of_likeliest[len(logits),](
-            drawn, *tops, *columns, *apart, GUESSED=guessed, **sizes
+            drawn, *tops, *columns, *apart, FOR_DRAFT=for_draft, **sizes
         )
     return drawn
 

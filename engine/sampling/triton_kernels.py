@@ -1,4 +1,4 @@
-"""The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_lead` in Triton.
+"""The kernels of `triton_draws`: `sampling.noise` and `device_draws.best_and_margin` in Triton.
 
 The hash is that of `noise`, in unsigned words. The noise formula is also the same, but logarithms
 are computed here, by sums and products that are each rounded (`OPTIONS`): results are the same on
@@ -26,12 +26,12 @@ _LN2_HIGH, _LN2_LOW = tl.constexpr(6.9313812256e-01), tl.constexpr(9.0580006145e
 _INF = tl.constexpr(float("inf"))
 _NO_ID, _LEAST_KEY = tl.constexpr(2**31 - 1), tl.constexpr(-(2**63) + 1)
 # Columns of `fields` of `token_counts.adjusted`: row_params.Adjustments, which imports this.
-_SLOT, _FIRST_GUESS, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
+_SLOT, _FIRST_DRAFT, _DEPTH, _EARLY, _REPETITION, _FREQUENCY, _PRESENCE = (
     tl.constexpr(column) for column in range(7)
 )
 _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # marks of ids in the text
-_MOST_SURE, _NOT_FINITE = tl.constexpr(plain.MOST_SURE), tl.constexpr(plain.NOT_FINITE)
+_MAX_MARGIN, _NOT_FINITE = tl.constexpr(plain.MAX_MARGIN), tl.constexpr(plain.NOT_FINITE)
 _UNDECIDED, _BELOW_ZERO = tl.constexpr(plain.UNDECIDED), tl.constexpr(plain.BELOW_ZERO)
 
 
@@ -99,9 +99,9 @@ def _top(best, ids, second):
 
 
 @triton.jit
-def _lead(best, second):
-    lead = best - second
-    return tl.where(lead == lead, tl.minimum(tl.maximum(lead, 0.0), _MOST_SURE), 0.0)
+def _margin(best, second):
+    margin = best - second
+    return tl.where(margin == margin, tl.minimum(tl.maximum(margin, 0.0), _MAX_MARGIN), 0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
@@ -110,7 +110,7 @@ def best_of_blocks(
     of_scales, of_low, of_high, of_has_noise, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
-    logits. A NaN counts as two infinities, so the best score is not finite and there is no lead.
+    logits. A NaN counts as two infinities, so the best score is not finite and there is no margin.
     `of_...`: strides between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
@@ -132,7 +132,7 @@ def best_of_blocks(
 
 @triton.jit
 def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
-    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and leads. LANES: a
+    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and margins. LANES: a
     power of two, not below BLOCKS."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
@@ -142,7 +142,7 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     most, token, next_most = _top(best, tl.load(ids + at, mask=there, other=_NO_ID), second)
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
-    tl.store(drawn + rows + row, _lead(most, next_most).to(tl.float64))
+    tl.store(drawn + rows + row, _margin(most, next_most).to(tl.float64))
 
 
 @triton.jit(
@@ -157,11 +157,11 @@ def adjust_blocks(
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there, own = lanes < WIDTH, fields + row * of_row
     at = tl.load(own + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
-    first = tl.load(own + _FIRST_GUESS * of_column).to(tl.int64)
+    first = tl.load(own + _FIRST_DRAFT * of_column).to(tl.int64)
     depth = tl.load(own + _DEPTH * of_column).to(tl.int32)
     held = tl.load(seen + at, mask=there, other=0)
-    for guess in range(depth):
-        held += tl.where(lanes == tl.load(ids + first + guess), _GENERATED, 0)
+    for node in range(depth):
+        held += tl.where(lanes == tl.load(ids + first + node), _GENERATED, 0)
     scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
     scores += tl.load(biases + at, mask=there, other=0.0)
     if tl.load(own + _EARLY * of_column) > 0:
@@ -281,11 +281,11 @@ def scores_of_rows(
 @triton.jit(do_not_specialize_on_alignment=("low", "high", "sizes", "shares", "floors", "filtered"))
 def best_of_likeliest(
     drawn, tops, sums, low, high, sizes, shares, floors, filtered,
-    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, GUESSED: tl.constexpr,
+    of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, FOR_DRAFT: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and leads of `filtered`
-    rows, as `filters.survivors`. With GUESSED, rows that would be UNDECIDED stay unchanged."""
+    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and margins of `filtered`
+    rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return
@@ -316,7 +316,7 @@ def best_of_likeliest(
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
     token = tl.where(sure > 0, token, _UNDECIDED) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
-    stored = (token != _UNDECIDED) if GUESSED else (token == token)
+    stored = (token != _UNDECIDED) if FOR_DRAFT else (token == token)
     tl.store(drawn + row, token.to(tl.float64), mask=stored)
-    lead = _lead(best, next_best).to(tl.float64)
-    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, lead, mask=stored)
+    margin = _margin(best, next_best).to(tl.float64)
+    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, margin, mask=stored)

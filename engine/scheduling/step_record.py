@@ -79,11 +79,11 @@ class Agreement(msgspec.Struct, frozen=True, array_like=True):
 
     request: int
     position: Count
-    guesses: list[tuple[Confidence, bool]]
+    compared: list[tuple[Confidence, bool]]
 
     @property
     def hits(self) -> list[bool]:
-        return [hit for _, hit in self.guesses]
+        return [hit for _, hit in self.compared]
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -180,4 +180,4 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @property
     def agreements(self) -> list[list[tuple[float, bool]]]:
         """Return (confidence, right) of tokens compared in hindsight, at consecutive positions."""
-        return [each.guesses for each in self.hindsight]
+        return [each.compared for each in self.hindsight]

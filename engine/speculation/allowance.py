@@ -23,7 +23,7 @@ _FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at 
 
 
 class Allowance:
-    """Call `begin` once per step, `want` once per sequence that samples, the rest at any time.
+    """Call `begin` once per step, `max_draft` once per sequence that samples, the rest at any time.
     `choice`: the controller's for this step."""
 
     def __init__(
@@ -38,46 +38,46 @@ class Allowance:
         self._replaced: dict[Sequence, tuple[dict[str, int], float]] = {}
         self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
         self.choice, self._k, self._leaves, self._num_sequences = Choice(), 0, 0, 1
-        self._probed: set[Sequence] | None = None  # sequences of a probe
-        self._catch_up_rows: int | None = None  # rows per step while `take_turns` is in effect
-        self.held: set[Sequence] = set()  # sequences that must wait for their turn to catch up
+        self._probe_set: set[Sequence] | None = None  # sequences of a probe
+        self._catch_up_rows: int | None = None  # rows per step while `limit_catch_up` is in effect
+        self.waiting: set[Sequence] = set()  # sequences that must wait for their turn to catch up
 
     def begin(self, load: Load, running: Seq[Sequence] = ()) -> None:
         """Have the controller choose K. A probe asks the sequences with the least catch-up."""
         self._num_sequences = load.num_sequences
         self.choice = choice = self._controller.choose(load)
-        self._k, self._probed = choice.k, None
+        self._k, self._probe_set = choice.k, None
         self._leaves = self._branches if self._k and choice.branches else 0
         if (most := choice.max_speculating) is not None:
             candidates = [seq for seq in running if self._may_ask(seq)]
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
-            self._probed = set(candidates[:most])
+            self._probe_set = set(candidates[:most])
         if self._catch_up_rows is not None:
-            self._hold(running, self._catch_up_rows)
+            self._choose_waiting(running, self._catch_up_rows)
         self._limits.clear()
         self._replaced.clear()
         self.cut.clear()
 
-    def take_turns(self, rows: int) -> None:
+    def limit_catch_up(self, rows: int) -> None:
         """Limit catch-up after the main proposer was replaced by one that knows no running
         sequence: until all have caught up, `rows` rows per step, but at least one sequence."""
         self._catch_up_rows = rows
 
-    def _hold(self, running: Seq[Sequence], most: int) -> None:
+    def _choose_waiting(self, running: Seq[Sequence], most: int) -> None:
         behind = [(seq.num_tokens - seq.num_draft_computed, seq) for seq in running]
         near = max(2 * self._controller.k_max, _NEAR)
         behind = sorted((pair for pair in behind if pair[0] > near), key=itemgetter(0))
         rows = list(accumulate(backlog for backlog, _ in behind))
         turn = max(sum(total <= most for total in rows), 1)
-        self.held = {seq for _, seq in behind[turn:]}
-        if not self.held:
+        self.waiting = {seq for _, seq in behind[turn:]}
+        if not self.waiting:
             self._catch_up_rows = None
 
-    def want(self, seq: Sequence) -> int:
+    def max_draft(self, seq: Sequence) -> int:
         """Return how many draft tokens may be verified; KV and rows are reserved for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
-        if seq.sources is None and self._probed is None and not self.held:
+        if seq.sources is None and self._probe_set is None and not self.waiting:
             return self._k + self._leaves
         main = self._of_main(seq) if self._k else 0
         rows = main + self._leaves if main else 0
@@ -91,9 +91,9 @@ class Allowance:
         limits = self._limits[seq] = {**free, self._main: main}
         return max(limits.values())
 
-    def settle(self, chunks: Seq[Chunk]) -> None:
-        """Call between `want` and `limits`. Leaves the main proposer out, for the look-ups that it
-        would have replaced, if it gains less than it costs."""
+    def leave_out_main(self, chunks: Seq[Chunk]) -> None:
+        """Call between `max_draft` and `limits`. Leaves the main proposer out, for the look-ups
+        that it would have replaced, if it gains less than it costs."""
         (cost, gain), limits = self.choice.drafting, self._limits
         asked = [seq for seq, _, _, k in chunks if k and len(limits.get(seq, ())) < 2]
         replaced = [self._replaced[seq][1] for seq in asked if seq in self._replaced]
@@ -105,7 +105,7 @@ class Allowance:
 
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """Return how many tokens each proposer may propose, by name. None if only the main one is
-        asked, without a bound of the request. Call after `want`."""
+        asked, without a bound of the request. Call after `max_draft`."""
         own = self._limits.get(seq)
         return {self._main: self._k} if own is None and (self._leaves or not self._k) else own
 
@@ -137,7 +137,7 @@ class Allowance:
 
     def is_open(self, seq: Sequence) -> bool:
         """Whether the main proposer may propose as many tokens as the controller chooses."""
-        if seq in self.held:
+        if seq in self.waiting:
             return False
         return seq.sources is None or (self._main in seq.sources and seq.max_draft is None)
 
@@ -147,9 +147,9 @@ class Allowance:
 
     def _of_main(self, seq: Sequence) -> int:
         """Return how many tokens the main proposer may propose if it is asked."""
-        if (self._probed is not None and seq not in self._probed) or not self._may_ask(seq):
+        if (self._probe_set is not None and seq not in self._probe_set) or not self._may_ask(seq):
             return 0
-        if seq in self.held:
+        if seq in self.waiting:
             return 0
         return self._k if seq.max_draft is None else min(self._k, seq.max_draft)
 

@@ -66,7 +66,7 @@ def build_proposer(
     max_step_tokens: int,
     clock: Callable[[], float],
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    judges: Callable[[], bool] | None = None,
+    compares: Callable[[], bool] | None = None,
     heads: MedusaHeads | None = None,
     eagle: EagleHead | None = None,
     cache: KVCache | None = None,
@@ -104,7 +104,7 @@ def build_proposer(
             options: dict[str, Any] = {
                 "processor": processor, "draws": draws, "vocab_size": vocab_size,
                 "max_step_tokens": max_step_tokens, "keeps_drafting": keeps_drafting,
-                "judges": judges, "name": config.kind,
+                "compares": compares, "name": config.kind,
             }  # fmt: skip
             if isinstance(draft_runner, ForeignRunner):
                 return ForeignDraftProposer(draft_runner, **options)

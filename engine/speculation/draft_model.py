@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.chain_graphs import Found, Guessed, read_chains
+from engine.model.chain_graphs import DraftedChains, Found, read_chains
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -40,9 +40,9 @@ from engine.speculation.drafts import (
     Draft,
     agreements,
     chain_rows,
+    compared_rows,
     drafts_of,
-    judged_rows,
-    rows_to_judge,
+    rows_to_compare,
     starts_of,
 )
 from engine.speculation.proposal import EMPTY, Proposal, Proposer
@@ -50,12 +50,12 @@ from engine.speculation.proposal import EMPTY, Proposal, Proposer
 
 class InFlight(NamedTuple):
     """Proposals that the host has not seen yet. `sent`: float64 tensors on the device: the
-    agreements (if anything is judged), then the proposals, each of which starts from one row of
+    agreements (if anything is compared), then the proposals, each of which starts from one row of
     `output`."""
 
     drafts: list[Draft]
     starts: list[Start]
-    judged: list[Rows]
+    compared: list[Rows]
     sent: list[Tensor]
     output: ModelOutput
 
@@ -63,7 +63,7 @@ class InFlight(NamedTuple):
 class DraftModelProposer(Proposer):
     """`vocab_size`: the target's; ids that the draft lacks are never proposed, and logits beyond it
     are cut off. No forward runs more than `max_step_tokens` tokens. `keeps_drafting` is called
-    between draft steps (see controller.KController), unless one call runs them all. `judges`:
+    between draft steps (see controller.KController), unless one call runs them all. `compares`:
     whether this step's `agreements` are needed (None: always)."""
 
     follows_grammar = True
@@ -77,7 +77,7 @@ class DraftModelProposer(Proposer):
         vocab_size: int,
         max_step_tokens: int,
         keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-        judges: Callable[[], bool] | None = None,
+        compares: Callable[[], bool] | None = None,
         name: str = "draft_model",
     ) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class DraftModelProposer(Proposer):
         self._vocab_size = vocab_size
         assert max_step_tokens > 0
         self._max_step_tokens = max_step_tokens
-        self._continues, self._judges = keeps_drafting, judges
+        self._continues, self._compares = keeps_drafting, compares
 
     def use(self, runner: ModelRunner) -> None:
         """Replace the draft by another with the same tokenizer, from the next proposal on. The
@@ -102,7 +102,7 @@ class DraftModelProposer(Proposer):
         output = self._run([Segment(seq.tokens[:-1], 0, seq.blocks, count)])
         seq.num_draft_computed = len(seq.tokens) - 1
         rows = [Rows(seq, 0, count, len(seq.tokens) - count)]
-        return [hit for result in self._judge(output, rows) for hit in result.hits]
+        return [hit for result in self._compare(output, rows) for hit in result.hits]
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Return one chain per sampling chunk with k > 0. It is shorter than k if it ends in a
@@ -115,9 +115,9 @@ class DraftModelProposer(Proposer):
         live = self._ready(list(drafts.values()))
         if live:
             output, counts = self._catch_up(live)
-            judged, last = judged_rows([draft.seq for draft in live], counts)
-            if judged:
-                self.agreements = self._judge(output, judged)
+            compared, last = compared_rows([draft.seq for draft in live], counts)
+            if compared:
+                self.agreements = self._compare(output, compared)
             live, output = self._draw_chains(live, output, last)
         if live:
             self._draw(live, output)
@@ -132,25 +132,25 @@ class DraftModelProposer(Proposer):
 
     def _ready(self, drafts: list[Draft]) -> list[Draft]:
         """Return the drafts whose next token can be drawn."""
-        return [draft for draft in drafts if draft.wants_more]
+        return [draft for draft in drafts if draft.is_unfinished]
 
     def begin(self, chunks: Seq[Chunk]) -> InFlight | None:
-        """Start `propose` without waiting for the device; then call `guess`, and `finish` once the
-        host has the numbers. Returns None, with nothing done, if one graph of the drafter cannot do
-        it all."""
+        """Start `propose` without waiting for the device; then call `enqueue`, and `finish` once
+        the host has the numbers. Returns None, with nothing done, if one graph of the drafter
+        cannot do it all."""
         drafts, draws = list(drafts_of(chunks, self._processor.plain).values()), self._draws
         starts = self._fit_for_one_call(drafts)
         if not starts or not isinstance(draws, DeviceDraws):
             return None
         self.agreements, self.forward_seconds = (), 0.0
         output, counts = self._catch_up(drafts)
-        judged, last = judged_rows([draft.seq for draft in drafts], counts)
-        sent = draws.enqueue(output.logits, judged).sent[:1] if judged else []
-        return InFlight(drafts, starts, judged, sent, output.take(last))
+        compared, last = compared_rows([draft.seq for draft in drafts], counts)
+        sent = draws.enqueue(output.logits, compared).sent[:1] if compared else []
+        return InFlight(drafts, starts, compared, sent, output.take(last))
 
-    def guess(self, flight: InFlight, table: Numbers) -> Tensor:
+    def enqueue(self, flight: InFlight, table: Numbers) -> Tensor:
         """Enqueue the chains. `table`: parameters of the rows that their tokens are drawn from, as
-        in row_params.Plan. Returns chain_graphs.Guessed.ids."""
+        in row_params.Plan. Returns chain_graphs.DraftedChains.ids."""
         chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
         flight.sent.append(chains.drawn)
         return chains.ids
@@ -158,25 +158,25 @@ class DraftModelProposer(Proposer):
     def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
         """Return the proposals of the sequences in `flight`, in order. `numbers`: the values of
         `flight.sent`."""
-        if flight.judged:
-            self.agreements = agreements(flight.judged, *numbers[0].tolist())
+        if flight.compared:
+            self.agreements = agreements(flight.compared, *numbers[0].tolist())
         self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
-    def _judge(self, output: ModelOutput, judged: list[Rows]) -> list[Agreement]:
+    def _compare(self, output: ModelOutput, compared: list[Rows]) -> list[Agreement]:
         draws = self._draws
         if isinstance(draws, DeviceDraws):
-            drawn = draws.guess(output.logits, judged)
+            drawn = draws.draw_draft(output.logits, compared)
         else:
-            drawn = draws.guess(output.table, judged)
-        return agreements(judged, *drawn) if drawn is not None else []
+            drawn = draws.draw_draft(output.table, compared)
+        return agreements(compared, *drawn) if drawn is not None else []
 
     def _draw(self, drafts: list[Draft], output: ModelOutput) -> None:
         """Draw one more token for each; a row from which nothing can be drawn ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
-        drawn = self._draws.guess_adjusted(output.logits, contexts)
-        for draft, token, lead in zip(drafts, *drawn, strict=True):
-            draft.take(token, lead, self._processor.eos_ids)
+        drawn = self._draws.draw_draft_adjusted(output.logits, contexts)
+        for draft, token, margin in zip(drafts, *drawn, strict=True):
+            draft.take(token, margin, self._processor.eos_ids)
             draft.follow_grammar()
 
     def _draw_chains(
@@ -231,7 +231,7 @@ class DraftModelProposer(Proposer):
 
     def _unseen_chain(
         self, drafts: list[Draft], starts: list[Start], output: ModelOutput, table: Numbers
-    ) -> Guessed:
+    ) -> DraftedChains:
         """See ModelRunner.unseen_chain; `output` has the row of each draft's last token."""
         assert isinstance(self._draws, DeviceDraws)
         return self._runner.unseen_chain(
@@ -245,30 +245,30 @@ class DraftModelProposer(Proposer):
     def _take_chains(self, drafts: list[Draft], chains: Found) -> None:
         self.forward_seconds += self._runner.seconds
         eos_ids = self._processor.eos_ids
-        for draft, tokens, leads in zip(drafts, *chains, strict=True):
-            draft.take_chain(tokens, leads, eos_ids)
+        for draft, tokens, margins in zip(drafts, *chains, strict=True):
+            draft.take_chain(tokens, margins, eos_ids)
 
     # -- forwards over the drafter's plane -------------------------------------------------------
 
     def _catch_up(self, drafts: list[Draft]) -> tuple[ModelOutput, list[int]]:
         """Run all committed positions that the plane lacks, and the proposed tokens. Returns, per
-        sequence, [rows to judge + 1, vocab] logits, the last row after its last token, and the
-        number of rows to judge."""
+        sequence, [rows to compare + 1, vocab] logits, the last row after its last token, and the
+        number of rows to compare."""
         segments: list[Segment] = []
         counts: list[int] = []
-        judges, rows = self._judges is None or self._judges(), 0
+        compares, rows = self._compares is None or self._compares(), 0
         for draft in drafts:
-            seq, guesses = draft.seq, draft.tokens
+            seq, drafted = draft.seq, draft.tokens
             tokens = seq.tokens
             last = len(tokens) - 1
             start = min(seq.num_draft_computed, last)
             rows += last - start
             count = 0
-            if judges and not guesses:
-                count = rows_to_judge(seq, start, draft.plain, self._vocab_size, len(drafts))
+            if compares and not drafted:
+                count = rows_to_compare(seq, start, draft.plain, self._vocab_size, len(drafts))
             counts.append(count)
-            segments.append(Segment(tokens[start:] + guesses, start, seq.blocks, 1 + count))
-            draft.run = len(guesses)
+            segments.append(Segment(tokens[start:] + drafted, start, seq.blocks, 1 + count))
+            draft.run = len(drafted)
             seq.num_draft_computed = last + 1 + draft.run
         self.catch_up_rows = rows
         return self._run(segments), counts

@@ -14,14 +14,14 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.sampling.plain import MOST_SURE, NOT_FINITE, Plain, Rows
+from engine.sampling.plain import MAX_MARGIN, NOT_FINITE, Plain, Rows
 from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.scheduling.step_record import Agreement
 from engine.speculation.proposal import Proposal
 
-MOST_ROWS, MOST_OF_ALL = 32, 96  # maximum rows judged: per sequence, in total
+MOST_ROWS, MOST_OF_ALL = 32, 96  # maximum rows compared: per sequence, in total
 
 
 class Draft(msgspec.Struct):
@@ -38,13 +38,13 @@ class Draft(msgspec.Struct):
     ended: bool = False
 
     @property
-    def wants_more(self) -> bool:
+    def is_unfinished(self) -> bool:
         return not self.ended and len(self.tokens) < self.k
 
     def follow_grammar(self) -> None:
         """Append the tokens that the grammar forces next, if it may propose for this sequence."""
         constraint = self.seq.constraint
-        if constraint is None or not self.wants_more:
+        if constraint is None or not self.is_unfinished:
             return
         if constraint.is_complete(self.tokens):
             self.ended = True
@@ -54,34 +54,34 @@ class Draft(msgspec.Struct):
         forced = constraint.forced(self.k - len(self.tokens), self.tokens)
         self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))
         self.tokens += forced
-        self.confidences += [MOST_SURE] * len(forced)
+        self.confidences += [MAX_MARGIN] * len(forced)
 
     def proposal(self, source: str) -> Proposal:
         sure, second_best = self.confidences, self.second_best
         return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
 
-    def take(self, token: int, lead: float, eos_ids: Collection[int]) -> None:
+    def take(self, token: int, margin: float, eos_ids: Collection[int]) -> None:
         """Append one draft token, or end if nothing could be drawn or the sequence would stop."""
         if token == NOT_FINITE:
             self.ended = True
             return
         self.tokens.append(token)
-        self.confidences.append(min(lead, MOST_SURE))
+        self.confidences.append(min(margin, MAX_MARGIN))
         params = self.seq.params
         is_eos = token in eos_ids and not params.ignore_eos
         self.ended = is_eos or token in params.stop_token_ids
 
-    def take_chain(self, tokens: list[int], leads: list[float], eos_ids: frozenset[int]) -> None:
+    def take_chain(self, tokens: list[int], margins: list[float], eos_ids: frozenset[int]) -> None:
         """Append one call's tokens up to the end; the drafter has run all but the last."""
         params = self.seq.params
         keeps_drafting = params.ignore_eos or eos_ids.isdisjoint(tokens)
         whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
         if keeps_drafting and whole and not params.stop_token_ids:
-            self.tokens, self.confidences = tokens, leads
+            self.tokens, self.confidences = tokens, margins
         else:
-            for token, lead in zip(tokens, leads, strict=True):
-                if self.wants_more:
-                    self.take(token, lead, eos_ids)
+            for token, margin in zip(tokens, margins, strict=True):
+                if self.is_unfinished:
+                    self.take(token, margin, eos_ids)
         self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
         self.ended = True
 
@@ -104,10 +104,10 @@ def chain_rows(drafts: list[Draft]) -> list[Rows]:
     return [Rows(draft.seq, 0, draft.k, draft.seq.num_tokens) for draft in drafts]
 
 
-def rows_to_judge(
+def rows_to_compare(
     seq: Sequence, start: int, plain: Plain | None, vocab_size: int, sequences: int
 ) -> int:
-    """Return how many of the positions from `start` to the last but one to judge: the latest ones
+    """Return how many of the positions from `start` to the last but one to compare: the latest ones
     that predict a generated token, fewer with more `sequences`."""
     if plain is None or plain.is_filtered(vocab_size):
         return 0
@@ -115,27 +115,27 @@ def rows_to_judge(
     return min(max(missed, 0), MOST_ROWS, max(MOST_OF_ALL // sequences, 1))
 
 
-def judged_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
-    """Return, for `[sum(counts) + sequences]` logit rows, the Rows to judge and the index of each
+def compared_rows(seqs: Seq[Sequence], counts: Seq[int]) -> tuple[list[Rows], list[int]]:
+    """Return, for `[sum(counts) + sequences]` logit rows, the Rows to compare and the index of each
     sequence's last row."""
-    judged: list[Rows] = []
+    compared: list[Rows] = []
     last: list[int] = []
     row = 0
     for seq, count in zip(seqs, counts, strict=True):
         if count:
-            judged.append(Rows(seq, row, count, seq.num_tokens - count))
+            compared.append(Rows(seq, row, count, seq.num_tokens - count))
         row += count + 1
         last.append(row - 1)
-    return judged, last
+    return compared, last
 
 
-def agreements(judged: Seq[Rows], tokens: Seq[float], leads: Seq[float]) -> list[Agreement]:
+def agreements(compared: Seq[Rows], tokens: Seq[float], margins: Seq[float]) -> list[Agreement]:
     """Return how the tokens drawn from these rows compare with the committed ones."""
     results, at = [], 0
-    for seq, _, count, first, *_ in judged:
+    for seq, _, count, first, *_ in compared:
         known = seq.tokens[-count:]
         hits = [a == b for a, b in zip(tokens[at : at + count], known, strict=True)]
-        guesses = list(zip(leads[at : at + count], hits, strict=True))
-        results.append(Agreement(seq.number, first - seq.num_prompt, guesses))
+        outcomes = list(zip(margins[at : at + count], hits, strict=True))
+        results.append(Agreement(seq.number, first - seq.num_prompt, outcomes))
         at += count
     return results

@@ -34,7 +34,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.proposal import EMPTY, Proposal, Proposer, Verified, log_odds
 
-Guesses = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
+Candidates = list[tuple[int, float]]  # the likeliest tokens, and their log-chances
 
 _RANKS = 8  # candidate tokens after a path
 _BREADTH = 8  # paths per level that are extended
@@ -62,7 +62,7 @@ class _State:
 @dataclass(slots=True)
 class _Tree:
     """A proposal being built. The last `ready` of the entries before position `before` are made
-    first. By node: token, parent, the row of the output that it was guessed from, and the sum of
+    first. By node: token, parent, the row of the output that predicted it, and the sum of
     its path's log-chances. By extended node (-1: the last committed token): its path's entries."""
 
     seq: Sequence
@@ -74,17 +74,17 @@ class _Tree:
     rows: list[int] = field(default_factory=list)
     sums: list[float] = field(default_factory=list)
     entries: dict[int, list[int]] = field(default_factory=lambda: {-1: []})
-    grows: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
+    frontier: list[int] = field(default_factory=lambda: [-1])  # nodes to extend next
 
     def best(self) -> list[int]:
         """Return at most k nodes, the likeliest first, each after its parent."""
         return nsmallest(self.k, range(len(self.tokens)), key=lambda n: (-self.sums[n], n))
 
-    def add(self, guesses: Iterator[tuple[int, Guesses]], level: int, *, last: bool) -> None:
-        """Add children to all in `grows` from the next guesses, which come with their rows; unless
-        they are the `last`, the likely ones grow next."""
+    def add(self, candidates: Iterator[tuple[int, Candidates]], level: int, *, last: bool) -> None:
+        """Add children to all in `frontier` from the next candidates, which come with their rows;
+        unless they are the `last`, the likely ones are extended next."""
         first = len(self.tokens)
-        for parent, (row, each) in zip(self.grows, guesses, strict=False):
+        for parent, (row, each) in zip(self.frontier, candidates, strict=False):
             so_far = self.sums[parent] if parent >= 0 else 0.0
             for token, chance in each:
                 if isfinite(chance):
@@ -92,8 +92,8 @@ class _Tree:
                     self.parents.append(parent)
                     self.rows.append(row)
                     self.sums.append(so_far + min(chance, 0.0))
-        self.grows = [] if last else [node for node in self.best() if node >= first][:_BREADTH]
-        for entry, node in enumerate(self.grows, level * _BREADTH):
+        self.frontier = [] if last else [node for node in self.best() if node >= first][:_BREADTH]
+        for entry, node in enumerate(self.frontier, level * _BREADTH):
             self.entries[node] = [*self.entries[self.parents[node]], entry]
 
     def proposal(self, name: str) -> Proposal:
@@ -137,9 +137,9 @@ class EagleProposer(Proposer):
         """Return a tree of k nodes, or fewer if the levels have no more, for each sampling chunk
         whose hidden states are known up to its last token but one."""
         began = self._clock()
-        trees = [self._tree(c.seq, c.k) for c in chunks if c.samples and c.k and self._knows(c.seq)]
+        trees = [self._tree(c.seq, c.k) for c in chunks if c.samples and c.k and self._ready(c.seq)]
         self.catch_up_rows = sum(tree.ready - 1 for tree in trees)
-        for group in _alike(trees):
+        for group in _of_like_size(trees):
             self._grow(group)
         proposals = {tree.seq: tree.proposal(self.name) for tree in trees}
         self.forward_seconds = self._clock() - began
@@ -157,13 +157,13 @@ class EagleProposer(Proposer):
             state.rows.append(item.hidden.to(self._head.dtype))
             state.count += len(item.hidden)
         trees = [self._tree(item.seq, 0) for item in verified]
-        for group in _alike([tree for tree in trees if tree.ready > WAITING]):
-            self._enter(group)
+        for group in _of_like_size([tree for tree in trees if tree.ready > WAITING]):
+            self._add_committed(group)
 
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
-    def _knows(self, seq: Sequence) -> bool:
+    def _ready(self, seq: Sequence) -> bool:
         state = self._states.get(seq)
         return bool(state and state.count and state.first + state.count == seq.num_tokens - 1)
 
@@ -175,23 +175,23 @@ class EagleProposer(Proposer):
     @torch.inference_mode()
     def _grow(self, trees: Seq[_Tree]) -> None:
         """Build trees together: per level one forward, one copy to the device and one back."""
-        rows, text, keys, values, *noise = self._enter(trees, self._noise(trees, 0))
+        rows, text, keys, values, *noise = self._add_committed(trees, self._noise(trees, 0))
         for level in range(self._depth):
-            guesses = enumerate(self._guess(rows, noise))
-            for tree in [tree for tree in trees if tree.grows]:
-                tree.add(guesses, level, last=level + 1 >= min(self._depth, tree.k))
-            if not any(tree.grows for tree in trees):
+            candidates = enumerate(self._predict(rows, noise))
+            for tree in [tree for tree in trees if tree.frontier]:
+                tree.add(candidates, level, last=level + 1 >= min(self._depth, tree.k))
+            if not any(tree.frontier for tree in trees):
                 break
             rows, *noise = self._extend(trees, level, rows, text, keys, values)
 
     def _noise(self, trees: Seq[_Tree], level: int) -> list[Numbers]:
-        """Return the `noise_numbers` of the rows that guess at this level."""
-        seqs = [tree.seq for tree in trees for _ in tree.grows]
+        """Return the `noise_numbers` of the rows that predict this level."""
+        seqs = [tree.seq for tree in trees for _ in tree.frontier]
         scales = np.array([self._processor.fields(seq).scale for seq in seqs])
         positions = np.array([seq.num_tokens + level for seq in seqs])
         return noise_numbers(scales, [seq.params.seed for seq in seqs], positions)
 
-    def _guess(self, rows: Tensor, noise: Seq[Tensor]) -> list[Guesses]:
+    def _predict(self, rows: Tensor, noise: Seq[Tensor]) -> list[Candidates]:
         """Return candidate tokens after each row of `[rows, width]`."""
         scores = self._head.logits(rows)
         if noise:
@@ -203,7 +203,7 @@ class EagleProposer(Proposer):
 
     # -- the layer ---------------------------------------------------------------------------------
 
-    def _enter(self, trees: Seq[_Tree], noise: Seq[Numbers] = ()) -> list[Tensor]:
+    def _add_committed(self, trees: Seq[_Tree], noise: Seq[Numbers] = ()) -> list[Tensor]:
         """Make the committed entries. Return the layer's output for each tree's last one; which
         slots have entries, bool `[trees, 1, slots]`; keys and values `[kv_heads, trees, slots and
         room for nodes, dim]`; and `noise` on the device."""
@@ -237,12 +237,12 @@ class EagleProposer(Proposer):
         return [outs.index_select(0, last), visible[:, -1:], *kept, *there[8:]]
 
     def _extend(self, trees: Seq[_Tree], level: int, rows: Tensor, *kept: Tensor) -> list[Tensor]:
-        """Make the entries of the growing nodes; return the layer's output for each, and the noise.
-        `rows`: the output that the nodes were guessed from; `kept`: the rest of `_enter`'s."""
+        """Make the entries of the nodes to extend; return the layer's output for each, and the
+        noise. `rows`: the output rows that predicted them; `kept`: the rest of `_add_committed`."""
         text, *both = kept
-        nodes = [(tree, node) for tree in trees for node in tree.grows]
+        nodes = [(tree, node) for tree in trees for node in tree.frontier]
         numbers = [(t.tokens[node], t.before + level, t.rows[node]) for t, node in nodes]
-        table, places = _table([len(tree.grows) for tree in trees])
+        table, places = _table([len(tree.frontier) for tree in trees])
         seen = np.zeros((*table.shape, (level + 1) * _BREADTH), np.bool_)
         for place, (tree, node) in zip(places, nodes, strict=True):
             seen.reshape(table.size, -1)[place, tree.entries[node]] = True
@@ -261,7 +261,7 @@ class EagleProposer(Proposer):
         return [self._head(words, rows.index_select(0, parents), where, attend), *there[5:]]
 
 
-def _alike(trees: Seq[_Tree]) -> list[list[_Tree]]:
+def _of_like_size(trees: Seq[_Tree]) -> list[list[_Tree]]:
     """Group trees such that padding multiplies rows and lengths by a small factor at most."""
     groups = dict[tuple[int, int], list[_Tree]]()
     for tree in trees:

@@ -18,7 +18,7 @@ _FIRST_ODDS = 3.0  # prior odds that a prediction is related to the reply
 _ODDS = (1 / 16, 4.0)  # bounds of these odds, since the reply may leave the prediction and return
 
 
-class Record:
+class HitCounts:
     """Counts by grade: looked-up tokens, and how many of them were right."""
 
     def __init__(self, rates: Seq[float], trials: float = _PRIOR_TRIALS) -> None:
@@ -37,12 +37,12 @@ class Evidence:
     """The evidence of one sequence; `shared` is shared by all. A run is a number of matching
     tokens, START or ASSUMED."""
 
-    def __init__(self, shared: Record) -> None:
+    def __init__(self, shared: HitCounts) -> None:
         self._everyone = shared
-        self._own = Record([0.0] * len(shared.right), 0.0)
+        self._own = HitCounts([0.0] * len(shared.right), 0.0)
 
     def learn(self, run: int, *, hit: bool) -> None:
-        """Record whether a token that was looked up with this run was right."""
+        """HitCounts whether a token that was looked up with this run was right."""
         for record in (self._own, self._everyone):
             record.add(_grade(run), right=hit)
 
@@ -72,7 +72,7 @@ class PredictionEvidence(Evidence):
     Each such token updates the odds of the two cases by Bayes' rule, so several wrong ones in a row
     lower the next chances before their own grades were tried."""
 
-    def __init__(self, shared: Record, by_accident: Seq[float]) -> None:
+    def __init__(self, shared: HitCounts, by_accident: Seq[float]) -> None:
         super().__init__(shared)
         self._by_accident = by_accident
         self._odds = _FIRST_ODDS

@@ -25,12 +25,12 @@ from engine.speculation.drafts import Draft
 @dataclass(slots=True)
 class DraftTokens:
     """A sequence in the draft's tokens. KV is computed for the first `valid` of `ids` and, if all
-    are valid, for the `guessed` tokens after them."""
+    are valid, for the `drafted` tokens after them."""
 
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # number of `ids` up to each target position
     valid: int = 0
-    guessed: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
     blocks: array[int] = field(default_factory=lambda: array("i"))
 
     def follow(self, tokens: Seq[int], pieces: Callable[[int], list[int]]) -> None:
@@ -40,11 +40,11 @@ class DraftTokens:
             self.ids += pieces(token)
             self.ends.append(len(self.ids))
         if self.valid == first:
-            for guess, token in zip(self.guessed, self.ids[first:], strict=False):
-                if guess != token:
+            for drafted, token in zip(self.drafted, self.ids[first:], strict=False):
+                if drafted != token:
                     break
                 self.valid += 1
-        self.guessed = []
+        self.drafted = []
 
 
 class ForeignDraftProposer(DraftModelProposer):
@@ -70,7 +70,7 @@ class ForeignDraftProposer(DraftModelProposer):
         reading = self._readings.setdefault(id(draft.seq), DraftTokens())
         if not draft.run:
             reading.follow(draft.seq.tokens, self._pieces)
-        length = len(reading.ids) + len(reading.guessed) + len(self._new(draft))
+        length = len(reading.ids) + len(reading.drafted) + len(self._new(draft))
         if not 0 < length <= self._most:
             return False
         missing = -(-length // self._block_size) - len(reading.blocks)
@@ -93,7 +93,7 @@ class ForeignDraftProposer(DraftModelProposer):
             start = min(reading.valid, len(whole) - 1)
             self.catch_up_rows += max(len(reading.ids) - 1 - start, 0)
             segments.append(Segment(whole[start:], start, reading.blocks, 1))
-            reading.valid, reading.guessed = len(reading.ids), new
+            reading.valid, reading.drafted = len(reading.ids), new
             draft.run = len(draft.tokens)
         return self._run(segments), [0] * len(drafts)
 
@@ -101,10 +101,10 @@ class ForeignDraftProposer(DraftModelProposer):
         segments: list[Segment] = []
         for draft in drafts:
             reading, new = self._readings[id(draft.seq)], self._new(draft)
-            start = len(reading.ids) + len(reading.guessed)
-            reading.guessed += new
+            start = len(reading.ids) + len(reading.drafted)
+            reading.drafted += new
             if not new:  # they have no pieces: run the last piece again
-                new, start = [*reading.ids, *reading.guessed][-1:], start - 1
+                new, start = [*reading.ids, *reading.drafted][-1:], start - 1
             segments.append(Segment(new, start, reading.blocks, 1))
             draft.run = len(draft.tokens)
         return self._run(segments)

@@ -21,13 +21,13 @@ class GrammarProposer(FreeProposer):
     name = GRAMMAR
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [self._guess(chunk) if chunk.samples else EMPTY for chunk in chunks]
+        return [self._proposal(chunk) if chunk.samples else EMPTY for chunk in chunks]
 
     def forecast(self, seq: Sequence, k: int) -> list[float]:
         """Return a chance of 1 for each forced token: the target will draw it."""
         return [1.0] * len(seq.constraint.forced(k)) if seq.constraint else []
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         constraint = chunk.seq.constraint
         tokens = constraint.forced(chunk.k) if constraint is not None and chunk.k else []
         return chain(tokens, self.name) if tokens else EMPTY

@@ -1,5 +1,5 @@
 """LookUp: a free proposer that follows each sequence through a text and proposes its next tokens. A
-follower knows the text and the place in it. No torch."""
+state knows the text and the place in it. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.speculation.evidence import Evidence
 from engine.speculation.proposal import EMPTY, FreeProposer, Proposal, chain
 
 
-class Follower(ABC):
+class LookUpState(ABC):
     """One sequence's place in a text. `at`: index of the next expected token, None while lost;
     `run`: matching tokens before it. Call `extend` before the other methods."""
 
@@ -40,30 +40,30 @@ class Follower(ABC):
 
 
 class LookUp(FreeProposer):
-    """`begin` creates the follower of a sequence when it is first needed."""
+    """`begin` creates the state of a sequence when it is first needed."""
 
-    def __init__(self, name: str, begin: Callable[[Sequence], Follower], *, pause: int) -> None:
+    def __init__(self, name: str, begin: Callable[[Sequence], LookUpState], *, pause: int) -> None:
         self.name, self.pause = name, pause
         self._begin = begin
-        self._followers: dict[Sequence, Follower] = {}
+        self._states: dict[Sequence, LookUpState] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         proposals = []
         for chunk in chunks:
             wanted = chunk.k > 0 and chunk.samples
-            guesses = self._follow(chunk.seq).next(chunk.seq, chunk.k) if wanted else []
-            proposals.append(chain(guesses, self.name) if guesses else EMPTY)
+            tokens = self._state_of(chunk.seq).next(chunk.seq, chunk.k) if wanted else []
+            proposals.append(chain(tokens, self.name) if tokens else EMPTY)
         return proposals
 
     def forget(self, seq: Sequence) -> None:
-        self._followers.pop(seq, None)
+        self._states.pop(seq, None)
 
     def forecast(self, seq: Sequence, k: int) -> list[float]:
-        return self._follow(seq).chances(k)
+        return self._state_of(seq).chances(k)
 
-    def _follow(self, seq: Sequence) -> Follower:
-        follower = self._followers.get(seq)
-        if follower is None:
-            follower = self._followers[seq] = self._begin(seq)
-        follower.extend(seq)
-        return follower
+    def _state_of(self, seq: Sequence) -> LookUpState:
+        state = self._states.get(seq)
+        if state is None:
+            state = self._states[seq] = self._begin(seq)
+        state.extend(seq)
+        return state

@@ -32,29 +32,29 @@ class Pool:
     def __init__(self, each: int, most: int) -> None:
         self._each, self._most = each, most
         self._grams: dict[Gram, None] = {}  # ordered by when they were last seen
-        self._behind: dict[int, dict[Gram, None]] = {}
+        self._by_first: dict[int, dict[Gram, None]] = {}
 
     def __len__(self) -> int:
         return len(self._grams)
 
     def add(self, gram: Gram) -> None:
         self._drop(gram)
-        own = self._behind.setdefault(gram[0], {})
+        own = self._by_first.setdefault(gram[0], {})
         self._grams[gram] = own[gram] = None
         if len(own) > self._each:
             self._drop(next(iter(own)))
         if len(self._grams) > self._most:
             self._drop(next(iter(self._grams)))
 
-    def behind(self, token: int) -> list[Gram]:
+    def continuations(self, token: int) -> list[Gram]:
         """Return the continuations of `token`, the latest first."""
-        return [gram[1:] for gram in reversed(self._behind.get(token, {}))]
+        return [gram[1:] for gram in reversed(self._by_first.get(token, {}))]
 
     def _drop(self, gram: Gram) -> None:
         if gram in self._grams:
-            del self._grams[gram], self._behind[gram[0]][gram]
-            if not self._behind[gram[0]]:
-                del self._behind[gram[0]]
+            del self._grams[gram], self._by_first[gram[0]][gram]
+            if not self._by_first[gram[0]]:
+                del self._by_first[gram[0]]
 
 
 class Window:
@@ -126,7 +126,7 @@ class _State:
     def __init__(self, tokens: list[int], config: LookaheadConfig, most: int) -> None:
         self._ngram = config.ngram
         width = min(config.window, max((most + 1) // (self._ngram - 1), 1))
-        self.window = Window(width, self._ngram, _again(tokens, width + self._ngram - 3))
+        self.window = Window(width, self._ngram, _repeated(tokens, width + self._ngram - 3))
         self.pool = Pool(config.guesses, config.pool)
         first = max(len(tokens) - config.pool - self._ngram, 0)
         self._end = first + self._ngram - 1  # end of the last n-gram added to the pool
@@ -138,7 +138,7 @@ class _State:
             self._end = end
 
 
-def _again(tokens: list[int], last: int) -> Iterator[int]:
+def _repeated(tokens: list[int], last: int) -> Iterator[int]:
     """Yield the `last` tokens of the text, then the text from its start, repeatedly."""
     at = max(len(tokens) - last, 0)
     while True:
@@ -157,7 +157,7 @@ class LookaheadProposer(Proposer):
         self._states: dict[Sequence, _State] = {}
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [self._guess(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
+        return [self._proposal(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
         for own in verified:
@@ -172,12 +172,12 @@ class LookaheadProposer(Proposer):
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         state = self._states.get(chunk.seq)
         if state is None:
             state = self._states[chunk.seq] = _State(chunk.seq.tokens, self._config, chunk.k)
         state.read(chunk.seq.tokens)
-        window, grams = state.window, state.pool.behind(chunk.seq.tokens[-1])
+        window, grams = state.window, state.pool.continuations(chunk.seq.tokens[-1])
         levels, tree = len(window.levels), Tree()
         least = self._config.ngram - 1 if grams else 0  # nodes for n-grams
         columns = min(max(chunk.k + 1 - least, 0) // levels, window.columns)

@@ -58,11 +58,11 @@ class MedusaProposer(Proposer):
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
         """Return a tree of k nodes (or all in `choices`) per sampling chunk with a state."""
         self.forward_seconds = 0.0
-        ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._knows(chunk.seq)]
+        ready = [chunk for chunk in chunks if chunk.samples and chunk.k and self._ready(chunk.seq)]
         if not ready:
             return [EMPTY] * len(chunks)
         began = self._clock()
-        tokens, logs = self._guess([chunk.seq for chunk in ready])
+        tokens, logs = self._draft([chunk.seq for chunk in ready])
         self.forward_seconds = self._clock() - began
         trees = {
             chunk.seq: self._tree(each, chances, chunk.k)
@@ -79,11 +79,11 @@ class MedusaProposer(Proposer):
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
-    def _knows(self, seq: Sequence) -> bool:
+    def _ready(self, seq: Sequence) -> bool:
         return seq in self._states and self._states[seq][0] == seq.num_tokens
 
     @torch.inference_mode()
-    def _guess(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    def _draft(self, seqs: Seq[Sequence]) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """Return, by sequence and head, the likeliest tokens and their log-chances."""
         weights = self._heads.vocabulary
         states = torch.stack([self._states[seq][1] for seq in seqs]).to(weights.dtype)
@@ -129,7 +129,7 @@ def likeliest(
     waiting: list[tuple[float, Path, int]] = []  # minus the sum, path, index of its rank
 
     def offer(before: Path, at: int) -> None:
-        ranks = _all(logs, before) if below is None else below.get(before, ())
+        ranks = _all_ranks(logs, before) if below is None else below.get(before, ())
         if at < len(ranks):
             chance = best.get(before, 0.0) + logs[len(before)][ranks[at]]
             heappush(waiting, (-chance, (*before, ranks[at]), at))
@@ -143,5 +143,5 @@ def likeliest(
     return best
 
 
-def _all(logs: Seq[Seq[float]], before: Path) -> range:
+def _all_ranks(logs: Seq[Seq[float]], before: Path) -> range:
     return range(len(logs[len(before)]) if len(before) < len(logs) else 0)

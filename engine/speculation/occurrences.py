@@ -16,7 +16,7 @@ class Occurrences:
         self._latest: dict[tuple[int, ...], int] = {}
         self._before = [0] * n
 
-    def note(self, last: int) -> None:
+    def index(self, last: int) -> None:
         """Index the n-grams that end before `last` and are not indexed yet."""
         n, tokens, latest, before = self._n, self.tokens, self._latest, self._before
         first = len(before)
@@ -27,7 +27,7 @@ class Occurrences:
             before.append(latest.get(gram, 0))
             latest[gram] = end
 
-    def behind(self, suffix: list[int]) -> Iterator[int]:
+    def places_after(self, suffix: list[int]) -> Iterator[int]:
         """Yield the indices after the indexed occurrences of the last `n` tokens of `suffix`,
         latest first."""
         end = self._latest.get(tuple(suffix[-self._n :]), 0)
@@ -35,7 +35,7 @@ class Occurrences:
             yield end
             end = self._before[end]
 
-    def agreeing(self, end: int, suffix: list[int], most: int) -> int:
+    def match_length(self, end: int, suffix: list[int], most: int) -> int:
         """Return how many tokens before `end` equal the last ones of `suffix`, at most `most`."""
         tokens, size, run, most = self.tokens, len(suffix), 0, min(most, end, len(suffix))
         while run < most and tokens[end - 1 - run] == suffix[size - 1 - run]:

@@ -16,8 +16,8 @@ from bisect import bisect_left
 from collections.abc import Sequence as Seq
 
 from engine.scheduling.sequence import Sequence
-from engine.speculation.evidence import ASSUMED, START, PredictionEvidence, Record, grown
-from engine.speculation.look_up import Follower, LookUp
+from engine.speculation.evidence import ASSUMED, START, HitCounts, PredictionEvidence, grown
+from engine.speculation.look_up import LookUp, LookUpState
 
 NAME = "prediction"
 
@@ -34,14 +34,14 @@ class PredictionProposer(LookUp):
     """Proposes for sequences whose parameters have a prediction."""
 
     def __init__(self) -> None:
-        shared = Record(_PRIORS)
-        super().__init__(NAME, lambda seq: _Follower(seq.params.prediction, shared), pause=0)
+        shared = HitCounts(_PRIORS)
+        super().__init__(NAME, lambda seq: _State(seq.params.prediction, shared), pause=0)
 
 
-class _Follower(Follower):
+class _State(LookUpState):
     """One sequence's place in its prediction."""
 
-    def __init__(self, prediction: Seq[int], shared: Record) -> None:
+    def __init__(self, prediction: Seq[int], shared: HitCounts) -> None:
         super().__init__(PredictionEvidence(shared, _BY_ACCIDENT), 0, START)
         self._tokens = prediction
         self._places: dict[int, list[int]] = {}  # token -> indices after it; built when needed

@@ -18,8 +18,8 @@ from itertools import accumulate, islice
 from operator import mul
 
 from engine.scheduling.sequence import Sequence
-from engine.speculation.evidence import Evidence, Record
-from engine.speculation.look_up import Follower, LookUp
+from engine.speculation.evidence import Evidence, HitCounts
+from engine.speculation.look_up import LookUp, LookUpState
 from engine.speculation.occurrences import Occurrences
 
 _MOST = 16  # maximum occurrences per text, the latest ones
@@ -51,7 +51,7 @@ class Replies:
         owner = seq.tenant, seq.params.cache_salt
         texts = self._newer.setdefault(owner, Occurrences([], self._shortest))
         texts.tokens += text
-        texts.note(len(texts.tokens))
+        texts.index(len(texts.tokens))
 
     def of(self, owner: _Owner) -> list[Occurrences]:
         return [half[owner] for half in (self._newer, self._older) if owner in half]
@@ -63,9 +63,9 @@ class SuffixProposer(LookUp):
 
     def __init__(self, name: str, *, remembered: int, shortest: int, longest: int) -> None:
         assert 1 <= shortest <= longest
-        sizes, shared = (shortest, longest), Record(_PRIORS)
+        sizes, shared = (shortest, longest), HitCounts(_PRIORS)
         replies = self._replies = Replies(remembered, shortest)
-        super().__init__(name, lambda seq: _Follower(seq, replies, sizes, shared), pause=_PAUSE)
+        super().__init__(name, lambda seq: _State(seq, replies, sizes, shared), pause=_PAUSE)
 
     def forget(self, seq: Sequence) -> None:
         super().forget(seq)
@@ -73,11 +73,11 @@ class SuffixProposer(LookUp):
             self._replies.add(seq)
 
 
-class _Follower(Follower):
+class _State(LookUpState):
     """A sequence's places: the `run` tokens before each place equal the sequence's last tokens."""
 
     def __init__(
-        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: Record
+        self, seq: Sequence, replies: Replies, sizes: tuple[int, int], shared: HitCounts
     ) -> None:
         super().__init__(Evidence(shared), None, 0)
         shortest, self._longest = sizes
@@ -86,7 +86,7 @@ class _Follower(Follower):
         self._places: list[_Place] = []
         self._moved = 0  # committed tokens since the places were found
         # The proposal: tokens, their shares, and the places that have all of them.
-        self._guesses, self._shares, self._ends = list[int](), list[float](), self._places
+        self._proposed, self._shares, self._ends = list[int](), list[float](), self._places
 
     def extend(self, seq: Sequence) -> None:
         tokens, first, last = seq.tokens, self._seen, len(seq.tokens)
@@ -98,7 +98,7 @@ class _Follower(Follower):
                 break
             self._advance(token)
         if not self._places:
-            self._own.note(last)
+            self._own.index(last)
             self._find(tokens)
 
     def next(self, seq: Sequence, k: int) -> list[int]:
@@ -121,31 +121,31 @@ class _Follower(Follower):
             self._evidence.learn(self._run, hit=bool(kept))
         self._places, self._moved = kept, moved + 1
         self._run = self._run + 1 if kept else 0
-        if self._guesses and self._guesses[0] == token:
-            del self._guesses[0], self._shares[0]
+        if self._proposed and self._proposed[0] == token:
+            del self._proposed[0], self._shares[0]
         else:
-            self._guesses, self._shares, self._ends = [], [], kept
+            self._proposed, self._shares, self._ends = [], [], kept
 
     def _find(self, tokens: list[int]) -> None:
         """Find the places after the longest matches of the current suffix."""
         matches = list[tuple[int, _Place]]()
         for text in (self._own, *self._replies.of(self._owner)):
-            for end in islice(text.behind(tokens), _MOST):
-                matches.append((text.agreeing(end, tokens, self._longest), (text.tokens, end)))
+            for end in islice(text.places_after(tokens), _MOST):
+                matches.append((text.match_length(end, tokens, self._longest), (text.tokens, end)))
         self._run = max((run for run, _ in matches), default=0)
         self._places = [place for run, place in matches if run == self._run]
-        self._moved, self._guesses, self._shares, self._ends = 0, [], [], self._places
+        self._moved, self._proposed, self._shares, self._ends = 0, [], [], self._places
 
     def _planned(self, k: int) -> tuple[list[int], list[float]]:
         """Take the most frequent next token, then the most frequent one among the places that had
         it, and so on. Past the end of the text, read the proposed tokens: the text repeats with
         that period."""
         k = self.most(k)
-        guesses, places, size = self._guesses, self._ends, self._seen
-        while places and len(guesses) < k:
-            ahead = self._moved + len(guesses)
+        proposed, places, size = self._proposed, self._ends, self._seen
+        while places and len(proposed) < k:
+            ahead = self._moved + len(proposed)
             heads = [
-                text[at + ahead] if at + ahead < len(text) else guesses[at + ahead - size]
+                text[at + ahead] if at + ahead < len(text) else proposed[at + ahead - size]
                 for text, at in places
             ]
             token, votes = heads[0], heads.count(heads[0])
@@ -154,7 +154,7 @@ class _Follower(Follower):
                 places = [place for place, head in zip(places, heads, strict=True) if head == token]
             if token == _END:
                 break
-            guesses.append(token)
+            proposed.append(token)
             self._shares.append(votes / len(heads))
         self._ends = places
-        return guesses[:k], self._shares[:k]
+        return proposed[:k], self._shares[:k]

@@ -32,9 +32,9 @@ def walk(proposal: Proposal, drawn: list[int]) -> VerifyResult:
     """Follow `proposal` along the tokens drawn at its root (`drawn[0]`) and nodes (`drawn[1 + i]`).
     A negative value marks a row from which nothing could be drawn."""
     if proposal.branches is None and min(drawn) >= 0:
-        guesses = proposal.tokens
-        kept, count = 0, len(guesses)
-        while kept < count and drawn[kept] == guesses[kept]:
+        draft_tokens = proposal.tokens
+        kept, count = 0, len(draft_tokens)
+        while kept < count and drawn[kept] == draft_tokens[kept]:
             kept += 1
         return VerifyResult(drawn, CHAIN[1 : kept + 1], drawn[: kept + 1])
     children: dict[tuple[int, int], int] = {}

@@ -69,14 +69,14 @@ def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
     packed = []
     for chunk, proposal in zip(plan.chunks, proposals, strict=True):
         seq, start, length, _ = chunk
-        guesses, end = proposal.tokens, start + length
+        draft_tokens, end = proposal.tokens, start + length
         committed = max(prompt_rows(chunk), int(end == len(seq.tokens)))
         packed.append(
             Segment(
-                seq.tokens[start:end] + guesses,
+                seq.tokens[start:end] + draft_tokens,
                 start,
                 seq.blocks,
-                committed + len(guesses),
+                committed + len(draft_tokens),
                 proposal.branches,
             )
         )
@@ -143,7 +143,7 @@ class Acceptor:
         if isinstance(self._draws, DeviceDraws):
             return self._draws.draw(output.logits, batch)
         if every:
-            batch = [rows._replace(guesses=()) for rows in batch]
+            batch = [rows._replace(draft_tokens=()) for rows in batch]
         return [Drawn(tokens) for tokens in self._draws.draw(output.table, batch)]
 
     def _slow(self, sampled: list[Sampled], output: ModelOutput) -> list[VerifyResult]:
@@ -195,9 +195,9 @@ def _ends(constraint: Constraint, token: int) -> bool:
 
 
 def _rows(item: Sampled) -> Rows:
-    seq, guesses = item.chunk.seq, item.proposal.tokens
-    size, position = 1 + len(guesses), len(seq.tokens)
-    return Rows(seq, item.row, size, position, guesses, item.proposal.branches)
+    seq, draft_tokens = item.chunk.seq, item.proposal.tokens
+    size, position = 1 + len(draft_tokens), len(seq.tokens)
+    return Rows(seq, item.row, size, position, draft_tokens, item.proposal.branches)
 
 
 def _contexts(item: Sampled) -> list[RowContext]:

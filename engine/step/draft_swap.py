@@ -4,7 +4,7 @@ A thread reads, checks and compiles the new draft. Its KV uses the same block id
 draft's, in a plane of its own, or in the running draft's plane if both have the same shape: a swap
 makes all draft KV useless anyway. Work that needs the device, or time between steps, is done in
 pieces between steps: graphs, profile, the switch. Meanwhile nothing is proposed. The old draft is
-kept until `control.draft_trial` has judged the new one.
+kept until `control.draft_trial` has decided on the new one.
 
 If anything is wrong with the new draft, the running one stays. Texts depend on neither.
 """
@@ -54,9 +54,9 @@ SWITCH_SECONDS = 0.0005
 OWN_TOKENIZER = "has a tokenizer of its own: such a draft is configured, not swapped"
 ROOM = "a draft is loaded beside the running one; leave room for it with cache.num_blocks"
 
-# During a trial: its share of the time, the least seconds between two looks, the least and the most
-# new tokens to look at, and the longest text to read (in full steps of `max_step_tokens`).
-_SHARE, _LEAST_SECONDS, _LEAST_NEWS, _MOST_NEWS, _LONGEST = 0.05, 0.05, 16, 128, 4
+# During a trial: its share of the time, least seconds between comparisons, least and most tokens
+# to compare, and the longest text to read (in full steps of `max_step_tokens`).
+_SHARE, _LEAST_SECONDS, _LEAST_TOKENS, _MOST_TOKENS, _LONGEST = 0.05, 0.05, 16, 128, 4
 
 Place = Callable[[], tuple[ModelRunner, KVCache]]
 
@@ -72,8 +72,8 @@ class _Draft:
 
 
 class DraftSwap:
-    """Call `begin` at any time, and `advance` between steps while `is_due`. `news` returns each
-    outcome once. `runner`: the configured draft model's, if any."""
+    """Call `begin` at any time, and `advance` between steps while `is_due`. `next_outcome` returns
+    each outcome once. `runner`: the configured draft model's, if any."""
 
     def __init__(
         self,
@@ -102,18 +102,18 @@ class DraftSwap:
         self._pieces: Iterator[None] | None = None  # pieces of a running `_put_in_place`
         self._longest_pause = 0.0  # seconds of the longest piece so far
         self._trial = DraftTrial(modes.configured, modes.configured)
-        self._look_at = inf  # clock time of the trial's next look
-        self._seen: dict[int, int] = {}  # by sequence number: its length at the last look
-        self._news: list[Swap] = []
+        self._next_comparison = inf  # clock time of the next comparison
+        self._seen: dict[int, int] = {}  # by sequence number: its length at the last comparison
+        self._outcomes: list[Swap] = []
 
     @property
     def is_due(self) -> bool:
         if self._pieces is not None or (self._loading is not None and self._loading.done()):
             return True
-        return self._before is not None and self._clock() >= self._look_at
+        return self._before is not None and self._clock() >= self._next_comparison
 
-    def news(self) -> Swap | None:
-        return self._news.pop(0) if self._news else None
+    def next_outcome(self) -> Swap | None:
+        return self._outcomes.pop(0) if self._outcomes else None
 
     def begin(self, path: str) -> None:
         """Start loading a draft. Raises ConfigError while another one is being loaded."""
@@ -140,8 +140,8 @@ class DraftSwap:
         began = self._clock()
         loading = self._loading
         if self._pieces is None and (loading is None or not loading.done()):
-            self._look()
-            self._look_at = began + max((self._clock() - began) / _SHARE, _LEAST_SECONDS)
+            self._compare()
+            self._next_comparison = began + max((self._clock() - began) / _SHARE, _LEAST_SECONDS)
             return
         try:
             if self._pieces is None:
@@ -225,7 +225,7 @@ class DraftSwap:
         speculation = self._config.speculation
         controller = build_controller(speculation, stops=not runner.chains, costs=costs)
         self._trial, self._seen = DraftTrial(running.controller, controller), {}
-        self._before, self._look_at = running, self._clock()
+        self._before, self._next_comparison = running, self._clock()
         self._switch(_Draft(self._path, runner, cache, controller))
         self._report(
             "trial",
@@ -240,7 +240,7 @@ class DraftSwap:
         self._main.use(draft.runner)
         self._modes.replace(draft.controller)
         self._scheduler.forget_drafts()
-        self._allowance.take_turns(self._config.schedule.max_step_tokens)
+        self._allowance.limit_catch_up(self._config.schedule.max_step_tokens)
         self._running = draft
 
     def _refuse(self, sentence: str) -> None:
@@ -253,23 +253,23 @@ class DraftSwap:
 
     # -- its trial -------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Have both drafts read the sequence with the most new tokens, then judge. The running
+    def _compare(self) -> None:
+        """Have both drafts read the sequence with the most new tokens, then decide. The running
         draft reads last, since its KV must stay."""
         new, before, main = self._running, self._before, self._main
         assert new is not None
         assert before is not None
         assert isinstance(main, DraftModelProposer)
         running = self._scheduler.running
-        news, seq = max(map(self._news_of, running), key=itemgetter(0), default=(0, None))
-        if seq is None or news < _LEAST_NEWS:
+        count, seq = max(map(self._new_tokens_of, running), key=itemgetter(0), default=(0, None))
+        if seq is None or count < _LEAST_TOKENS:
             return
         self._seen[seq.number] = seq.num_tokens
         results = []
         for draft in (before, new):
             main.use(draft.runner)
-            results.append(main.in_hindsight(seq, min(news, _MOST_NEWS)))
-        if len(results[0]) != len(results[1]):  # for one draft a token was too close to call
+            results.append(main.in_hindsight(seq, min(count, _MOST_TOKENS)))
+        if len(results[0]) != len(results[1]):  # one draft's sampler left a token undecided
             return
         self._trial.add(*results)
         verdict = self._trial.verdict(Load(len(running), self._scheduler.mean_length))
@@ -283,8 +283,8 @@ class DraftSwap:
         message = f"the draft model {new.path!r} was taken back for {before.path!r}"
         self._report("taken_back", f"{message}: {verdict.words}", new.path)
 
-    def _news_of(self, seq: Sequence) -> tuple[int, Sequence]:
-        """Return the number of tokens generated since the last look, and `seq`; 0 if the sequence
+    def _new_tokens_of(self, seq: Sequence) -> tuple[int, Sequence]:
+        """Return the number of tokens generated since the last comparison, and `seq`; 0 if it
         is too long to be read between two steps."""
         if seq.num_tokens > _LONGEST * self._config.schedule.max_step_tokens:
             return 0, seq
@@ -295,7 +295,7 @@ class DraftSwap:
         level = logging.INFO if outcome in ("trial", "kept") else logging.WARNING
         logger.log(level, message)
         running = self._running.path if self._running is not None else ""
-        self._news.append(Swap(path or self._path, outcome, message, running))
+        self._outcomes.append(Swap(path or self._path, outcome, message, running))
 
 
 def _size(runner: ModelRunner) -> tuple[int, bool]:

@@ -70,7 +70,7 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
     seq, start, length, _ = chunk
     draft = allowance.cut.get(seq, proposal) if allowance.cut else proposal
     source = "" if draft.source in (main, EMPTY.source) else draft.source
-    k, bounded = 0 if source else allowance.main_limit(chunk), seq in allowance.held
+    k, bounded = 0 if source else allowance.main_limit(chunk), seq in allowance.waiting
     if seq.sources is not None:
         bounded = not allowance.is_open(seq)
     # Positional arguments: keywords would take most of this function's time.
@@ -95,11 +95,11 @@ def _part(item: Sampled, main: str, allowance: Allowance, *, trees: bool) -> Seq
 def _compare(draft: Proposal, item: Sampled) -> tuple[int, int]:
     """Return (tried, right): how many draft tokens are known to be right or wrong, and how many
     were right. Tokens left out of the forward are compared with the committed tokens."""
-    guesses, tokens, right = draft.tokens, item.tokens, 0
+    draft_tokens, tokens, right = draft.tokens, item.tokens, 0
     if draft.branches is not None:
         return len(item.proposal), item.num_accepted
-    most = len(guesses) if len(guesses) < len(tokens) else len(tokens)
-    while right < most and guesses[right] == tokens[right]:
+    most = len(draft_tokens) if len(draft_tokens) < len(tokens) else len(tokens)
+    while right < most and draft_tokens[right] == tokens[right]:
         right += 1
     return right + 1 if right < most else most, right
 
@@ -126,7 +126,7 @@ def measure(
     if sum([part.rows for part in record.parts]) == size:  # one row each: no prompts
         gauges.plain_seconds = tokens / size * plain_seconds(size, record.context)
     gauges.num_prompt_tokens = sum([part.prompt for part in record.parts])
-    _count_guesses(gauges, sampling, main)
+    _count_draft_tokens(gauges, sampling, main)
     for seq in plan.admitted:
         gauges.queried_tokens += seq.num_prompt
         gauges.cached_tokens += seq.cached_tokens or 0
@@ -134,7 +134,7 @@ def measure(
     return gauges
 
 
-def _count_guesses(gauges: StepMetrics, sampling: list[SequenceStep], main: str) -> None:
+def _count_draft_tokens(gauges: StepMetrics, sampling: list[SequenceStep], main: str) -> None:
     """Count each sampling sequence at its number of verified draft tokens; the planned number is
     only an upper bound."""
     most = max([part.proposed for part in sampling], default=0)
@@ -165,8 +165,8 @@ def _count_guesses(gauges: StepMetrics, sampling: list[SequenceStep], main: str)
             behind[0][at] += proposed
             behind[1][at] += accepted
     gauges.proposed_behind, gauges.accepted_behind = behind
-    if guessed := sum(behind[0]):
-        by_proposer[main] = guessed, sum(behind[1])
+    if total := sum(behind[0]):
+        by_proposer[main] = total, sum(behind[1])
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer

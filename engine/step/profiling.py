@@ -20,14 +20,14 @@ from statistics import median_low
 
 from engine.config import EngineConfig, ScheduleConfig
 from engine.control.profile import (
-    ALONE,
     BATCHES,
     CONTEXT,
     LONG_CONTEXT,
+    ROWS_OF_ONE,
     Points,
     Profile,
-    in_fours,
     row_counts,
+    times_four,
 )
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
@@ -69,15 +69,15 @@ def profile_at_start(
     most = min(schedule.max_step_tokens, schedule.max_sequences)
     targets, k_max = ForwardTimer(target, cache, draft), speculation.k_max
     drafts = ForwardTimer(draft, cache) if draft else None
-    alone = row_counts(ALONE, k_max)
+    alone = row_counts(ROWS_OF_ONE, k_max)
     single = targets.points((1, n) for n in alone if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
     plain = {n: points[0][1] for n, points in several.items()}
-    rest = profile_plain(targets, (n for n in in_fours(16, most) if n not in plain))
+    rest = profile_plain(targets, (n for n in times_four(16, most) if n not in plain))
     larger = {n: [(n, seconds)] for n, seconds in rest}
     return Profile(
-        target=[*single, *((n, plain[n]) for n in in_fours(16, most) if n in plain), *rest],
-        draft=profile_draft(drafts, k_max, in_fours(1, most)) if drafts else (),
+        target=[*single, *((n, plain[n]) for n in times_four(16, most) if n in plain), *rest],
+        draft=profile_draft(drafts, k_max, times_four(1, most)) if drafts else (),
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
@@ -98,7 +98,7 @@ def profile_another(
     timer, schedule = ForwardTimer(draft, cache), config.schedule
     points: list[tuple[int, float]] = []
     contexts = dict(known.token_seconds)
-    for n in in_fours(1, min(schedule.max_step_tokens, schedule.max_sequences, _SOME)):
+    for n in times_four(1, min(schedule.max_step_tokens, schedule.max_sequences, _SOME)):
         points += profile_draft(timer, config.speculation.k_max, (n,))
         yield
         if n in contexts:
@@ -140,7 +140,7 @@ def profile_contexts(
     draft; empty if not known."""
     if longest <= LONG_CONTEXT:
         return {}
-    sizes = [n for n in in_fours(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
+    sizes = [n for n in times_four(1, most) if targets.fits(n, 1, LONG_CONTEXT)]
     return {n: (_of_a_token(targets, n), _of_a_token(drafts, n) if drafts else 0.0) for n in sizes}
 
 
@@ -221,7 +221,7 @@ class ForwardTimer:
         plains = [(plain_of(params), None)] * sequences
         seq = Sequence("", params, [0], 1)
         on_host = runner.draws_chains(sequences)
-        _read(runner)  # discard: that was no chain
+        _read(runner)  # discard the seconds of `forward` above
 
         def timed(count: int) -> float:
             steps = [count] * sequences
@@ -256,8 +256,8 @@ class ForwardTimer:
         if not self._sweeps and rows == 1:
             self._run_alike(size)
         elif not self._sweeps and self._draft is not None:
-            for guess in range(rows - 1):
-                _timed(self._draft, [_row(segment, guess) for segment in batch])
+            for row in range(rows - 1):
+                _timed(self._draft, [_row(segment, row) for segment in batch])
         return self._timed(batch)
 
     def _run_alike(self, size: _Size) -> None:

@@ -41,7 +41,7 @@ def ready_message(
         memory=memory.sizes(),
         block_size=config.cache.block_size,
         dtype=target.dtype_name,
-        exact=target.exact and config.cache.dtype == "auto",  # fp8 rounds last bits
+        exact=target.exact and config.cache.dtype == "auto",  # FP8 is not exact
         device=target.device_name,
         attention=attention,
         proposer=main,

@@ -60,7 +60,7 @@ class Rounds:
 
     def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
         """Return one Sampled per sampling chunk; set `seconds` of propose, verify and accept."""
-        self._allowance.settle(plan.chunks)
+        self._allowance.leave_out_main(plan.chunks)
         sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
         if sampled is None:
             sampled = self._step_by_step(plan, seconds, lap)
@@ -95,9 +95,9 @@ class Rounds:
         flight = self._draft.begin(chunks)
         if flight is None:
             return None
-        packed, rows, places, guessed = _packed(chunks, looked_up)
+        packed, rows, places, unseen_rows = _packed(chunks, looked_up)
         drawing = self._draws.plan(rows)
-        unseen = Unseen(places, self._draft.guess(flight, drawing.table[guessed]))
+        unseen = Unseen(places, self._draft.enqueue(flight, drawing.table[unseen_rows]))
         seconds.propose = lap()
         prepared = self._draws.prepare(rows, drawing, len(places))
         output = self._runner.forward(packed, unseen, prepared)
@@ -110,7 +110,7 @@ class Rounds:
             next(left) if chunk.k and chunk.samples else own
             for chunk, own in zip(chunks, looked_up, strict=True)
         ]
-        self._allowance.keep(plan.chunks, proposals)  # too late to cut, but the controller learns
+        self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
         sampling = [*zip(plan.chunks, proposals, strict=True)]
         if len(rows) < len(chunks):
             sampling = [pair for pair in sampling if pair[0].samples]
@@ -148,22 +148,22 @@ def _packed(
     from. Then, for draft tokens that the host has not seen: their places in the packed tokens, and
     the rows that they are drawn from. `looked_up`: look-up proposals."""
     packed, rows = list[Segment](), list[Rows]()
-    places, guessed, at, row = list[int](), list[int](), 0, 0
+    places, unseen_rows, at, row = list[int](), list[int](), 0, 0
     for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):
-        end, total, guesses = start + length, len(seq.tokens), own.tokens
-        num_logits = 1 + (len(guesses) or k) if end == total else 0
-        if num_logits > 1 and not guesses:
+        end, total, known = start + length, len(seq.tokens), own.tokens
+        num_logits = 1 + (len(known) or k) if end == total else 0
+        if num_logits > 1 and not known:
             places += range(at + length, at + length + k)
-            guessed += range(row, row + k)
+            unseen_rows += range(row, row + k)
             packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, num_logits))
         else:
-            tokens = seq.tokens[start:end] + guesses
+            tokens = seq.tokens[start:end] + known
             packed.append(Segment(tokens, start, seq.blocks, num_logits, own.branches))
         at += length + max(num_logits - 1, 0)
         if num_logits:
-            rows.append(Rows(seq, row, num_logits, total, guesses, own.branches))
+            rows.append(Rows(seq, row, num_logits, total, known, own.branches))
             row += num_logits
-    return packed, rows, places, guessed
+    return packed, rows, places, unseen_rows
 
 
 def move_late_seconds(seconds: StepSeconds) -> None:

@@ -87,7 +87,7 @@ class MessageReply:
         generation, begun = self._call.generation, False
         try:
             while not generation.finished:
-                await generation.news()
+                await generation.wait()
                 deltas = generation.take()
                 events = [] if begun else [self.writer.begin(self._usage())]
                 begun = True

@@ -32,7 +32,7 @@ class ApiKey:
         if scope["type"] == "lifespan" or scope.get("path") in self._open:
             await self._app(scope, receive, send)
             return
-        tenant = _whose(Headers(scope=scope), self._keyring)
+        tenant = _find_tenant(Headers(scope=scope), self._keyring)
         if tenant is None:
             self._metrics.count_rejection("unauthorized")
             error = _unauthorized("a valid API key is needed")
@@ -76,7 +76,7 @@ def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:
     if key is None:
         message = "this server has no admin key, so nothing can be switched while it runs;"
         raise ApiError(403, f"{message} start it with `server.admin_key`", code="no_admin_key")
-    tenant = _whose(headers, keyring)
+    tenant = _find_tenant(headers, keyring)
     if tenant is None:
         raise _unauthorized("the admin key is needed")
     if tenant.name != ADMIN:
@@ -88,7 +88,7 @@ def _unauthorized(what: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key")
 
 
-def _whose(headers: Headers, keyring: Keyring) -> Tenant | None:
+def _find_tenant(headers: Headers, keyring: Keyring) -> Tenant | None:
     """Find the tenant by `Authorization`, else by `x-api-key`, which Anthropic's clients send."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme:

@@ -87,25 +87,25 @@ def duplicate_key(text: bytes) -> str | None:
     parser keeps the last value silently, so Python's, which has a hook, reads the text again."""
     found = False
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Twice:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _DuplicateKey:
         nonlocal found
         if len(members := dict(pairs)) == len(pairs):
             return members
         found = True
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        return _Twice(key)
+        return _DuplicateKey(key)
 
     marked = json.loads(text, object_pairs_hook=unique, parse_int=str, parse_float=str)
     return _find(marked) if found else None
 
 
-class _Twice(str):
+class _DuplicateKey(str):
     """The duplicate key of an object, which this string replaces."""
 
 
 def _find(value: Any, path: str = "") -> str | None:
     """Return the path of the first duplicate key. pydantic's parser bounds the depth at 200."""
-    if type(value) is _Twice:
+    if type(value) is _DuplicateKey:
         return f"{path}.{value[:64]}".lstrip(".")
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, list):

@@ -82,7 +82,7 @@ async def start(
         if (constraint := request.constraint) is not None:
             await services.grammars.check(constraint.grammar, param=constraint.param)
         prompts.prediction = await of_prediction(services, request, ready)
-        seed = request.seeded if request.seeded is not None else secrets.randbits(SEED_BITS)
+        seed = request.given_seed if request.given_seed is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
         id = prefix + uuid.uuid4().hex  # new even for `resume`: the first try may still run
         generation = Generation(
@@ -158,7 +158,7 @@ def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> lis
     if keep is None:
         return prompts
     if keep == -1:
-        named = request.length if request.names_length else None
+        named = request.length if request.sets_length else None
         keep = max(ready.max_model_len - (1 if named is None else named), 1)
     return [ids[-keep:] for ids in prompts]
 
@@ -173,7 +173,7 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
     if size > context or (size == context and request.length != 0):
         raise too_long(param, f"{known}; the prompt is too long: it alone has {size}")
     named = {"max_tokens", "max_completion_tokens"} & request.model_fields_set
-    if request.names_length and request.length is not None and size + request.length > context:
+    if request.sets_length and request.length is not None and size + request.length > context:
         raise too_long(
             min(named) if request.length >= context else param,
             f"{known}, but {size + request.length} were asked for: {size} in the prompt and"
@@ -193,7 +193,7 @@ def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
 def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
     """Raises ApiError if more than `most` are certain, or possible with the length that is set."""
     count, each = _logprobs(num_tokens, request)
-    count += each * max(request.min_tokens, request.length or 0 if request.names_length else 0)
+    count += each * max(request.min_tokens, request.length or 0 if request.sets_length else 0)
     if count > most:
         name = "prompt_logprobs" if request.prompt_logprobs is not None else request.LOGPROBS
         problem = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
@@ -204,7 +204,7 @@ def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most:
     """Return the length limit. If the request sets none, `most` log-probabilities bound it."""
     tokens = request.length if request.length is not None else ready.max_model_len
     count, each = _logprobs(num_tokens, request)
-    if each and not request.names_length:
+    if each and not request.sets_length:
         tokens = min(tokens, max((most - count) // each, 1))
     return tokens
 

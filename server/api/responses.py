@@ -78,7 +78,7 @@ async def _stream(
     try:
         yield _written(writer.begin())
         while not generation.finished:
-            await generation.news()
+            await generation.wait()
             choices = [choice for delta in generation.take() for choice in shape.choices(delta)]
             if written := _written(event for choice in choices for event in writer.feed(choice)):
                 yield written

@@ -351,7 +351,7 @@ class CommonRequest(Labelled, ABC):
         """Return the number of alternatives per generated token; None: no logprobs."""
 
     @property
-    def names_length(self) -> bool:
+    def sets_length(self) -> bool:
         """Whether the client set a limit on tokens to generate."""
         return not {"max_tokens", "max_completion_tokens"}.isdisjoint(self.model_fields_set)
 
@@ -371,7 +371,7 @@ class CommonRequest(Labelled, ABC):
         return self.fan_out
 
     @property
-    def seeded(self) -> int | None:
+    def given_seed(self) -> int | None:
         """Return the seed in the request, its own or that of `resume`."""
         return self.seed if self.resume is None or self.seed is not None else self.resume.seed
 
@@ -421,9 +421,9 @@ class CommonRequest(Labelled, ABC):
             raise invalid("resume", "is only allowed with `stream`: true beside `tools`")
         if self.num_sequences > 1:
             raise invalid("resume", "is only allowed for one choice of one prompt")
-        if self.seeded is None and self.temperature > 0:
+        if self.given_seed is None and self.temperature > 0:
             raise missing("resume.seed", "the seed of the reply that broke off")
-        if resume.seed is not None and resume.seed != self.seeded:
+        if resume.seed is not None and resume.seed != self.given_seed:
             raise invalid("resume.seed", f"is {resume.seed}, but `seed` is {self.seed}")
         if self.length is not None and len(resume.token_ids) > self.length:
             problem = f"has {len(resume.token_ids)} ids; at most {self.length} were asked for"

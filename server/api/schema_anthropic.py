@@ -142,7 +142,7 @@ class BoundedChat(ChatRequest):
     """A chat request whose required length is only a bound, which need not fit the context."""
 
     @property
-    def names_length(self) -> bool:
+    def sets_length(self) -> bool:
         return False
 
 

@@ -71,7 +71,7 @@ class ChatShape:
         """Return the choices, one per chunk; at least one if the delta has a finish."""
         deltas, finish = self._read(delta)
         deltas = [] if delta.known else deltas
-        beside = self._beside(delta)
+        beside = self._annotations(delta)
         if not deltas and (finish is not None or delta.tokens or any(beside.values())):
             deltas = [{}]
         choices: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ class ChatShape:
             "index": delta.index,
             "message": message_of(deltas),
             "finish_reason": finish,
-            **self._beside(delta, whole=True),
+            **self._annotations(delta, whole=True),
             **_ids(delta),
         }
 
@@ -104,7 +104,7 @@ class ChatShape:
             reader = self._readers[delta.index] = ReplyReader(self._use, name)
         return reader.push(delta.text, delta.finish), reader.finish(delta.finish)
 
-    def _beside(self, delta: Delta, *, whole: bool = False) -> dict[str, Any]:
+    def _annotations(self, delta: Delta, *, whole: bool = False) -> dict[str, Any]:
         """Return the logprobs and provenance of a choice."""
         scored = delta.logprobs
         if scored is not None and not self._scores_thinking:

@@ -150,7 +150,7 @@ async def chunks(
         if opening:
             yield b"".join([chunk([choice], so_far()) for choice in opening])
         while not generation.finished:
-            await generation.news()
+            await generation.wait()
             deltas, usage = generation.take(), so_far()
             if scored and many(deltas):
                 payload = await asyncio.to_thread(events, deltas, usage)

@@ -25,7 +25,7 @@ from server.text.reasoning import Thinking
 from server.text.reply_parser import HarmonyParser, Offered, PlainParser, ReplyParser
 from server.text.tool_format import ANY_OBJECT, NO_ARGUMENTS, ToolFormat, call_grammar, tool_format
 
-BLAME_SECONDS = 0.4  # to find out which tool's schema is at fault
+SEARCH_SECONDS = 0.4  # to find out which tool's schema is at fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
         await services.grammars.check(held, param="tools")
     except GrammarRefused:
         with suppress(TimeoutError):  # bounds the search, which checks grammars again
-            async with asyncio.timeout(BLAME_SECONDS):
-                await _name_the_strict(services, request, use)
+            async with asyncio.timeout(SEARCH_SECONDS):
+                await _check_each_strict(services, request, use)
         if all(tool.strict for tool in use.offered):
             raise
         # For a tool that is not strict the schema is a hint: its arguments may be any object.
@@ -115,7 +115,7 @@ async def grammar_of(services: Services, request: ChatRequest, use: ToolUse) -> 
     return held
 
 
-async def _name_the_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
+async def _check_each_strict(services: Services, request: ChatRequest, use: ToolUse) -> None:
     """Raises GrammarRefused for the first strict tool whose schema alone cannot be enforced."""
     for i, tool in enumerate(request.tools):
         if tool.function.strict and tool.function in use.offered:

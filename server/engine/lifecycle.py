@@ -64,15 +64,15 @@ class Lifecycle:
         self._losses = 0  # in a row
 
     def ready(self, now: float) -> None:
-        self._go("ready", "serving")
+        self._change_to("ready", "serving")
         self._ready_since = now
         self._ever_ready = True
 
     def drain(self) -> None:
-        self._go("draining", "no new requests, running ones finish")
+        self._change_to("draining", "no new requests, running ones finish")
 
     def stop(self) -> None:
-        self._go("stopped", "shut down normally")
+        self._change_to("stopped", "shut down normally")
 
     def lose(self, loss: Loss, now: float, explained: int = 0) -> float | None:
         """The engine was lost. Return the seconds to wait before `restart`, or None if the state is
@@ -81,7 +81,7 @@ class Lifecycle:
         if loss.permanent and not self._ever_ready:
             self.fail(loss.sentence, why="it cannot start with this configuration")
             return None
-        self._go("lost", loss.sentence)
+        self._change_to("lost", loss.sentence)
         if self._ready_since is not None and now - self._ready_since >= self._window:
             self._losses = 0
         self._ready_since = None
@@ -100,18 +100,18 @@ class Lifecycle:
         return self._losses >= self._max_restarts
 
     def restart(self) -> None:
-        self._go("starting", f"restart {self._losses} of at most {self._max_restarts}")
+        self._change_to("starting", f"restart {self._losses} of at most {self._max_restarts}")
 
     def replace(self) -> None:
         self._ready_since = None
-        self._go("starting", "replaced")
+        self._change_to("starting", "replaced")
 
     def fail(self, sentence: str, *, why: str) -> None:
         """Give up for good. `sentence` is for the operator, `why` for the log."""
         self.failure = sentence
-        self._go("failed", why)
+        self._change_to("failed", why)
 
-    def _go(self, state: EngineState, why: str) -> None:
+    def _change_to(self, state: EngineState, why: str) -> None:
         assert state in ALLOWED[self.state], f"the engine cannot go from {self.state} to {state}"
         level = logging.ERROR if state in ("lost", "failed") else logging.INFO
         logger.log(level, "engine %s -> %s: %s", self.state, state, why)

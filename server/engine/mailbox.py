@@ -27,12 +27,12 @@ class Stream:
         self._ended = False  # a `finish` or a failure has arrived
 
     @property
-    def has_news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether `take` may be called."""
         return bool(self._arrived) or self._failure is not None
 
     def take(self) -> Output:
-        """Return everything since the last call as one Output; requires `has_news`.
+        """Return everything since the last call as one Output; requires `has_output`.
 
         Raises EngineLost if the engine was lost, once all earlier Outputs were read. Must not be
         called again after an Output with `finish` or an EngineLost.

@@ -20,7 +20,7 @@ from server.generation.annotations import Origin, Provenance, TextLogprobs
 from server.generation.generation_spec import GenerationSpec
 from server.generation.usage import Usage
 from server.text.detokenizer import Detokenizer, StopStrings
-from server.text.reasoning import Follower
+from server.text.reasoning import ThinkingSplitter
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
@@ -62,7 +62,7 @@ class Choice:
         self._detokenizer = Detokenizer(
             tokenizer, skip_special_tokens=spec.skip_special_tokens, shown=spec.shown_tokens
         )
-        self._follower = Follower(spec.thinking) if spec.thinking is not None else None
+        self._splitter = ThinkingSplitter(spec.thinking) if spec.thinking is not None else None
         self._undecided = 0  # tokens that may turn out to be thinking
         self._stops = StopStrings(spec.stop, include=spec.include_stop) if spec.stop else None
         self._logprob = 0.0  # sum over the counted tokens
@@ -152,7 +152,7 @@ class Choice:
         ended = output.stop_token is not None and not self._spec.include_stop
         visible = tokens[:-1] if ended and tokens else tokens
         logprobs = output.logprobs if self._spec.show_logprobs else None
-        alone = self._follower is not None and not self._follower.is_over
+        alone = self._splitter is not None and not self._splitter.is_over
         alone |= self._stops is not None or logprobs is not None or self._provenance is not None
         if not alone:
             self.usage.completion_tokens += len(tokens)
@@ -177,7 +177,7 @@ class Choice:
     def _count(self, *, thought: bool) -> bool:
         """Count one token. Return whether it is thinking, or may be, as the start of a mark."""
         self.usage.completion_tokens += 1
-        if self._follower is not None and self._follower.is_undecided:
+        if self._splitter is not None and self._splitter.is_undecided:
             self._undecided += 1
             return True
         self.usage.reasoning_tokens += (self._undecided + 1) * thought
@@ -186,14 +186,14 @@ class Choice:
 
     @property
     def _thinks(self) -> bool:
-        return self._follower is not None and self._follower.inside
+        return self._splitter is not None and self._splitter.inside
 
     def _push(self, piece: str, num_tokens: int, *, last: bool = False) -> str:
         """Return the final text of a piece. Stop strings do not apply to thinking."""
         self._position += len(piece)
         parts = [(piece, False)]
-        if self._follower is not None:
-            parts = self._follower.push(piece, last=last)
+        if self._splitter is not None:
+            parts = self._splitter.push(piece, last=last)
         if self._stops is None:
             return piece
         text = ""

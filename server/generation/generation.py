@@ -89,13 +89,13 @@ class Generation:
         """
         try:
             while not self.finished:
-                await self.news()
+                await self.wait()
                 for delta in self.take():
                     yield delta
         finally:
             self.close()
 
-    async def news(self) -> None:
+    async def wait(self) -> None:
         """Wait until `take` may have something."""
         await self._wake.wait()
 
@@ -108,7 +108,7 @@ class Generation:
             if self._failure is not None:
                 raise self._failure
             for choice in self.choices:
-                if choice.finish is not None or not choice.stream.has_news:
+                if choice.finish is not None or not choice.stream.has_output:
                     continue
                 output = choice.stream.take()
                 if output.tokens:

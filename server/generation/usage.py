@@ -11,7 +11,7 @@ from engine.messages import Output
 from server.generation.generation_spec import Drafting
 
 PREDICTION, GRAMMAR = "prediction", "grammar"
-Guesses = tuple[int, int]  # proposed, accepted
+Counts = tuple[int, int]  # proposed, accepted
 SUMMED = (
     "completion_tokens",
     "reasoning_tokens",
@@ -41,7 +41,7 @@ class Usage:
     rounds: int = 0
     predicted: int = 0
     mispredicted: int = 0
-    by_proposer: dict[str, Guesses] = field(default_factory=dict)
+    by_proposer: dict[str, Counts] = field(default_factory=dict)
     drafting: Drafting = Drafting()
 
     def take(self, steps: Sequence[Output], taken: int, *, stopped: bool) -> None:
@@ -49,16 +49,16 @@ class Usage:
         `stopped`: they completed a stop string. Later steps are not counted, since how far the
         engine gets before the abort arrives depends on timing. The caller, which finds the stop
         strings, counts `completion_tokens`."""
-        guessed_from_prediction = 0
+        proposed_from_prediction = 0
         for step in steps:
             self.cached_tokens = step.cached_tokens or self.cached_tokens
             self._take_step(step, taken)
-            guessed_from_prediction = step.predicted
-            self.predicted += _guessed_by(PREDICTION, step, taken)
+            proposed_from_prediction = step.predicted
+            self.predicted += _proposed_by(PREDICTION, step, taken)
             taken = max(taken - len(step.tokens), 0)
             if stopped and not taken:
                 break
-        self.mispredicted = guessed_from_prediction - self.predicted
+        self.mispredicted = proposed_from_prediction - self.predicted
 
     def _take_step(self, step: Output, taken: int) -> None:
         """Count a step. Its accepted tokens come first; those among the first `taken` count."""
@@ -69,18 +69,18 @@ class Usage:
         accepted = min(step.accepted - self.accepted, taken)
         self.proposed, self.accepted = step.proposed, self.accepted + accepted
         if step.forced:
-            by_grammar = _guessed_by(GRAMMAR, step, accepted)
+            by_grammar = _proposed_by(GRAMMAR, step, accepted)
             self._add(GRAMMAR, (step.forced, by_grammar))
             proposed, accepted = proposed - step.forced, accepted - by_grammar
         if proposed:
             self._add(step.source, (proposed, accepted))
 
-    def _add(self, name: str, guesses: Guesses) -> None:
+    def _add(self, name: str, counts: Counts) -> None:
         proposed, accepted = self.by_proposer.get(name, (0, 0))
-        self.by_proposer[name] = proposed + guesses[0], accepted + guesses[1]
+        self.by_proposer[name] = proposed + counts[0], accepted + counts[1]
 
 
-def _guessed_by(name: str, step: Output, first: int) -> int:
+def _proposed_by(name: str, step: Output, first: int) -> int:
     """Return how many of the first `first` tokens of a step this proposer drafted."""
     found = 0
     for source, count in step.sources or ():

@@ -92,7 +92,7 @@ def thinking_of(tokenizer: Tokenizer, parser: str) -> Thinking | None:
     return None
 
 
-class Follower:
+class ThinkingSplitter:
     """Splits a reply's text, as it arrives, into thinking, including its marks, and the rest."""
 
     def __init__(self, thinking: Thinking) -> None:

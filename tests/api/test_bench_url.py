@@ -227,7 +227,7 @@ def test_a_server_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> N
         assert "K = 16, but this server allows K up to 4" in line
 
 
-def test_guesses_are_counted_by_the_growth_of_counters() -> None:
+def test_draft_tokens_are_counted_by_the_growth_of_counters() -> None:
     """Law: counter growth is split by position and by K; a server without counters has none."""
     name = "spec_decode_num_{}_tokens_per_pos_total"
     before: Counters = {(name.format("draft"), 0): 5.0}

@@ -171,7 +171,7 @@ def test_the_admin_key_opens_the_rest_too() -> None:
             assert reply.status_code == status
 
 
-def test_a_server_without_guesses_has_no_k_to_fix() -> None:
+def test_a_server_without_draft_tokens_has_no_k_to_fix() -> None:
     with serve(FakeClient(ready=make_ready(k_max=0)), admin_key=ADMIN) as served:
         url = f"{served.url}/speculation"
         reply = httpx.post(url, json={"mode": "fixed", "k": 1}, headers=bearer(ADMIN))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, padding_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.model.attention_choice import attention_backend, choose_attention
@@ -108,7 +108,7 @@ def test_staged_attention_is_filled_anew(name: str) -> None:
     attend(graph, [Span(0, 32, 0, [])])
     for spans in (CHAINS, [Span(0, 1, 20, [6, 7])]):
         used = sum(span.length for span in spans)
-        padded = [*spans, scrap_span(used, 32 - used, BLOCKS - 1, SIZE)]
+        padded = [*spans, padding_span(used, 32 - used, BLOCKS - 1, SIZE)]
         with torch.inference_mode():
             staged.fill(padded)
         sent.send()

@@ -10,7 +10,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.model.graphs import CudaRecorder
-from engine.sampling.device_draws import DeviceDraws, Drawn, best_and_lead
+from engine.sampling.device_draws import DeviceDraws, Drawn, best_and_margin
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
@@ -97,7 +97,7 @@ def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     has_noise = (torch.arange(16, device="cuda") % 4 > 0)[:, None]
     scales = torch.linspace(0.5, 2, 16, device="cuda")[:, None]
     noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(has_noise, 0.0)
-    tokens, leads = best_and_lead(logits * scales + noise)
+    tokens, margins = best_and_margin(logits * scales + noise)
     assert available(logits.device)
     recorded = CudaRecorder(logits.device).record(
         lambda: draw(logits, scales, low, high, has_noise)
@@ -105,4 +105,4 @@ def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     recorded.replay()
     for found in (draw(logits, scales, low, high, has_noise), recorded.output):
         assert found[0].tolist() == tokens.tolist()
-        torch.testing.assert_close(found[1].float(), leads, rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[1].float(), margins, rtol=0, atol=1e-5)

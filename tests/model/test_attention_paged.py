@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.flashinfer import FlashInferBackend, FlashInferGraph
-from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, scrap_span
+from engine.attention.interface import AttentionBackend, LayerShape, Span, Variation, padding_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.config import EngineConfig
@@ -113,7 +113,7 @@ def test_staged_attention_is_filled_anew(name: str, variation: dict[str, Any]) -
     attend(graph, [Span(0, count, 0, [])], **variation)  # the forward before a capture
     for spans in (CHAINS, [Span(0, 1, 3, [6])], [Span(i, 1, i, [10 + i, 22]) for i in range(7)]):
         used = sum(span.length for span in spans)
-        padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, SIZE)]
+        padded = [*spans, padding_span(used, count - used, BLOCKS - 1, SIZE)]
         before = [tensor.clone() for tensor in ours.stacks[0]]
         assert staged.suits(padded)
         staged.fill(padded)

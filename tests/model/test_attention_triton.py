@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.interface import FP8, LayerShape, Span, Variation, scrap_span
+from engine.attention.interface import FP8, LayerShape, Span, Variation, padding_span
 from engine.attention.packed_copy import PackedCopy
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.spans import visible
@@ -201,7 +201,9 @@ def check_staged(count: int, cases: list[list[Span]]) -> None:
     graph = staged.step(0)
     for spans in cases:
         used = sum(span.length for span in spans)
-        padded = [*spans, scrap_span(used, count - used, BLOCKS - 1, 16)] if used < count else spans
+        padded = (
+            [*spans, padding_span(used, count - used, BLOCKS - 1, 16)] if used < count else spans
+        )
         assert staged.suits(padded)
         staged.fill(padded)
         sent.send()

@@ -51,8 +51,8 @@ def slow_draws(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    tokens, leads = guess(finalize(processor, logits.clone(), contexts), contexts)
-    return tokens.tolist(), leads.tolist()
+    tokens, margins = guess(finalize(processor, logits.clone(), contexts), contexts)
+    return tokens.tolist(), margins.tolist()
 
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
@@ -67,12 +67,12 @@ def test_it_draws_what_the_exact_path_draws(
         logits = torch.randn(ROWS, VOCAB, generator=generator) * 4
         seq = sequence(seed, temperature=temperature, **fields)
         before = logits.clone()
-        found = draws.guess(logits, [Rows(seq, 0, ROWS, 5)])
+        found = draws.draw_draft(logits, [Rows(seq, 0, ROWS, 5)])
         assert torch.equal(logits, before)
         assert found is not None
-        tokens, leads = slow_draws(processor, logits, seq)
+        tokens, margins = slow_draws(processor, logits, seq)
         assert found[0] == tokens
-        assert found[1] == pytest.approx(leads, abs=1e-4)
+        assert found[1] == pytest.approx(margins, abs=1e-4)
 
 
 ADJUSTED: list[dict[str, Any]] = [
@@ -92,15 +92,15 @@ def test_flat_rows_are_never_declined(
     logits = torch.randn(8, VOCAB, generator=generator)
     seqs = [sequence(2, **fields), sequence(6)]
     contexts = [RowContext(seq, [7, 9, 7][:depth]) for seq in seqs for depth in range(4)]
-    tokens, leads = draws.guess_adjusted(logits, contexts)
+    tokens, margins = draws.draw_draft_adjusted(logits, contexts)
     expected = guess(finalize(processor, logits, contexts), contexts)
     assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
-    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
+    assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("fields", [*ADJUSTED, {"logit_bias": {7: 99.0, 5000: 1.0}}], ids=str)
 @pytest.mark.parametrize("seen", [(True, True), (False, True), (False, False)], ids=str)
-def test_behind_guesses_as_behind_committed_tokens(
+def test_behind_draft_tokens_as_behind_committed_tokens(
     seen: tuple[bool, bool], fields: dict[str, Any], processor: LogitsProcessor
 ) -> None:
     """Law: penalties, bias and min_tokens give each row what the exact path gives, step after step
@@ -201,7 +201,7 @@ def test_uninspected_survivors_are_declined(processor: LogitsProcessor, draws: D
     flat = torch.zeros(1, VOCAB)
     assert draws.draw(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) == [Drawn()]
     assert draws.draw(flat, [Rows(sequence(min_p=0.5), 0, 1, 5)]) == [Drawn()]
-    assert draws.guess(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
+    assert draws.draw_draft(flat, [Rows(sequence(top_p=0.9), 0, 1, 5)]) is None
     flat[0, 700:710] = 5.0
     seq = sequence(top_p=0.9, min_p=0.5)
     assert draws.draw(flat, [Rows(seq, 0, 1, 5)]) == [Drawn(slow_draws(processor, flat, seq)[0])]
@@ -222,7 +222,7 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
         found = draws.draw(logits, [batch[0], None, *batch[1:]])
     assert [each.tokens for each in found] == [expected[0], None, *expected[1:]]
     assert waits.seen == ["cpu", "numpy"]
-    mixed = draws.guess(logits, batch)
+    mixed = draws.draw_draft(logits, batch)
     assert mixed is not None
     assert mixed[0] == [token for tokens in expected for token in tokens]
 

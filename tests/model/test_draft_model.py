@@ -40,7 +40,7 @@ def proposer_on(
     vocab_size: int = VOCAB,
     max_step_tokens: int = 512,
     keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    judges: Callable[[], bool] | None = None,
+    compares: Callable[[], bool] | None = None,
 ) -> DraftModelProposer:
     processor = LogitsProcessor(EOS)
     return DraftModelProposer(
@@ -50,7 +50,7 @@ def proposer_on(
         vocab_size=vocab_size,
         max_step_tokens=max_step_tokens,
         keeps_drafting=keeps_drafting,
-        judges=judges,
+        compares=compares,
     )
 
 
@@ -160,7 +160,7 @@ def test_forwards_are_batched_and_no_more_than_needed() -> None:
     assert proposer.forward_seconds == 0
 
 
-def test_a_fully_accepted_round_leaves_one_guess_to_catch_up() -> None:
+def test_a_fully_accepted_round_leaves_one_draft_token_to_catch_up() -> None:
     """Law: the drafter never runs its last guess: after the first, k-1 forwards are enough. If that
     guess is accepted, two positions are missing; otherwise one."""
     for accepted, missing in ((0, 1), (1, 1), (2, 1), (3, 2)):
@@ -203,7 +203,7 @@ def test_drafting_ends_where_the_controller_says() -> None:
     assert all(0 <= sure <= 99 for proposal in whole for sure in proposal.confidences)
 
 
-def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:
+def test_a_draft_token_that_would_stop_the_sequence_ends_the_chain() -> None:
     """Law: tokens after EOS or a stop token are never used; with ignore_eos the chain continues."""
     lengths: dict[str, set[int]] = {}
     cases: dict[str, dict[str, Any]] = {
@@ -231,7 +231,7 @@ def test_a_guess_that_would_stop_the_sequence_ends_the_chain() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft_vocab", [VOCAB - 15, VOCAB, VOCAB + 24])
-def test_only_ids_of_both_vocabularies_are_guessed(draft_vocab: int, temperature: float) -> None:
+def test_only_ids_of_both_vocabularies_are_proposed(draft_vocab: int, temperature: float) -> None:
     """Law: a draft vocabulary may be narrower than the target's, or padded wider; over many seeds
     and prompts, shared ids do occur."""
     runner = FakeRunner(draft_vocab, block_size=BLOCK, sharpness=0.5)

@@ -219,12 +219,12 @@ def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
     submit(engine, 5, max_tokens=150)
     while engine._scheduler.mean_length() < 60:
         engine.step()
-    engine._swap._look_at = float("inf")
+    engine._swap._next_comparison = float("inf")
     with patch.object(threading, "Thread", AtOnce):
         engine.swap_draft(same)
     while not engine._swap._before:
         engine.step()
-    engine._swap._look_at = float("inf")
+    engine._swap._next_comparison = float("inf")
     rows = [engine._proposer.catch_up_rows]
     while engine._allowance._catch_up_rows is not None:
         engine.step()

@@ -86,7 +86,7 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("depth", "short"), [(1, 256), (3, 1), (6, 256)])
-def test_greedy_guesses_are_those_of_the_definition(
+def test_greedy_draft_tokens_are_those_of_the_definition(
     depth: int, short: int, tiny_target: str, model: Any, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: each tree equals, node for node, the one that the slow reference grows from the text,
@@ -113,7 +113,7 @@ def test_greedy_guesses_are_those_of_the_definition(
     ],
     ids=["chunks", "preemption"],
 )
-def test_guesses_do_not_depend_on_how_entries_came_about(
+def test_draft_tokens_do_not_depend_on_how_entries_came_about(
     more: dict[str, Any], tiny_target: str, model: Any, head: str
 ) -> None:
     """Law: chunked prompts, entries computed in bulk after rounds without guesses (with more
@@ -186,7 +186,7 @@ def test_each_field_of_the_format_counts(
         assert paths_of(own) == slow.tree(text, k, min(2, k))
 
 
-def test_guesses_share_the_noise_of_their_positions(
+def test_draft_tokens_share_the_noise_of_their_positions(
     tiny_target: str, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: at temperature 1 the head samples guesses with the noise that the target uses, keyed by

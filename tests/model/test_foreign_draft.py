@@ -205,24 +205,24 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
             memory.run(reading.ids[start:], start, reading.ids[:start])
             reading.valid = len(reading.ids)
             for guess in data.draw(st.lists(st.integers(5, 9), max_size=4)):
-                reading.guessed.append(guess)
+                reading.drafted.append(guess)
                 memory.run(
                     [guess],
-                    len(reading.ids) + len(reading.guessed) - 1,
-                    reading.ids + reading.guessed[:-1],
+                    len(reading.ids) + len(reading.drafted) - 1,
+                    reading.ids + reading.drafted[:-1],
                 )
 
 
-def test_guesses_that_are_kept_are_not_run_again() -> None:
+def test_draft_tokens_that_are_kept_are_not_run_again() -> None:
     """Law: an accepted guess stays computed, up to the first one that differs."""
     reading = DraftTokens()
     reading.follow([1, 2], lambda token: [token])
-    reading.valid, reading.guessed = 2, [3, 4, 5]
+    reading.valid, reading.drafted = 2, [3, 4, 5]
     reading.follow([1, 2, 3, 4, 8], lambda token: [token])
-    assert (reading.valid, reading.ids, reading.guessed) == (4, [1, 2, 3, 4, 8], [])
+    assert (reading.valid, reading.ids, reading.drafted) == (4, [1, 2, 3, 4, 8], [])
 
 
-def test_without_a_block_there_are_no_guesses(paths: tuple[str, str], pair: Pair) -> None:
+def test_without_a_block_there_are_no_draft_tokens(paths: tuple[str, str], pair: Pair) -> None:
     """Law: when the draft's positions run out first, the text continues without guesses."""
     engine = Engine(config(paths, 3), pair=pair)
     proposer = engine._proposer._main

@@ -15,7 +15,7 @@ from engine.attention.flashinfer import FlashInferBackend
 from engine.config import MAX_K, EngineConfig
 from engine.core import Engine
 from engine.messages import SamplingParams, StepSeconds, Submit
-from engine.model.chain_graphs import Guessed, read_chains
+from engine.model.chain_graphs import DraftedChains, read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel, own_forward
@@ -176,7 +176,7 @@ def test_a_chain_draws_what_steps_draw(
         guessed = chained(ours, output, draws, seqs, [steps] * count)
         found = read_chains(guessed.drawn.numpy(), count)
         assert found[0] == stepwise(theirs, output.logits, seqs, steps)
-        assert all(lead >= 0 for leads in found[1] for lead in leads)
+        assert all(margin >= 0 for margins in found[1] for margin in margins)
 
 
 @pytest.mark.parametrize("asks", ASKS, ids=str)
@@ -307,7 +307,7 @@ def chained(
     draws: DeviceDraws,
     seqs: list[Sequence],
     steps: list[int],
-) -> Guessed:
+) -> DraftedChains:
     rows = [Rows(seq, 0, k, seq.num_tokens) for seq, k in zip(seqs, steps, strict=True)]
     return runner.unseen_chain(
         output,

@@ -58,7 +58,7 @@ def extend_text(seq: Sequence, count: int, make: MakeRunner, rng: random.Random)
 
 def hold(found: Agreement, seq: Sequence, make: MakeRunner) -> None:
     """Check each position of `found` against a fresh draft."""
-    for i, (confidence, hit) in enumerate(found.guesses, start=start_of(found, seq)):
+    for i, (confidence, hit) in enumerate(found.compared, start=start_of(found, seq)):
         fresh = drawn(seq, i, make)
         assert hit == (fresh.tokens == [seq.tokens[i]])
         assert confidence == pytest.approx(fresh.confidences[0], abs=1e-3)
@@ -164,17 +164,17 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
 def test_judging_can_be_switched_off() -> None:
     """Law: guesses are the same without the rows that only serve to judge earlier positions."""
     guesses = list[list[int]]()
-    for judges in (True, False):
+    for compares in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
-        proposer = proposer_on(runner, judges=partial(bool, judges))
+        proposer = proposer_on(runner, compares=partial(bool, compares))
         seq = sequence("s", [4, 5, 6])
         extend_text(seq, 5, fake, rng)
         guesses += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
-        assert bool(proposer.agreements) is judges
+        assert bool(proposer.agreements) is compares
     assert guesses[0] == guesses[1]
 
 
-def test_judging_changes_no_guess() -> None:
+def test_judging_changes_no_draft_token() -> None:
     """Law: the next guess still comes from the row of the last token."""
     rng, proposer, blocks = random.Random(6), proposer_on(fake()), Blocks(2)
     seqs = [sequence("a", [4, 5, 6]), sequence("b", [7, 8, 9, 4], top_k=3), sequence("c", [1])]

@@ -263,7 +263,7 @@ def test_choices_of_one_request_share_a_compilation(
     assert len({tuple(tokens) for tokens in replies.tokens.values()}) > 1
 
 
-def test_forced_text_is_guessed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
+def test_forced_text_is_proposed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
     """Law: forced text needs no model to guess it and is always accepted; without a draft model, a
     reply that is mostly forced takes few rounds."""
     grammar = Grammar("json_schema", '{"const": {"name": "abname", "true": [true, true, 12]}}')
@@ -305,7 +305,9 @@ def test_the_draft_is_not_asked_for_what_is_forced(
         assert counts.get("draft_model", 0) + counts["target"] >= 4
 
 
-def test_a_grammar_that_is_not_named_does_not_guess(pair: Pair, paths: tuple[str, str]) -> None:
+def test_a_grammar_that_is_not_named_does_not_draft_token(
+    pair: Pair, paths: tuple[str, str]
+) -> None:
     """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar still guessed within the
     draft model's chain, although the reply said otherwise."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')

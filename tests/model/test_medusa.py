@@ -114,7 +114,7 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str, tmp_path: Pat
         assert max(proposed) == (8 if most == 1 else 12)  # eight tokens per head are considered
 
 
-def test_without_guesses_no_state_is_kept(tiny_target: str, heads: str) -> None:
+def test_without_draft_tokens_no_state_is_kept(tiny_target: str, heads: str) -> None:
     """Bug: at K = 0 each step copied a hidden state that nothing read, a tenth of a small step.
     After K rises, guesses begin one step later, from the state at the end of this text."""
     engine = Engine(config_for(tiny_target, heads, 4))
@@ -149,15 +149,15 @@ def test_the_first_nodes_are_the_likeliest_tree() -> None:
         assert list(allowed.values()) == sorted(allowed.values(), reverse=True)
 
 
-def test_guesses_share_the_noise_of_their_positions(tiny_target: str, heads: str) -> None:
+def test_draft_tokens_share_the_noise_of_their_positions(tiny_target: str, heads: str) -> None:
     """Law: at temperature 1 a head samples with the noise that the target uses, so far more guesses
     are accepted than with independent noise, which gets less than half as many."""
 
     def kept(shift: int) -> float:
         engine = Engine(config_for(tiny_target, heads, 1))
         proposer = engine._proposer._main
-        guess = proposer._guess  # type: ignore[attr-defined]
-        proposer._guess = lambda seqs: guess([_Elsewhere(seq, shift) for seq in seqs])  # type: ignore[attr-defined]
+        draft = proposer._draft  # type: ignore[attr-defined]
+        proposer._draft = lambda seqs: draft([_Elsewhere(seq, shift) for seq in seqs])  # type: ignore[attr-defined]
         for number in range(24):
             params = SamplingParams(seed=number, max_tokens=24, ignore_eos=True)
             engine.add(Submit(str(number), PROMPTS[number % 2], params, 0.0))
@@ -212,7 +212,7 @@ class Recording:
         return self.inner.draw(logits, batch)
 
 
-def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> None:
+def test_nothing_is_drawn_behind_a_wrong_draft_token(tiny_target: str, heads: str) -> None:
     """Bug: the sampler did not know the guesses, so it also drew the target's token after wrong
     guesses, at the row of every node, which only lookahead needs."""
     engine = Engine(config_for(tiny_target, heads, 6))
@@ -221,4 +221,4 @@ def test_nothing_is_drawn_behind_a_wrong_guess(tiny_target: str, heads: str) -> 
     steps_of(engine, PROMPTS[0], LENGTH)
     trees = [rows for rows in recording.requested if rows.size > 1]
     assert trees
-    assert all(len(rows.guesses) == rows.size - 1 for rows in trees)
+    assert all(len(rows.draft_tokens) == rows.size - 1 for rows in trees)

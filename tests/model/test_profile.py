@@ -16,8 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
-from engine.control.profile import ALONE as ROWS_ALONE
-from engine.control.profile import BATCHES, CONTEXT, Profile, row_counts
+from engine.control.profile import BATCHES, CONTEXT, ROWS_OF_ONE, Profile, row_counts
 from engine.core import Engine
 from engine.cpu.fused import SHORTEST_TABLE
 from engine.messages import SamplingParams, Submit
@@ -28,7 +27,7 @@ from engine.scheduling.segment import Segment, Start, Window
 from engine.step.profiling import ALIKE, LEAST_TURNS, SWEEPS_SECONDS, TURNS, profile_at_start
 from tests.support import tiny
 
-ALONE = row_counts(ROWS_ALONE, 8)  # the default number of guesses
+ALONE = row_counts(ROWS_OF_ONE, 8)  # of the default K
 _TOKEN = 1e-3
 
 
@@ -210,7 +209,7 @@ def _profile(
     return profile_at_start(config, runner, drafter, cast(KVCache, _Cache(block_size)), longest)
 
 
-def test_one_sequence_is_measured_with_guesses_too() -> None:
+def test_one_sequence_is_measured_with_draft_tokens_too() -> None:
     """Bug: if only one sequence may run, only one row was measured, so K draft tokens were
     believed to be free until they had been tried."""
     found = _profile(max_sequences=1)
@@ -241,7 +240,7 @@ def test_a_draft_step_on_a_device_is_one_of_a_captured_chain() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 17, 23])
-def test_a_chain_has_room_for_all_its_guesses(block_size: int) -> None:
+def test_a_chain_has_room_for_all_its_draft_tokens(block_size: int) -> None:
     """Bug: with blocks that end where the chain's last forward does, such as size 4 with K up to 4,
     the last guess had no slot, and no engine started."""
     for k in (2, 4, 5):
@@ -262,7 +261,7 @@ def test_nothing_is_measured_that_cannot_happen() -> None:
     assert set(usual.batches) == {1, 2, 4, 8, 16, 32, 64}
 
 
-def test_large_batches_without_room_for_guesses_are_measured() -> None:
+def test_large_batches_without_room_for_draft_tokens_are_measured() -> None:
     """Bug: sixteen sequences with one row each were measured, but not reported as such."""
     found = _profile(max_sequences=16, max_step_tokens=16).batches
     assert dict(found[16]) == pytest.approx({16: 1.0 + 0.1 * 16})
@@ -328,7 +327,7 @@ def test_context_may_cost_more_in_large_batches() -> None:
     )
 
 
-def test_guesses_are_measured_after_drafting() -> None:
+def test_draft_tokens_are_measured_after_drafting() -> None:
     """Bug: forwards were timed back to back, with warm CPU caches. In a step, drafting runs before:
     forwards with guesses then took a tenth to a half longer than the profile said, those without
     took as long as it said."""
@@ -404,5 +403,5 @@ def test_an_engine_for_the_shortest_sequences_starts(
 def test_rotary_tables_cover_the_profile() -> None:
     """Law: the tables cover the profile, since compiled code checks no bounds."""
     assert LENGTH <= SHORTEST_TABLE
-    assert CONTEXT + max(ROWS_ALONE) <= SHORTEST_TABLE
+    assert CONTEXT + max(ALONE) <= SHORTEST_TABLE
     assert CONTEXT + max(rows for _, lengths in BATCHES for rows in lengths) <= SHORTEST_TABLE

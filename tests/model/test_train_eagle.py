@@ -16,7 +16,7 @@ from engine.core import Engine
 from engine.errors import ConfigError, ModelError
 from engine.lab.train import eagle as program
 from engine.lab.train.data import Rows
-from engine.lab.train.eagle import Learner, accuracy, follow, frequent, guesses, layers_of_head
+from engine.lab.train.eagle import Learner, accuracy, follow, frequent, layers_of_head, predictions
 from engine.lab.train.learning import least_squares
 from tests.model.test_eagle import config_for, run
 from tests.support import eagle, tiny, tiny_text
@@ -49,7 +49,7 @@ def learner(model: Any, ids: torch.Tensor, depth: int) -> Learner:
     return Learner(parsed, model, ids)
 
 
-def test_a_head_guesses_more_and_is_served(
+def test_a_head_draft_tokens_more_and_is_served(
     target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -103,7 +103,7 @@ def test_training_logits_equal_serving_logits(
     folder = eagle.save(own, tmp_path / "head", rms_norm_eps=1e-6)
     slow = eagle.SlowHead(folder, model, (0, 1))
     counted = torch.ones(2, 12, dtype=torch.bool)
-    found = [offered.view(2, 8, -1) for _, offered in guesses(model, head, Rows(ids, counted))]
+    found = [offered.view(2, 8, -1) for _, offered in predictions(model, head, Rows(ids, counted))]
     assert len(found) == 4
     for depth, offered in enumerate(found):
         for row, at in ((0, 0), (0, 5), (1, 7)):
@@ -112,7 +112,7 @@ def test_training_logits_equal_serving_logits(
             torch.testing.assert_close(offered[row, at], expected, atol=2e-3, rtol=1e-3)
 
 
-def test_a_guess_is_judged_by_what_the_target_says_there() -> None:
+def test_a_draft_token_is_judged_by_what_the_target_says_there() -> None:
     """Law: a guess is compared with the target's logits after all tokens that the guess has seen,
     where that position counts; a token that the head lacks is a miss."""
     model = tiny_text.target()
@@ -122,7 +122,7 @@ def test_a_guess_is_judged_by_what_the_target_says_there() -> None:
     head = learner(model, torch.arange(250), 2)
     with torch.no_grad():
         logits = model(ids).logits[0]
-    found = list(guesses(model, head, Rows(ids, counted)))
+    found = list(predictions(model, head, Rows(ids, counted)))
     for wanted, offered in found:
         torch.testing.assert_close(wanted, logits[[4, 6]])
         assert offered.shape == (2, 250)

@@ -56,7 +56,7 @@ def paths(parents: list[int]) -> list[list[int]]:
 
 def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Drawn:
     """Draw the tree's rows along `path` as a chain."""
-    guesses = [rows.guesses[row - 1] for row in path[1:]]
+    guesses = [rows.draft_tokens[row - 1] for row in path[1:]]
     chain = Rows(rows.seq, 0, len(path), rows.position, guesses)
     own = logits[[rows.first + row for row in path]].contiguous()
     return draws.draw(own, [chain])[0]

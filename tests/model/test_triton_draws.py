@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.messages import SamplingParams
-from engine.sampling.device_draws import DeviceDraws, best_and_lead, draw_survivors, params_in
+from engine.sampling.device_draws import DeviceDraws, best_and_margin, draw_survivors, params_in
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.logprobs import scores as scores_by_torch
 from engine.sampling.noise import gumbel_of, hashed, token_words_of
@@ -63,16 +63,16 @@ def normal(width: int, seed: int = 4) -> npt.NDArray[np.float32]:
 
 
 def agree(interpreted: Interpreted, logits: Array) -> Array:
-    """Return the tokens, after checking that they and the leads are torch's."""
+    """Return the tokens, after checking that they and the margins are torch's."""
     scales = SCALES.astype(np.float32)[:, None]
     quiet = [key if has_noise else None for key, has_noise in zip(KEYS, LOUD, strict=True)]
     scores = torch.from_numpy(logits * scales) + gumbel(quiet, logits.shape[1])
-    tokens, leads = (found.numpy() for found in best_and_lead(scores))
+    tokens, margins = (found.numpy() for found in best_and_margin(scores))
     found = interpreted(drawn, logits, scales, *halves(KEYS), LOUD[:, None])
     assert found.dtype == np.float64
-    drawn_tokens, drawn_leads = found
+    drawn_tokens, drawn_margins = found
     assert drawn_tokens.tolist() == tokens.tolist()
-    assert np.abs(drawn_leads - leads).max() < 1e-5
+    assert np.abs(drawn_margins - margins).max() < 1e-5
     return np.asarray(drawn_tokens)
 
 
@@ -124,7 +124,7 @@ def test_ties_go_to_the_lowest_id(interpreted: Interpreted) -> None:
 
 @pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
 def test_non_finite_numbers(interpreted: Interpreted, number: float) -> None:
-    """Law: a row whose largest score is not finite has no token, and a lead only over what an
+    """Law: a row whose largest score is not finite has no token, and a margin only over what an
     infinity leaves. Cases: one, the last, two of two blocks, two of one, all, all but one."""
     logits = normal(1100)
     places = [[0], [1099], [1023, 1024], [7, 8], list(range(1100)), list(range(1, 1100))]
@@ -200,7 +200,7 @@ def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, co
 
 
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
-    """Law: tokens, leads, and the flag that more tokens may survive than are inspected, are equal
+    """Law: tokens, margins, and the flag that more tokens may survive than are inspected, are equal
     under each filter alone and all together, also where logits tie, are few, or are not finite. A
     row without filters is unchanged, and so is a guess that is not sure."""
     filters: list[dict[str, Any]] = [
@@ -220,16 +220,16 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
         row_params, look = params_in(torch.from_numpy(table)), min(width, RANKED)
-        tokens, leads = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
+        tokens, margins = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
         table[5, FILTERED] = 0
-        tokens[5] = leads[5] = 7
+        tokens[5] = margins[5] = 7
         found = interpreted(survivors, logits, table, False)
         assert found[0].tolist() == tokens.tolist()
         guess = interpreted(survivors, logits[4:5], table[4:5], True)
         assert np.array_equal(guess, [[7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
         assert (UNDECIDED in tokens) == (width > look)
         sure = tokens >= 0
-        assert np.abs(found[1] - leads)[sure].max() < 1e-5
+        assert np.abs(found[1] - margins)[sure].max() < 1e-5
 
 
 def test_the_law_of_draws(interpreted: Interpreted) -> None:
@@ -290,7 +290,7 @@ def test_it_compiles_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     given = {"scores": "*fp64", **left, **requested, "count": "i32"}
     compiled(kernels.scores_of_rows, given, parts | few)
     given = {"drawn": "*fp64", **left, **dict.fromkeys(columns[1:], "*fp64")}
-    compiled(kernels.best_of_likeliest, given, {**parts, "GUESSED": 1})
+    compiled(kernels.best_of_likeliest, given, {**parts, "FOR_DRAFT": 1})
     pointers = {"drawn": "*fp64", "tops": "*fp32", "ids": "*i32"}
     compiled(kernels.best_of_rows, pointers, {"BLOCKS": 126, "LANES": 128})
 

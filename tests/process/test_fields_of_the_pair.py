@@ -99,7 +99,7 @@ def same(one: Any, other: Any, path: str = "") -> None:
 
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_guesses_change_nothing(http: httpx.Client, name: str, temperature: float) -> None:
+def test_draft_tokens_change_nothing(http: httpx.Client, name: str, temperature: float) -> None:
     """Law: for every proposer, cached prompt or not, ids, texts, choices and log-probabilities
     equal those of plain decoding."""
     route, fields = REQUESTS[name]

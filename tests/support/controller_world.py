@@ -17,7 +17,7 @@ from engine.scheduling.step_record import Agreement, Outcome, SequenceStep, Step
 
 K_MAX = 8
 _MOST_JUDGED = 32
-Guess = tuple[float, bool]  # (confidence, whether it is right)
+DraftToken = tuple[float, bool]  # (confidence, whether it is right)
 
 
 @dataclass
@@ -58,21 +58,21 @@ class World:
     def best_rate(self) -> float:
         return max(self.rate(k) for k in range(K_MAX + 1))
 
-    def guess(self) -> Guess:
+    def draft_token(self) -> DraftToken:
         surprise = self.random.gauss(0.0, 1.0) if self.informed is not None else 0.0
         odds = math.log(max(self.alpha, 1e-9) / max(1.0 - self.alpha, 1e-9))
         chance = 1.0 / (1.0 + math.exp(-odds - (self.informed or 0.0) * surprise))
         return 3.0 + surprise, self.random.random() < chance
 
-    def guesses(self, k: int) -> list[Guess]:
+    def draft_tokens(self, k: int) -> list[DraftToken]:
         proposes = self.random.random() < self.proposal_rate
-        return [self.guess() for _ in range(k)] if proposes else []
+        return [self.draft_token() for _ in range(k)] if proposes else []
 
     def round(self, controller: KController, choice: Choice) -> StepRecord:
         """Run one step as the engine does: draft until told to stop, truncate, verify."""
         k, limit = choice.k, choice.max_speculating
         drafting = self.batch if limit is None else min(limit, self.batch)
-        ahead = [self.guesses(k if i < drafting else 0) for i in range(self.batch)]
+        ahead = [self.draft_tokens(k if i < drafting else 0) for i in range(self.batch)]
         missed = self.missed[: drafting if k else 0]
         hindsight = self._hindsight(missed) if self.informed is not None else []
         depth = self._depth(controller, ahead, k)
@@ -98,9 +98,9 @@ class World:
     def _hindsight(self, missed: Sequence[int]) -> list[Agreement]:
         """What the drafter would have proposed at the positions that it catches up."""
         counts = [min(count, _MOST_JUDGED) for count in missed if count]
-        return [Agreement(0, 0, [self.guess() for _ in range(count)]) for count in counts]
+        return [Agreement(0, 0, [self.draft_token() for _ in range(count)]) for count in counts]
 
-    def _depth(self, controller: KController, ahead: list[list[Guess]], k: int) -> int:
+    def _depth(self, controller: KController, ahead: list[list[DraftToken]], k: int) -> int:
         depth = min(k, 1)
         while depth < k:
             live = [guesses[:depth] for guesses in ahead if len(guesses) > depth]
@@ -110,7 +110,7 @@ class World:
             depth += 1
         return depth
 
-    def _kept(self, controller: KController, made: list[list[Guess]]) -> list[int]:
+    def _kept(self, controller: KController, made: list[list[DraftToken]]) -> list[int]:
         drafted = [[confidence for confidence, _ in guesses] for guesses in made if guesses]
         if self.informed is None or not drafted:
             return [len(guesses) for guesses in made]
@@ -119,7 +119,7 @@ class World:
         assert all(0 <= n <= len(guesses) for n, guesses in zip(kept, made, strict=True))
         return kept
 
-    def _part(self, k: int, made: list[Guess], kept: int) -> SequenceStep:
+    def _part(self, k: int, made: list[DraftToken], kept: int) -> SequenceStep:
         """The record as the engine makes it: a truncated token is compared with the actual one."""
         hits = sum(1 for _ in takewhile(lambda guess: guess[1], made))
         accepted = min(hits, kept)

@@ -21,13 +21,13 @@ class Oracle(Proposer):
         return k
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [self._guess(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
+        return [self._proposal(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
 
     def _next(self, chunk: Chunk) -> list[int]:
         seq = chunk.seq
         return list(self._known[seq.id][seq.num_tokens :])
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         return chain(self._next(chunk)[: chunk.k], self.name)
 
 
@@ -40,7 +40,7 @@ class TreeOracle(Oracle):
     def depth(self, k: int) -> int:
         return max(k // 2, k % 2)
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         right = self._next(chunk)[: self.depth(chunk.k)]
         if chunk.k == 1:
             return chain(right, self.name)
@@ -61,7 +61,7 @@ class Liar(Oracle):
         super().__init__(known)
         self._vocab_size = vocab_size
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         wrong = [(token + 1) % self._vocab_size for token in self._next(chunk)[: chunk.k]]
         return chain(wrong, self.name)
 

@@ -32,9 +32,9 @@ class Heads(Proposer):
         self.outcomes: list[tuple[Verified, list[int]]] = []  # with the text up to the last row
 
     def propose(self, chunks: Seq[Chunk]) -> list[Proposal]:
-        return [self._guess(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
+        return [self._proposal(chunk) if chunk.samples and chunk.k else EMPTY for chunk in chunks]
 
-    def _guess(self, chunk: Chunk) -> Proposal:
+    def _proposal(self, chunk: Chunk) -> Proposal:
         seq = chunk.seq
         position, state = self._states.get(seq, (-1, torch.empty(0)))
         if position != seq.num_tokens - 2:

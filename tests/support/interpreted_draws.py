@@ -63,13 +63,13 @@ def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
         return triton_draws.scores(own, at, ids, int(count)).numpy()
 
 
-def survivors(logits: Array, table: Array, guessed: bool) -> Array:
-    """The result of `draw_likeliest`, written over tokens 7 and leads 7."""
+def survivors(logits: Array, table: Array, for_draft: bool) -> Array:
+    """The result of `draw_likeliest`, written over tokens 7 and margins 7."""
     params = device_draws.params_in(torch.from_numpy(table))
     drawn = torch.full((2, len(logits)), 7.0, dtype=torch.float64)
     given = torch.from_numpy(logits), params.scales, *params[2:]
     with patch.object(triton_draws, "MOST_RANKED", RANKED):
-        return triton_draws.draw_likeliest(drawn, *given, guessed=guessed).numpy()
+        return triton_draws.draw_likeliest(drawn, *given, for_draft=for_draft).numpy()
 
 
 def words(ids: Array, low: Array, high: Array) -> Array:
@@ -98,7 +98,7 @@ def _run(kernel: Any, out: Array, given: Array, *numbers: int) -> None:
 
 
 def guessed(logits: Array, fused: bool) -> Array:
-    """Tokens and leads of DeviceDraws for a greedy, a sampled and a filtered sequence of two rows
+    """Tokens and margins of DeviceDraws for a greedy, a sampled and a filtered sequence of two rows
     each; `fused`: by the kernels."""
     fields: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 9}]
     params = [SamplingParams(seed=3, max_tokens=99, **more) for more in fields]
@@ -110,6 +110,6 @@ def guessed(logits: Array, fused: bool) -> Array:
         patch.object(device_draws, "draw", draw),
     ):
         rows = [Rows(seq, 2 * i, 2, 2) for i, seq in enumerate(seqs)]
-        found = draws.guess(torch.from_numpy(logits), rows)
+        found = draws.draw_draft(torch.from_numpy(logits), rows)
     assert draw.called == fused
     return np.array(found)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from engine.sampling.device_draws import best_and_lead
+from engine.sampling.device_draws import best_and_margin
 from engine.sampling.filters import Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Plain, plain_of
@@ -47,10 +47,10 @@ def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
 
 
 def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor]:
-    """As `sample`, with each token's lead; see `best_and_lead`."""
+    """As `sample`, with each token's margin; see `best_and_margin`."""
     keys = [_key(context) for context in contexts]
     noise = gumbel(keys, log_probs.shape[1], log_probs.device)
-    return best_and_lead(log_probs + noise)
+    return best_and_margin(log_probs + noise)
 
 
 def _key(context: RowContext) -> Key | None:

@@ -8,7 +8,7 @@ from server.engine.mailbox import Stream
 
 async def read(stream: Stream) -> Output:
     """Return `stream.take()` as soon as something has arrived."""
-    while not stream.has_news:
+    while not stream.has_output:
         stream.wake.clear()
         await stream.wake.wait()
     return stream.take()

@@ -76,7 +76,7 @@ def test_a_trace_without_speculation_is_refused(
 CONFIDENCES = [[9.0, 9.0, 9.0, 9.0], [0.1, 0.1, 0.1, 0.1]]
 
 
-def test_guesses_of_little_confidence_are_verified_only_without_that_refinement() -> None:
+def test_draft_tokens_of_little_confidence_are_verified_only_without_that_refinement() -> None:
     controller = VARIANTS[WHOLE](4, stops=False)
     controller.costs.set_profile(Profile([(1, 1e-3), (2, 1.2e-3), (16, 4e-3)], [(1, 1e-5)]))
     controller.choose(Load(2))

@@ -47,7 +47,7 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     """Law: at most `branches` leaves, best first, each a sibling of a chain token. Their rows come
     on top of K; the drafter is asked for K. Without a second-best token there is no leaf."""
     allowance, seq = allowance_of(Doubtful(4), 3)
-    assert allowance.want(seq) == 7
+    assert allowance.max_draft(seq) == 7
     chunk = Chunk(seq, 0, 1, 7)
     assert allowance.main_limit(chunk) == 4
     assert allowance.limits(seq) == {"draft_model": 4}
@@ -63,7 +63,7 @@ def test_where_leaves_do_not_pay_no_rows_are_reserved() -> None:
     """Law: if leaves do not pay, no rows are reserved and `branch` is not called. Learning goes on,
     so the chance of a second-best token is known when rows become cheap."""
     allowance, seq = allowance_of(Doubtful(4, shut=True), 3)
-    assert allowance.want(seq) == 4
+    assert allowance.max_draft(seq) == 4
     assert allowance.limits(seq) is None
     chunk = Chunk(seq, 0, 1, 4)
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
@@ -77,7 +77,7 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
     known whether the second-best one was right, whether or not it was verified."""
     for branches, right, came in ((1, True, [1, 12, 9]), (0, True, [1, 12]), (1, False, [1, 8])):
         allowance, seq = allowance_of(Doubtful(4), branches)
-        allowance.want(seq)
+        allowance.max_draft(seq)
         chunk = Chunk(seq, 0, 1, 4 + branches)
         made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
         [tree] = allowance.keep([chunk], [made])
@@ -94,7 +94,7 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
 def test_no_leaf_stands_behind_the_cut() -> None:
     """Law: if a chain was cut, no leaf stands behind the cut."""
     allowance, seq = allowance_of(Cutter(), 4)
-    allowance.want(seq)
+    allowance.max_draft(seq)
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
     [tree] = allowance.keep([Chunk(seq, 0, 1, 8)], [made])
     assert (tree.tokens, tree.parents) == ([1, 11], [-1, -1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.control.acceptance import SUREST, Array, Calibration
+from engine.control.acceptance import CAP, Array, Calibration
 
 ODDS = np.array([0.8, 0.0, -0.8])  # of the priors at three depths
 
@@ -25,7 +25,7 @@ def learn(calibration: Calibration, slope: float, trials: int, *, scale: float =
 def chances(calibration: Calibration, odds: float, confidences: Array) -> Array:
     """Return the chances of tokens that stand alone, computed as in a step."""
     bases, weight = calibration.line(np.array([odds]))
-    return chance(bases[0] + weight * np.minimum(confidences, SUREST))
+    return chance(bases[0] + weight * np.minimum(confidences, CAP))
 
 
 def weight_of(calibration: Calibration) -> float:

@@ -90,7 +90,7 @@ def test_a_gain_is_the_rate_at_the_best_k() -> None:
     assert speedup(learnt(world), ALONE, 0.7) == pytest.approx(expected, rel=0.1)
 
 
-def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
+def test_a_successor_knows_the_target_and_nothing_of_the_draft_tokens() -> None:
     """Law: the successor inherits the cost of plain decoding, but not the acceptance; the old
     controller resumes where it was."""
     world = World(alpha=0.95, informed=0.5)
@@ -107,7 +107,7 @@ def test_a_successor_knows_the_target_and_nothing_of_the_guesses() -> None:
     assert set(play(modes, world, 20).ks) != {0}
 
 
-def test_there_are_no_guesses_while_a_draft_is_put_in_place() -> None:
+def test_there_are_no_draft_tokens_while_a_draft_is_put_in_place() -> None:
     """Law: K is 0 meanwhile, and the controller learns nothing from these steps."""
     world = World(alpha=0.8, informed=0.5)
     modes = Modes(learnt(world))

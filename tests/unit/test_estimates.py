@@ -41,7 +41,7 @@ def test_expectations_by_depth() -> None:
     estimate = AcceptanceEstimate(4)
     for _ in range(300):
         estimate.update(4, [Outcome(2, 2, 2)])
-    assert estimate.offering() == pytest.approx([1, 1, 0, 0], abs=0.01)
+    assert estimate.proposal_rates() == pytest.approx([1, 1, 0, 0], abs=0.01)
     assert estimate.chances()[:2] == pytest.approx([1, 1], abs=0.02)
 
 
@@ -61,7 +61,7 @@ def test_hindsight_hits_raise_every_depth() -> None:
     for _ in range(50):
         estimate.update(6, [Outcome(6, 1, 0)])
     before = estimate.chances()
-    estimate.agree([[True] * 21, [True] * 21])
+    estimate.learn_compared([[True] * 21, [True] * 21])
     assert all(new > old for new, old in zip(estimate.chances(), before, strict=True))
 
 
@@ -69,9 +69,9 @@ def test_single_positions_count() -> None:
     """Law: single positions count, too; a single step at K = 0 leaves one."""
     estimate = AcceptanceEstimate(2)
     before = estimate.rejection
-    estimate.agree([[False]] * 40)
+    estimate.learn_compared([[False]] * 40)
     assert estimate.rejection > before
-    estimate.agree([[True]] * 400)
+    estimate.learn_compared([[True]] * 400)
     assert estimate.rejection < before
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.control.adaptive import AdaptiveK
 from engine.control.cost_model import CostModel
-from engine.control.profile import ALONE, BATCHES, Points, Profile, in_fours, row_counts
+from engine.control.profile import BATCHES, ROWS_OF_ONE, Points, Profile, row_counts, times_four
 from engine.lab.plan.shape import Experts
 from tests.support.controller_world import K_MAX, World, play
 
@@ -34,7 +34,7 @@ class Mixture(World):
     def measured(self, *, all_batches: bool = True) -> Profile:
         """Return a profile like `engine.step.profiling`'s. Unless `all_batches`, as where forwards
         are slow: one sequence with several rows, and larger batches with one row per sequence."""
-        single, most = self.points(1, row_counts(ALONE, K_MAX)), in_fours(16, 64)
+        single, most = self.points(1, row_counts(ROWS_OF_ONE, K_MAX)), times_four(16, 64)
         plain = [(n, self.target(n)) for n in most]
         several = {n: self.points(n, row_counts(each, K_MAX)) for n, each in BATCHES}
         return Profile(

@@ -29,7 +29,7 @@ def trained(batch: int, *, row: float = 4e-4, draft: float = 1e-4, rounds: int =
 
 def value(controller: AdaptiveK, confidences: list[list[float]], lengths: list[int]) -> float:
     """Return the expected tokens of these lengths, less the cost of their rows in tokens."""
-    alive = [controller._guesses.survival(sure) for sure in confidences]
+    alive = [controller._proposals.survival(sure) for sure in confidences]
     tokens = sum(sum(row[:n]) for row, n in zip(alive, lengths, strict=True))
     seconds, begin = controller._goodput.by_row, len(confidences)
     return tokens - controller._goodput.present * float(
@@ -106,7 +106,7 @@ def test_useless_confidence_does_no_harm(alpha: float, batch: int, stops: bool) 
     world = World(alpha=alpha, batch=batch, row=2e-4, free=8, informed=0.0)
     controller = adaptive(world, stops=stops)
     trace = play(controller, world, 800)
-    assert controller._guesses.confidence_weight < 0.25
+    assert controller._proposals.confidence_weight < 0.25
     assert trace.rate > 0.93 * world.best_rate
 
 

@@ -9,9 +9,9 @@ import pytest
 
 PROGRAM = """
 import threading
-from engine.child import LOADING, leave
+from engine.child import LOADING, exit_process
 threading.Thread(target=threading.Event().wait, name={name}, daemon={daemon}).start()
-leave(3)
+exit_process(3)
 """
 
 

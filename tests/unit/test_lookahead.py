@@ -22,9 +22,9 @@ def test_the_pool_evicts_the_least_recently_seen() -> None:
     pool = Pool(each=2, most=100)
     for gram in [(1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7), (9, 1, 2)]:
         pool.add(gram)
-    assert pool.behind(1) == [(6, 7), (2, 3)]
-    assert pool.behind(9) == [(1, 2)]
-    assert pool.behind(2) == []
+    assert pool.continuations(1) == [(6, 7), (2, 3)]
+    assert pool.continuations(9) == [(1, 2)]
+    assert pool.continuations(2) == []
 
 
 def test_the_pool_is_bounded_over_all_first_tokens() -> None:
@@ -34,8 +34,8 @@ def test_the_pool_is_bounded_over_all_first_tokens() -> None:
         pool.add((token, 0))
         pool.add((0, token))
         assert len(pool) <= 3
-    assert [pool.behind(token) for token in range(48)] == [[(49,), (48,)]] + [[]] * 47
-    assert set(pool._behind) == {0, 49}
+    assert [pool.continuations(token) for token in range(48)] == [[(49,), (48,)]] + [[]] * 47
+    assert set(pool._by_first) == {0, 49}
 
 
 def test_the_window_fills_one_level_a_step_and_then_slides() -> None:
@@ -166,7 +166,7 @@ def test_the_window_fills_at_any_k(k: int) -> None:
     assert proposer._states[seq].window.columns == max((k + 1) // 2, 1)
 
 
-def test_others_guesses_leave_the_window_where_it_is() -> None:
+def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
     """Law: another proposer's guesses leave the window alone, but their n-grams enter the pool."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
     seq = sequence([1, 2, 3])
@@ -176,14 +176,14 @@ def test_others_guesses_leave_the_window_where_it_is() -> None:
     seq.tokens += [4, 5, 6]  # also from steps without any guesses
     assert proposer._states[seq].window.levels == before
     guess(proposer, seq, 16)
-    assert [proposer._states[seq].pool.behind(at) for at in (2, 3, 4)] == [
+    assert [proposer._states[seq].pool.continuations(at) for at in (2, 3, 4)] == [
         [(3, 4)],
         [(4, 5)],
         [(5, 6)],
     ]
 
 
-def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_guessed_for() -> None:
+def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_proposed_for() -> None:
     proposer = LookaheadProposer(LookaheadConfig())
     seq, other = sequence([1, 2, 3, 4, 5]), sequence([1, 2])
     guess(proposer, seq, 8)

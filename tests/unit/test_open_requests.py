@@ -317,7 +317,7 @@ def test_the_rest_does_not_wait_for_a_suspect_that_is_gone(how: str) -> None:
 
 
 @in_a_loop
-async def test_guesses_that_the_next_engine_cannot_make_are_not_asked_for() -> None:
+async def test_draft_tokens_that_the_next_engine_cannot_make_are_not_asked_for() -> None:
     """Law: a request continues without its proposers or bound if the next engine lacks them."""
     speculations = [
         Speculation(proposers=("ngram",)),

@@ -68,7 +68,7 @@ def test_what_the_first_steps_at_a_k_learn_is_not_charged_to_its_trials() -> Non
     assert step(overhead, clock, after=99.0, speculates=True, reason="trial") > 17.0
 
 
-def test_a_step_without_guesses_where_they_pay_is_no_step_of_k_0() -> None:
+def test_a_step_without_draft_tokens_where_they_pay_is_no_step_of_k_0() -> None:
     """Bug: while K > 0, the controller's work in steps with nothing to guess (prompts) counted as a
     cost of K = 0. With four streams of the built-in pair, baselines were charged half a millisecond
     too much, and speculation stayed on at 0.75 of the tokens/s of K = 0."""

@@ -152,7 +152,7 @@ def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_guesses_are_always_a_slice_of_the_prediction(seed: int) -> None:
+def test_draft_tokens_are_always_a_slice_of_the_prediction(seed: int) -> None:
     """Law: whatever the output and the pace of commits, a guess is a slice of the prediction, and
     starting over after a preemption gives the same guesses."""
     rng = random.Random(seed)
@@ -217,6 +217,6 @@ def test_a_prediction_that_becomes_right_is_trusted_again(wrong: int) -> None:
     assert PredictionProposer().forecast(seq, 8)[0] > 0.9
 
 
-def test_only_requests_with_a_prediction_are_guessed_for() -> None:
+def test_only_requests_with_a_prediction_are_proposed_for() -> None:
     seq = predicting([])
     assert not guesses(PredictionProposer(), seq)

@@ -68,7 +68,7 @@ def test_a_round_keeps_the_hits_up_to_the_first_miss_and_one_more_token() -> Non
     assert outcomes(Script(ks=[4])) == [(4, 3), (4, 1), (4, 0), (4, 4)]
 
 
-def test_no_guess_is_scored_beyond_what_is_known() -> None:
+def test_no_draft_token_is_scored_beyond_what_is_known() -> None:
     assert outcomes(Script(ks=[3]), [True] * 5) == [(3, 3), (1, 1)]
 
 
@@ -103,7 +103,7 @@ def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: i
     assert len(positions) >= len(HITS) - 3
 
 
-def test_prompts_share_the_budget_with_guesses() -> None:
+def test_prompts_share_the_budget_with_draft_tokens() -> None:
     """Law: in each step a prompt of 9 rows gets what a decoding sequence leaves of 8. It samples
     once it is complete, and from then on guesses are made for both."""
     first, second = request(), Request(HITS, [1.0] * len(HITS), len(HITS), prompt=9, due=1)

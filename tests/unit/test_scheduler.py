@@ -102,7 +102,7 @@ def test_decoding_comes_before_prompts() -> None:
         run(scheduler, plan)
 
 
-def test_guesses_do_not_starve_prompts() -> None:
+def test_draft_tokens_do_not_starve_prompts() -> None:
     """Law: while a prompt waits, guesses leave it a quarter of the rows."""
     scheduler = scheduler_of(budget=16)
     for name in "abcd":

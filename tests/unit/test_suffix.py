@@ -148,7 +148,7 @@ def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
     assert found > 50
 
 
-def test_a_match_is_kept_while_its_guesses_are_accepted() -> None:
+def test_a_match_is_kept_while_its_draft_tokens_are_accepted() -> None:
     """Law: a recurring passage is looked up once, not once per token, even though a shorter match
     is more recent."""
     passage = [1, 2, 3, 4, 5, 6]
@@ -194,7 +194,7 @@ def test_a_forecast_follows_past_acceptance(likely: bool) -> None:
     proposer.forget(seq)
 
 
-def test_no_guesses_have_no_chances() -> None:
+def test_no_draft_tokens_have_no_chances() -> None:
     assert ngram(n_max=3, n_min=2).forecast(sequence([1, 2, 3]), 4) == []
 
 
@@ -266,7 +266,7 @@ def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
     assert guess(proposer, seq, 8) == REPLY[16:]
 
 
-def test_the_most_frequent_of_earlier_replies_is_guessed() -> None:
+def test_the_most_frequent_of_earlier_replies_is_proposed() -> None:
     """Law: the most frequent reply wins, and a guess's chance falls with its share."""
     proposer = remembering(1000)
     for reply in ([5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 4]):

@@ -23,7 +23,7 @@ DRAFTED = Output(id="a", tokens=[4], rounds=2, proposed=7, accepted=2, source="d
 PLAIN = Output(id="a", tokens=[5], rounds=3, proposed=7, accepted=2)
 
 
-def test_each_step_s_guesses_are_their_proposer_s() -> None:
+def test_each_step_s_draft_tokens_are_their_proposer_s() -> None:
     """Law: the parts add up to proposed and accepted; a step without guesses counts for none."""
     counts = taken(LOOKED_UP, DRAFTED, PLAIN)
     assert counts.by_proposer == {"ngram": (4, 2), "draft_model": (3, 0)}

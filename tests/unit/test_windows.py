@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.messages import CONTEXTS, StepMetrics
 from engine.scheduling.segment import Segment, Start, Window
 from engine.scheduling.step_record import SequenceStep
-from engine.step.observe import _count_guesses
+from engine.step.observe import _count_draft_tokens
 
 
 @given(st.integers(1, 100), st.integers(1, 32), st.integers(0, 2000), st.integers(1, 40))
@@ -35,11 +35,11 @@ def test_a_window_keeps_the_first_block_and_the_last_tokens(
 
 def _counted(*parts: SequenceStep) -> tuple[list[int], list[int]]:
     metrics = StepMetrics()
-    _count_guesses(metrics, list(parts), "draft_model")
+    _count_draft_tokens(metrics, list(parts), "draft_model")
     return metrics.proposed_behind, metrics.accepted_behind
 
 
-def test_guesses_are_counted_by_context() -> None:
+def test_draft_tokens_are_counted_by_context() -> None:
     """Law: only the main proposer's guesses count, without the grammar's; a bound includes the
     lengths up to it."""
     of: Any = cast(Any, SequenceStep)

@@ -24,7 +24,7 @@ UNLIMITED = 1 << 30
 class Request:
     """A request to play. `hits[i]`: whether a draft token for generated position i is right;
     `confidences[i]`: its confidence. The request ends after `length` tokens; later positions may be
-    drafted in vain, up to `guessable` (default: all that have a bit). `context`: tokens before the
+    drafted in vain, up to `draftable` (default: all that have a bit). `context`: tokens before the
     first generated one, of which the last `prompt` must be prefilled. `due`: arrives once that many
     tokens in total have been generated. `number`: the request's number in a trace."""
 
@@ -34,14 +34,14 @@ class Request:
     context: int = 0
     prompt: int = 1
     due: int = 0
-    guessable: int = -1
+    draftable: int = -1
     number: int = -1
     runs: list[int] = field(init=False, repr=False)  # hits in a row from this position on
 
     def __post_init__(self) -> None:
         assert 0 < self.length <= len(self.hits) == len(self.confidences)
-        if self.guessable < 0:
-            self.guessable = len(self.hits)
+        if self.draftable < 0:
+            self.draftable = len(self.hits)
         runs = [0] * (len(self.hits) + 1)
         for i in range(len(self.hits) - 1, -1, -1):
             runs[i] = runs[i + 1] + 1 if self.hits[i] else 0
@@ -68,7 +68,7 @@ class Live:
 
     def room(self, k: int) -> int:
         """Return how many of `k` draft tokens have a known bit."""
-        return max(min(k, self.request.guessable - self.position), 0)
+        return max(min(k, self.request.draftable - self.position), 0)
 
     def confidences(self, count: int) -> Sequence[float]:
         """Return the confidences of the next `count` draft tokens."""
@@ -79,9 +79,9 @@ class Live:
         right tokens at the latest of these."""
         span = slice(max(self.known, self.position - MOST_JUDGED, 0), self.position)
         self.known = self.position
-        guesses = zip(self.request.confidences[span], self.request.hits[span], strict=True)
-        found = Agreement(self.request.number, span.start, list(guesses))
-        return found if found.guesses else None
+        compared = zip(self.request.confidences[span], self.request.hits[span], strict=True)
+        found = Agreement(self.request.number, span.start, list(compared))
+        return found if found.compared else None
 
     def step(self, rows: int) -> SequenceStep:
         """Compute `rows` committed rows; if they are the last ones, accept draft tokens and commit.

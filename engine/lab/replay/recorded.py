@@ -105,7 +105,7 @@ class _RequestSteps:
             prompt=max(self.prompt, 1),
             due=self.due,
             number=self.number,
-            guessable=self.length - (self.finish == "length"),
+            draftable=self.length - (self.finish == "length"),
         )
 
 
@@ -149,7 +149,7 @@ def _steps_by_request(steps: Sequence[StepRecord]) -> tuple[list[_RequestSteps],
             requests.setdefault(part.request, _RequestSteps(part.request, tokens)).add(part)
         for found in step.hindsight:
             if found.request in requests:
-                for i, (confidence, hit) in enumerate(found.guesses, start=found.position):
+                for i, (confidence, hit) in enumerate(found.compared, start=found.position):
                     requests[found.request].bits.setdefault(i, (hit, confidence))
         tokens += step.tokens
     return list(requests.values()), tokens

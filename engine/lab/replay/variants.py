@@ -32,7 +32,7 @@ class _NoConfidences(AdaptiveK):
 
     def update(self, record: StepRecord) -> None:
         hindsight = [
-            replace(found, guesses=[(_USUAL, hit) for hit in found.hits])
+            replace(found, compared=[(_USUAL, hit) for hit in found.hits])
             for found in record.hindsight
         ]
         parts = [replace(part, confidences=[]) for part in record.parts]
@@ -71,7 +71,7 @@ VARIANTS: Mapping[str, Build] = {
     STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
     "no confidences": _NoConfidences,
     "verify all guesses": _KeepAll,
-    "no change test": _without(lambda whole: whole._guesses.acceptance.surprise, add=False),
+    "no change test": _without(lambda own: own._proposals.acceptance.change_detector, add=False),
     "no hindsight": _NoHindsight,
     "profile only": _without(lambda whole: whole.costs, learn=None),
     "no exploration": _without(lambda whole: whole._explore, while_off="usual", while_on="usual"),

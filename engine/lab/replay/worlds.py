@@ -14,14 +14,14 @@ from itertools import count
 
 import numpy as np
 
-from engine.control.profile import ALONE, BATCHES, CONTEXT, Profile, in_fours, row_counts
+from engine.control.profile import BATCHES, CONTEXT, ROWS_OF_ONE, Profile, row_counts, times_four
 from engine.lab.replay.play import UNLIMITED, Player, Request, Score, Workload
 
 # CUDA graphs exist for these numbers of rows; a step is padded to the next one.
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
 )  # fmt: skip
-_ROWS = {n: row_counts(rows, 16) for n, rows in ((1, ALONE), *BATCHES)}
+_ROWS = {n: row_counts(rows, 16) for n, rows in ((1, ROWS_OF_ONE), *BATCHES)}
 BEYOND = 24  # positions after the end of a request, where draft tokens are wasted
 
 _SHORTEST, _LONGEST = 200, 600
@@ -62,8 +62,8 @@ class Roofline:
         """Return this machine's start-up profile, in the form of engine.step.profiling."""
         alone = [(rows, self.target(rows, 1, CONTEXT)) for rows in _ROWS[1]]
         return Profile(
-            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in in_fours(16, 64)],
-            draft=[(n, self.draft(n)) for n in in_fours(1, 64)],
+            target=alone + [(n, self.target(n, n, n * CONTEXT)) for n in times_four(16, 64)],
+            draft=[(n, self.draft(n)) for n in times_four(1, 64)],
             batches={
                 n: [(n * rows, self.target(n * rows, n, n * CONTEXT)) for rows in each]
                 for n, each in _ROWS.items()

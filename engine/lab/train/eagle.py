@@ -166,7 +166,7 @@ def ahead(target: Any, learner: Learner, stream: Iterable[Rows]) -> None:
     learner.head.weights["fc.weight"].copy_(least_squares(map(both, stream)))
 
 
-def guesses(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
+def predictions(target: Any, learner: Learner, rows: Rows) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield by depth the target's logits `[n, vocabulary]` and the head's `[n, own vocabulary]` at
     counted positions, only for rows with a token to predict at every depth."""
     count = rows.ids.shape[1] - learner.depth
@@ -189,7 +189,7 @@ def follow(target: Any, learner: Learner, ids: Tensor, counted: Tensor) -> float
     for begin in range(0, len(ids), size):
         some = Rows(ids, counted).pick(slice(begin, begin + size))
         loss = torch.zeros((), device=ids.device)
-        for depth, (wanted, offered) in enumerate(guesses(target, learner, some)):
+        for depth, (wanted, offered) in enumerate(predictions(target, learner, some)):
             known = torch.isin(wanted.argmax(-1), own)
             chances = wanted[known][:, own].softmax(-1)
             each = F.cross_entropy(offered[known], chances, reduction="sum")
@@ -205,7 +205,7 @@ def accuracy(target: Any, learner: Learner, held: Rows) -> Shares:
     """Return the agreement by depth, at temperature 0 and 1, on held-out text."""
     sums = torch.zeros(learner.depth, 3, dtype=torch.float64)
     for ids, counted in zip(*held, strict=True):
-        for depth, both in enumerate(guesses(target, learner, Rows(ids[None], counted[None]))):
+        for depth, both in enumerate(predictions(target, learner, Rows(ids[None], counted[None]))):
             offered = torch.full_like(both[0], -torch.inf)
             offered[:, learner.head.target_ids] = both[1]
             sums[depth] += matched(both[0], offered)

@@ -104,14 +104,14 @@ class Found:
     equal: int = 0
 
     @property
-    def guessing(self) -> list[Arm]:
+    def speculating(self) -> list[Arm]:
         """The speculating arms: n-gram lookup, then the drafts."""
         return [arm for arm in self.arms if arm.mode == "auto"]
 
     @property
     def alpha(self) -> float:
         """The error rate of one interval at one look."""
-        return WRONG / (LOOKS * len(self.guessing))
+        return WRONG / (LOOKS * len(self.speculating))
 
     def against(self, theirs: Arm, ours: Arm, load: Load | None = None) -> Ratio:
         return (load or self.one).ratio(theirs, ours, self.alpha)
@@ -123,7 +123,7 @@ class Found:
         def is_faster(arm: Arm, *others: Arm) -> bool:
             return self.one.rounds > 0 and all(self.against(each, arm).low > 1 for each in others)
 
-        drafts = [arm for arm in self.guessing if arm != NGRAM and is_faster(arm, OFF, NGRAM)]
+        drafts = [arm for arm in self.speculating if arm != NGRAM and is_faster(arm, OFF, NGRAM)]
         return max(drafts, key=self.one.rate, default=NGRAM if is_faster(NGRAM, OFF) else OFF)
 
     @property
@@ -131,14 +131,14 @@ class Found:
         """Whether an arm is found faster, or the fastest arm's interval is not too wide."""
         if self.one.rounds < LEAST or self.best() != OFF:
             return self.one.rounds >= LEAST
-        fastest = max(self.guessing, key=self.one.rate)
+        fastest = max(self.speculating, key=self.one.rate)
         return self.against(OFF, fastest).width <= WIDE
 
     @property
     def is_narrow(self) -> bool:
         """Whether the intervals at one request are narrow, and those at many exist."""
         known = min(self.one.rounds, self.many.rounds) >= LEAST
-        return known and all(self.against(OFF, arm).width <= NARROW for arm in self.guessing)
+        return known and all(self.against(OFF, arm).width <= NARROW for arm in self.speculating)
 
 
 class Measuring:

@@ -21,7 +21,7 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
     loads = [load for load in (one, many) if load.rounds]
     rows = [["", *(title for load in loads for title in (f"tokens/s x{load.requests}", PLAIN))]]
     for arm in found.arms if loads else ():
-        row = [f"{arm.name}, K auto" if arm in found.guessing else arm.name]
+        row = [f"{arm.name}, K auto" if arm in found.speculating else arm.name]
         for load in loads:
             row += [
                 f"{load.rate(arm):.1f}",
@@ -50,10 +50,10 @@ def sentence(found: Found) -> str:
         return f"no answer yet: there was time for {few}; give more --minutes"
     if best != OFF:
         return _sentence(found, best)
-    fastest = max(found.guessing, key=one.rate)
+    fastest = max(found.speculating, key=one.rate)
     if not found.is_answered:
         return f"no answer yet: {_sentence(found, fastest)}; give more --minutes"
-    if all(found.against(OFF, arm).high < 1 for arm in found.guessing):
+    if all(found.against(OFF, arm).high < 1 for arm in found.speculating):
         return f"off: speculation is slower here, at best {_sentence(found, fastest)}"
     gains = found.against(OFF, fastest).low > 1
     between = f"{fastest.name} and {NGRAM.name} look-up" if gains else "speculation and off"

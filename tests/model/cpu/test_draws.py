@@ -13,7 +13,7 @@ from engine.cpu.draws import QuickDraws
 from engine.cpu.kernels_filters import MOST_RANKED
 from engine.cpu.kernels_noise import gumbel, mixed
 from engine.messages import SamplingParams
-from engine.sampling.device_draws import best_and_lead
+from engine.sampling.device_draws import best_and_margin
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import words_of
 from engine.sampling.plain import UNDECIDED, Rows, plain_of
@@ -158,7 +158,7 @@ def test_adjusted_rows_are_drawn_as_on_the_exact_path(
         contexts = [RowContext(seq, path[:depth]) for seq in seqs for depth in range(4)]
         before = rows.clone()
         found = draws.draw_adjusted(rows, contexts)
-        tokens, _ = draws.guess_adjusted(rows, contexts)
+        tokens, _ = draws.draw_draft_adjusted(rows, contexts)
         assert torch.equal(rows, before)
         expected = sample(finalize(processor, rows, contexts), contexts).tolist()
         for drawn, guessed, token in zip(found, tokens, expected, strict=True):
@@ -212,34 +212,34 @@ def test_the_runner_up_is_the_second_best_of_the_same_draw(temperature: float) -
     words = words_of(VOCAB)
     for position in range(40):
         row = generator.standard_normal(VOCAB).astype(np.float32) * 3
-        token, lead, runner = kernels_draws.guess(row, words, item, position, space)
+        token, margin, runner = kernels_draws.draw_draft(row, words, item, position, space)
         noise = row_noise([(8, position) if temperature else None], VOCAB)[0].numpy()
         scores = row / (temperature or 1.0) + noise
         assert [token, runner] == np.argsort(-scores)[:2].tolist()
-        assert lead == pytest.approx(scores[token] - scores[runner], abs=1e-3)
+        assert margin == pytest.approx(scores[token] - scores[runner], abs=1e-3)
     row[:] = -np.inf
     row[3] = 1.0
-    assert kernels_draws.guess(row, words, item, 0, space)[::2] == (3, -1)
+    assert kernels_draws.draw_draft(row, words, item, 0, space)[::2] == (3, -1)
 
 
-def test_guessing_draws_with_the_same_noise(draws: QuickDraws) -> None:
+def test_drafting_draws_with_the_same_noise(draws: QuickDraws) -> None:
     generator = np.random.default_rng(4)
     logits = torch.from_numpy(generator.standard_normal((6, VOCAB)).astype(np.float32) * 3)
     seqs = [sequence(8, temperature=0.5), sequence(8, temperature=0.0)]
-    guessed = draws.guess(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
+    guessed = draws.draw_draft(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
     assert guessed is not None
-    tokens, leads = guessed
+    tokens, margins = guessed
     scores = torch.cat([logits[:2] * 2, logits[3:5]])
-    expected = best_and_lead(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
+    expected = best_and_margin(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
     assert tokens == expected[0].tolist()
-    assert leads == pytest.approx(expected[1].tolist(), abs=1e-4)
+    assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
     nothing = torch.full((1, VOCAB), -torch.inf)
-    assert draws.guess(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
+    assert draws.draw_draft(nothing.numpy(), [Rows(seqs[1], 0, 1, 5)]) == ([-1], [0.0])
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"temperature": 1.0}], ids=str)
 @pytest.mark.parametrize("right", range(ROWS))
-def test_guesses_change_no_token_up_to_the_first_that_is_wrong(
+def test_draft_tokens_change_no_token_up_to_the_first_that_is_wrong(
     fields: dict[str, Any], right: int, draws: QuickDraws
 ) -> None:
     """Law: a guess never changes a token; it only tells which rows after it are not needed. The
@@ -257,7 +257,7 @@ def test_guesses_change_no_token_up_to_the_first_that_is_wrong(
     assert beside == alone
 
 
-def test_a_row_behind_a_wrong_guess_is_not_drawn(draws: QuickDraws) -> None:
+def test_a_row_behind_a_wrong_draft_token_is_not_drawn(draws: QuickDraws) -> None:
     """Law: it may be too close to call, but it never sends a draw to the exact path."""
     seq = sequence()
     close = torch.full((VOCAB,), -80.0)

@@ -44,9 +44,9 @@ def test_ahead_of_time_types_are_the_engines() -> None:
     """Law: ahead-of-time compilation uses the types that the engine calls with; otherwise a first
     start would compile the draws twice. Once the code is cached, no process is started for it."""
     compile_draws()
-    before = {f: set(f.signatures) for f in (kernels_draws.draw, kernels_draws.guess_rows)}
+    before = {f: set(f.signatures) for f in (kernels_draws.draw, kernels_draws.draw_draft_rows)}
     QuickDraws(LogitsProcessor(()), 64).warm()
     assert all(set(f.signatures) == known for f, known in before.items())
-    assert is_cached(kernels_draws.guess_rows)
+    assert is_cached(kernels_draws.draw_draft_rows)
     with compiled_ahead("cpu", command=["/no/such/command"]):
         pass  # or FileNotFoundError

@@ -226,7 +226,7 @@ def test_provenance_is_the_text(served: Served, path: str, fields: dict[str, Any
         assert streamed_pieces == pieces
 
 
-def test_provenance_names_who_guessed(served: Served) -> None:
+def test_provenance_names_who_proposed(served: Served) -> None:
     [choice] = post(served, "/v1/completions", provenance=True, prediction=PREDICTION)["choices"]
     assert [(p["text"], p["source"]) for p in choice["provenance"][:5]] == [
         ("t", "prediction"),
