@@ -205,13 +205,11 @@ def attend(
     """Write `output` `[rows, heads, value_dim]` of `query` `[heads, rows, dim]` on `keys` and
     `values` `[kv_heads, slots, dim]` in pages of `page` slots. All but the output have one dtype,
     or keys and values are FP8. Launches depend only on shapes."""
-    heads, (kv_heads, _, value_dim) = query.shape[0], values.shape
+    (heads, _, dim), (kv_heads, _, value_dim) = query.shape, values.shape
     query, keys, values = (
         t if t.stride(-1) == 1 else t.contiguous() for t in (query, keys, values)
     )
-    fixed = constants(
-        query.shape[2], value_dim, heads // kv_heads, query.dtype.itemsize, how, splitting.rows
-    )
+    fixed = constants(dim, value_dim, heads // kv_heads, query.itemsize, how, splitting.rows)
     assert splitting.chunk % fixed["BLOCK"] == 0
     parts = triton.cdiv(fixed["GROUP"], fixed["SHARED"])
     sizes = (len(output), heads, splitting.splits)
@@ -219,7 +217,7 @@ def attend(
         torch.empty(*sizes, last, dtype=torch.float32, device=query.device)
         for last in (value_dim, 2)
     )
-    scale = query.shape[2] ** -0.5 if how.scaling is None else how.scaling
+    scale = dim**-0.5 if how.scaling is None else how.scaling
     with torch.cuda.device_of(query):  # Triton launches on the current device
         attend_splits[(len(tables.pieces), kv_heads * parts, splitting.splits)](
             sums, tops, query, keys, values, *tables[:3], tables.steps, scale, heads,

@@ -284,8 +284,7 @@ def _online_softmax(
     """Turn a tile's `scores` `[rows, TILE]` into softmax weights relative to the largest scaled
     score so far, `most` `[rows, 16]`, equal in all lanes. Updates `totals` `[rows, 16]`, the sums
     of weights, and writes `rescales` `[rows, 16]`, the factors that rescale earlier weights."""
-    whole, single = types.int64, types.float32
-    signature = types.void(whole, scores, whole, single, most, totals, rescales)
+    signature = types.void(types.int64, scores, types.int64, types.float32, most, totals, rescales)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rows, scores, chunks, scaling, most, totals, rescales = pointers(

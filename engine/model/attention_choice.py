@@ -17,6 +17,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.config import AttentionName
 from engine.cpu.attention import CompiledBackend, fits, suits
 from engine.errors import ConfigError
+from engine.model.loaded import LoadedModel
 
 FLASHINFER_HEADS = (64, 128, 256)  # head dimensions its kernels support
 TRITON_HEAD = 256  # largest head dimension of our kernel
@@ -54,6 +55,14 @@ def choose_attention(
         if not obstacle(name):
             return name
     return "sdpa"
+
+
+def attention_for(requested: AttentionName, model: LoadedModel, *, in_fp8: bool) -> AttentionName:
+    """Return `choose_attention` for a loaded model."""
+    return choose_attention(
+        requested, model.device, dtype=model.dtype, layers=model.layers, in_fp8=in_fp8,
+        batch_invariant=model.batch_invariant,
+    )  # fmt: skip
 
 
 def attention_backend(

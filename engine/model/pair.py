@@ -18,7 +18,6 @@ from llguidance import LLTokenizer
 
 from engine.attention.interface import FP8
 from engine.config import (
-    AttentionName,
     DraftModelConfig,
     EagleConfig,
     EngineConfig,
@@ -32,7 +31,7 @@ from engine.config import (
 from engine.errors import ConfigError, ModelError
 from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary
-from engine.model.attention_choice import choose_attention
+from engine.model.attention_choice import attention_for
 from engine.model.eagle_head import EagleHead, Target, load_eagle
 from engine.model.early_exit import best_exit, early_exit
 from engine.model.fit import Vocabulary, check_lengths, compare, compare_files, warn_of_slow
@@ -278,44 +277,29 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     if pair.eagle is not None:
         weights += pair.eagle.parts(schedule)
         token_bytes["EAGLE head"] = bytes_per_token((pair.eagle.shape,), pair.eagle.dtype)
-    on_cuda = device.type == "cuda"
+    on_cuda, in_fp8 = device.type == "cuda", config.cache.dtype == "fp8"
     graphs = on_cuda and config.graphs
-    attention = [_attention_of(config, model) for model in models]
+    attention = [attention_for(config.attention, model, in_fp8=in_fp8) for model in models]
     tables = [
         table_bytes(model.role, name, rows=rows, k_max=k_max)
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
-    logit_rows = schedule.max_sequences * (k_max + 1)
+    reserved = reserve_of(
+        models, attention, rows=rows, logit_rows=min(rows, schedule.max_sequences * (k_max + 1)),
+        sequences=schedule.max_sequences, graphs=graphs,
+    )  # fmt: skip
     return plan_memory(
         config.cache,
         schedule,
         device=str(device),
         weights=weights,
-        reserved=reserve_of(
-            models,
-            attention,
-            rows=rows,
-            logit_rows=min(rows, logit_rows),
-            sequences=schedule.max_sequences,
-            graphs=graphs,
-        ),  # fmt: skip
+        reserved=reserved,
         token_bytes=token_bytes,
         table_bytes=sum(tables) if graphs else 0,
         max_model_len=pair.target.max_model_len,
         limit=device_limit(config.cache, str(device))[0] + loaded,
         kv_limit=None if on_cuda else int(config.cache.cpu_memory_gib * GIB),
-    )
-
-
-def _attention_of(config: EngineConfig, model: LoadedModel) -> AttentionName:
-    return choose_attention(
-        config.attention,
-        model.device,
-        dtype=model.dtype,
-        layers=model.layers,
-        in_fp8=config.cache.dtype == "fp8",
-        batch_invariant=model.batch_invariant,
     )
 
 

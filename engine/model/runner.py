@@ -21,7 +21,7 @@ from engine.attention.interface import FP8, AttentionBackend, StagingBackend
 from engine.attention.packed_copy import copied_to_device
 from engine.config import AttentionName
 from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
-from engine.model.attention_choice import attention_backend, choose_attention
+from engine.model.attention_choice import attention_backend, attention_for
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, DraftedChains
 from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
@@ -190,14 +190,7 @@ class ModelRunner:
         self.window = None if window is None else Window(window, cache.block_size)
         self.vocab_size = model.vocab_size
         self.backend = backend or attention_backend(
-            choose_attention(
-                attention,
-                model.device,
-                dtype=model.dtype,
-                layers=model.layers,
-                in_fp8=cache.dtype == FP8,
-                batch_invariant=model.batch_invariant,
-            ),
+            attention_for(attention, model, in_fp8=cache.dtype == FP8),
             model.device,
             batch_invariant=model.batch_invariant,
         )
@@ -208,25 +201,29 @@ class ModelRunner:
         if self._compiled is not None:
             self._memory = Memory.of(self._plane)
             self._compiled.warm(self._memory, chains=model.role == "draft")
-        self._forwards: ForwardGraphs | None = None
-        self._chains: ChainGraphs | None = None
         self._most_steps = graphs.most_steps if graphs is not None else 0
         largest = buckets(graphs.most_rows)[-1] if graphs is not None else 0
         self._hidden = HiddenCall(model, hidden, largest) if hidden is not None else None
         self._call = self._hidden or model.logits
+        self._forwards: ForwardGraphs | None = None
+        self._chains: ChainGraphs | None = None
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
             site = Site(self.backend, self._plane, cache.scrap, model.device)
-            most_rows = max(graphs.most_rows, MOST_SEQUENCES)
-            sizes = buckets(most_rows)[-1], model.vocab_size
-            self._logits = torch.zeros(sizes, device=model.device)
-            given = (self._call, site, graphs.recorder, self._logits)
-            words = None
-            if model.role == "draft":
-                self._chains = ChainGraphs(*given)
-            elif model.device.type == "cpu" or available(model.device):
-                words = token_words_of(model.vocab_size, model.device)
-            self._forwards = ForwardGraphs(*given, graphs.most_rows, words)
+            self._forwards, self._chains = self._graphs_at(site, graphs)
+
+    def _graphs_at(self, site: Site, graphs: Graphs) -> tuple[ForwardGraphs, ChainGraphs | None]:
+        """Return the graphs of the model's forwards, which draw if it is a target on a device that
+        can, and those of its chains if it is a draft. Both write to `_logits`."""
+        model, words, chains = self.model, None, None
+        sizes = buckets(max(graphs.most_rows, MOST_SEQUENCES))[-1], model.vocab_size
+        self._logits = torch.zeros(sizes, device=model.device)
+        given = (self._call, site, graphs.recorder, self._logits)
+        if model.role == "draft":
+            chains = ChainGraphs(*given)
+        elif model.device.type == "cpu" or available(model.device):
+            words = token_words_of(model.vocab_size, model.device)
+        return ForwardGraphs(*given, graphs.most_rows, words), chains
 
     @property
     def attention(self) -> str:

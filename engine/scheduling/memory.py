@@ -79,8 +79,7 @@ def plan_memory(
     `limit`, at most `kv_limit`. `token_bytes`: KV bytes per token, by plane; `table_bytes`:
     attention tables, per block. Raises MemoryPlanError."""
     taken = sum(part.size for part in (*weights, *reserved))
-    left = limit - taken
-    if left < 0:
+    if (left := limit - taken) < 0:
         what = ", ".join(f"{part.name} {gib(part.size)}" for part in (*weights, *reserved))
         raise MemoryPlanError(
             f"{gib(taken)} are needed before the KV cache ({what}), but {gib(limit)} may be used "
@@ -95,9 +94,8 @@ def plan_memory(
         max_model_len=max_model_len,
         granted=left if kv_limit is None else min(left, kv_limit),
     )
-    slots = blocks * cache.block_size
     planes = tuple(
-        MemoryUse(f"KV of the {name}", slots * size, f"{size} bytes a token")
+        MemoryUse(f"KV of the {name}", blocks * cache.block_size * size, f"{size} bytes a token")
         for name, size in token_bytes.items()
     )
     tables = (MemoryUse("attention tables", blocks * table_bytes),) if table_bytes else ()

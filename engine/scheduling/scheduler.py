@@ -276,9 +276,8 @@ class Scheduler:
 
         `tokens` are appended: accepted draft tokens and one more, already cut at a stop token and
         at `room`; none for a chunk that does not sample. The KV of `num_accepted` draft tokens
-        follows the chunk in order. The drafter's plane is valid up to `num_draft_computed`, which
-        the proposer sets, but not beyond the accepted tokens. `num_predicted`: of the proposed.
-        """
+        follows the chunk in order. The drafter's KV is valid up to `num_draft_computed`, which the
+        proposer sets, at most to the accepted tokens. `num_predicted`: of the proposed."""
         pool, size = self.pool, self.pool.block_size
         seq, start, length, _ = chunk
         assert seq.status == "running"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from typing import Any
 
 from engine.config import (
@@ -19,7 +18,6 @@ from engine.config import (
     SuffixConfig,
 )
 from engine.errors import ConfigError
-from engine.model.draws import Draws
 from engine.model.eagle_head import EagleHead
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache
@@ -61,19 +59,16 @@ def build_proposer(
     remembered: int = 0,
     draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
-    draws: Draws,
     vocab_size: int,
-    max_step_tokens: int,
     clock: Callable[[], float],
-    keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
-    compares: Callable[[], bool] | None = None,
     heads: MedusaHeads | None = None,
     eagle: EagleHead | None = None,
     cache: KVCache | None = None,
+    **drafting: Any,
 ) -> Proposer:
-    """Return the main proposer. Draft models need `draft_runner`, Medusa `heads`, EAGLE `eagle` and
-    the target's `cache`. `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the
-    target's. Raises ConfigError."""
+    """Return the main proposer. Draft models need `draft_runner` and `drafting`, further options of
+    DraftModelProposer; Medusa `heads`; EAGLE `eagle` and the target's `cache`. `remembered`: tokens
+    of earlier replies for `suffix`; `vocab_size`: the target's. Raises ConfigError."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -95,17 +90,20 @@ def build_proposer(
             )
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
-            compiled = draft_runner.draws_chains(1) and draft_runner.vocab_size == vocab_size
-            if isinstance(config, DraftModelConfig) and config.branches and not compiled:
-                raise ConfigError(
-                    "speculation.proposer.branches needs a draft that compiled code runs, on a CPU,"
-                    " and whose vocabulary is the target's: set it to 0"
-                )
-            options: dict[str, Any] = {
-                "processor": processor, "draws": draws, "vocab_size": vocab_size,
-                "max_step_tokens": max_step_tokens, "keeps_drafting": keeps_drafting,
-                "compares": compares, "name": config.kind,
-            }  # fmt: skip
-            if isinstance(draft_runner, ForeignRunner):
-                return ForeignDraftProposer(draft_runner, **options)
-            return DraftModelProposer(draft_runner, **options)
+            return _draft_model(config, draft_runner, vocab_size, processor=processor, **drafting)
+
+
+def _draft_model(
+    config: DraftModelConfig | SelfConfig, runner: ModelRunner, vocab_size: int, **options: Any
+) -> Proposer:
+    """Return a draft model's proposer. Raises ConfigError for branches that it cannot propose."""
+    compiled = runner.draws_chains(1) and runner.vocab_size == vocab_size
+    if isinstance(config, DraftModelConfig) and config.branches and not compiled:
+        raise ConfigError(
+            "speculation.proposer.branches needs a draft that compiled code runs, on a CPU, and"
+            " whose vocabulary is the target's: set it to 0"
+        )
+    options |= {"vocab_size": vocab_size, "name": config.kind}
+    if isinstance(runner, ForeignRunner):
+        return ForeignDraftProposer(runner, **options)
+    return DraftModelProposer(runner, **options)

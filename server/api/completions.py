@@ -26,7 +26,12 @@ TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk
 
 def completions_router(services: Services) -> APIRouter:
     router = BodyRouter(services)
+    _add_completions(router, services)
+    _add_chat(router, services)
+    return router
 
+
+def _add_completions(router: APIRouter, services: Services) -> None:
     @router.post("/v1/completions", response_model=replies.Completion, responses=STREAMED)
     async def create_completion(http: Request, request: CompletionRequest) -> Response:
         call = await start(services, http, request, prefix="cmpl-")
@@ -40,11 +45,16 @@ def completions_router(services: Services) -> APIRouter:
             choices = [choice for delta in deltas for choice in shape.choices(delta)]
             if count is not None:
                 for choice in choices:
-                    choice["prompt_logprobs"] = scores(call, choice["index"] // request.n, count)
+                    number = choice["index"] // request.n
+                    choice["prompt_logprobs"] = prompt_logprobs(
+                        call.generation, number, count, services.tokenizer
+                    )
             return _whole(call, TEXT, choices, {})
 
         return await _written(call, deltas, reply, scored=count is not None)
 
+
+def _add_chat(router: APIRouter, services: Services) -> None:
     @router.post("/v1/chat/completions", response_model=replies.ChatCompletion, responses=STREAMED)
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
         call = await start(services, http, request, prefix="chatcmpl-")
@@ -62,15 +72,11 @@ def completions_router(services: Services) -> APIRouter:
 
         def reply() -> bytes:
             if count is not None:
-                extra["prompt_logprobs"] = scores(call, 0, count)
+                scores = prompt_logprobs(generation, 0, count, services.tokenizer)
+                extra["prompt_logprobs"] = scores
             return _whole(call, CHAT, [shape.whole(delta) for delta in deltas], extra)
 
         return await _written(call, deltas, reply, scored=count is not None)
-
-    def scores(call: Call, number: int, count: int) -> Any:
-        return prompt_logprobs(call.generation, number, count, services.tokenizer)
-
-    return router
 
 
 def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:

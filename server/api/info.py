@@ -61,6 +61,12 @@ def info_router(services: Services) -> APIRouter:
     async def capabilities() -> Response:
         return JSONResponse(_capabilities(services))
 
+    @router.get("/version", response_model=replies.Version)
+    async def version() -> Response:
+        ready = services.client.ready
+        facts = {} if ready is None else {name: getattr(ready, name) for name in VERSION_FACTS}
+        return JSONResponse({"name": "foredraft", "version": VERSION, **facts})
+
     return router
 
 
@@ -98,12 +104,6 @@ def health_router(services: Services) -> APIRouter:
         async def load() -> Response:
             """Return the number of sequences in flight."""
             return JSONResponse({"load": services.client.inflight})
-
-    @router.get("/version", response_model=replies.Version)
-    async def version() -> Response:
-        ready = services.client.ready
-        facts = {} if ready is None else {name: getattr(ready, name) for name in VERSION_FACTS}
-        return JSONResponse({"name": "foredraft", "version": VERSION, **facts})
 
     return router
 

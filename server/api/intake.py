@@ -73,18 +73,10 @@ async def start(
         exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
     ready = _check(services, request, tenant)
     with services.admission.reserve(request.num_sequences):
-        if isinstance(request, ChatRequest):
-            prompts = await of_chat(services, request, ready)
-        else:
-            prompts = await of_completion(services, request, ready)
-        prompts.ids = _last(prompts.ids, request, ready)
-        num_tokens = _check_prompts(services, prompts, request, ready)
-        if (constraint := request.constraint) is not None:
-            await services.grammars.check(constraint.grammar, param=constraint.param)
-        prompts.prediction = await of_prediction(services, request, ready)
+        prompts, num_tokens = await _read_prompts(services, request, ready)
         seed = request.given_seed if request.given_seed is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
-        id = prefix + uuid.uuid4().hex  # new even for `resume`: the first try may still run
+        id, now = prefix + uuid.uuid4().hex, time.time()  # new: a resumed try may still run
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
             client=services.client,
@@ -93,7 +85,6 @@ async def start(
             charge=Charge(services.admission, tenant, num_tokens),
             progress=progress,
         )
-        now = time.time()
         generation.start(arrival=now)
         created, fingerprint = int(now), services.fingerprint(ready)
         if request.request_id is not None:
@@ -136,6 +127,23 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
         problem = f": with all prompts {count} are asked for; this server admits at most {allowed}"
         raise invalid(name, problem)
     return ready
+
+
+async def _read_prompts(
+    services: Services, request: ChatRequest | CompletionRequest, ready: Ready
+) -> tuple[Prompts, int]:
+    """Return the prompts as tokens, and their number. Raises ApiError as `_check_prompts`, or for a
+    constraint that cannot be enforced."""
+    if isinstance(request, ChatRequest):
+        prompts = await of_chat(services, request, ready)
+    else:
+        prompts = await of_completion(services, request, ready)
+    prompts.ids = _last(prompts.ids, request, ready)
+    num_tokens = _check_prompts(services, prompts, request, ready)
+    if (constraint := request.constraint) is not None:
+        await services.grammars.check(constraint.grammar, param=constraint.param)
+    prompts.prediction = await of_prediction(services, request, ready)
+    return prompts, num_tokens
 
 
 def _check_prompts(
@@ -246,16 +254,12 @@ def _spec(
     salt = tenant.salt(request.cache_salt)
     params = _sampling_params(request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=salt)
     bounds = (services.config.server.request_timeout_seconds, request.timeout)
-    drafting, proposers = Drafting(), proposers_of(params, ready)
-    if proposers:
-        bound = None if params.speculation is None else params.speculation.max_draft
-        drafting = Drafting(True, "auto" if bound is None else bound, proposers)
     grammar_param = request.constraint.param if request.constraint is not None else None
     return GenerationSpec(
         id=id,
         prompts=prompts.ids,
         params=params,
-        drafting=drafting,
+        drafting=_drafting(params, ready),
         context=ready.max_model_len,
         n=request.n,
         best_of=request.fan_out,
@@ -273,6 +277,15 @@ def _spec(
         weight=tenant.row.weight,
         seconds=min((bound for bound in bounds if bound is not None), default=None),
     )
+
+
+def _drafting(params: SamplingParams, ready: Ready) -> Drafting:
+    """Return the proposers that the request may use, and its bound on draft tokens."""
+    proposers = proposers_of(params, ready)
+    if not proposers:
+        return Drafting()
+    bound = None if params.speculation is None else params.speculation.max_draft
+    return Drafting(True, "auto" if bound is None else bound, proposers)
 
 
 def _sampling_params(

@@ -39,6 +39,8 @@ PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a client that reads nothing for this long is cut off
 DONE = b"data: [DONE]\n\n"
 
+Choices = list[dict[str, Any]]
+
 
 class EventStream(StreamingResponse):
     """Streams one generation, and closes it even if the stream never began. `events` yields one or
@@ -116,51 +118,65 @@ def _body(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
+class _Encoder:
+    """Encodes the chunks of one stream; the arguments are those of `chunks`."""
+
+    def __init__(
+        self, call: Call, kind: str, choices: Callable[[Delta], Choices], first: dict[str, Any]
+    ) -> None:
+        self._call, self._head, self._choices = call, call.head(kind), choices
+        self._seed: dict[str, Any] = {"seed": call.seed}
+        self._extra = {**self._seed, **first}  # until the first chunk is encoded
+        self._no_usage: dict[str, Any] = {"usage": None} if call.include_usage else {}
+
+    def usage(self) -> dict[str, Any]:
+        """Return the field `usage` of a chunk sent now."""
+        if not self._call.continuous_usage:
+            return self._no_usage
+        return {"usage": usage_body(self._call.generation.usage)}
+
+    def chunk(self, choices: Choices, usage: dict[str, Any], *, last: bool = False) -> bytes:
+        more = {**self._extra, **self._seed} if last else self._extra
+        event = as_event({**self._head, "choices": choices, **usage, **more})
+        self._extra.clear()
+        return event
+
+    def chunks(self, deltas: list[Delta], usage: dict[str, Any]) -> bytes:
+        """Return a chunk per choice of the deltas; the last may be the last of the stream."""
+        found = [choice for delta in deltas for choice in self._choices(delta)]
+        last = self._call.generation.finished and not self._call.include_usage
+        events = [self.chunk([choice], usage) for choice in found[:-1]]
+        events += [self.chunk([choice], usage, last=last) for choice in found[-1:]]
+        return b"".join(events)
+
+
 async def chunks(
     call: Call,
     kind: str,
-    choices: Callable[[Delta], list[dict[str, Any]]],
+    choices: Callable[[Delta], Choices],
     *,
     opening: Sequence[dict[str, Any]] = (),
     first: dict[str, Any] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield encoded chunks of the object `kind`, each with one choice. `choices` maps a delta to
     choices; `opening` are those before any text, `first` fields of the first chunk only."""
-    head, generation = call.head(kind), call.generation
-    seed: dict[str, Any] = {"seed": call.seed}
-    extra, no_usage = {**seed, **(first or {})}, {"usage": None} if call.include_usage else {}
-
-    def so_far() -> dict[str, Any]:
-        return {"usage": usage_body(generation.usage)} if call.continuous_usage else no_usage
-
-    def chunk(choices: list[dict[str, Any]], usage: dict[str, Any], *, last: bool = False) -> bytes:
-        event = as_event({**head, "choices": choices, **usage, **extra, **(seed if last else {})})
-        extra.clear()
-        return event
-
-    def events(deltas: list[Delta], usage: dict[str, Any]) -> bytes:
-        found = [choice for delta in deltas for choice in choices(delta)]
-        last = generation.finished and not call.include_usage
-        events = [chunk([choice], usage) for choice in found[:-1]]
-        events += [chunk([choice], usage, last=last) for choice in found[-1:]]
-        return b"".join(events)
-
-    scored = generation.spec.show_logprobs
+    generation, scored = call.generation, call.generation.spec.show_logprobs
+    encoder = _Encoder(call, kind, choices, first or {})
     try:
         if opening:
-            yield b"".join([chunk([choice], so_far()) for choice in opening])
+            yield b"".join([encoder.chunk([choice], encoder.usage()) for choice in opening])
         while not generation.finished:
             await generation.wait()
-            deltas, usage = generation.take(), so_far()
+            deltas, usage = generation.take(), encoder.usage()
             if scored and many(deltas):
-                payload = await asyncio.to_thread(events, deltas, usage)
+                payload = await asyncio.to_thread(encoder.chunks, deltas, usage)
             else:
-                payload = events(deltas, usage)
+                payload = encoder.chunks(deltas, usage)
             if payload and not generation.finished:
                 yield payload
         # Sent together, so that a client that has the finish has the end of the stream, too.
         whole = {"usage": usage_body(generation.usage)}
-        yield payload + (chunk([], whole, last=True) if call.include_usage else b"") + DONE
+        yield payload + (encoder.chunk([], whole, last=True) if call.include_usage else b"") + DONE
     except Exception as error:
         yield as_event(as_logged_error(call, error).body)
     finally:

@@ -353,16 +353,22 @@ def call_grammar(
     elif content is not None:
         start = f"{before}content | {calls}"
         rules.append(f"content: %json {json.dumps(content)}")
-    elif before:
-        start = f"{before}TEXT | {calls}"
-        rules.append(f"TEXT: /{ANY}/")
-    elif format.opening is None:  # only a reply that begins with a call is one
-        start = f"TEXT | {calls}"
-        rules.append(f"TEXT: /{ANY}/ & ~/[ \\t\\r\\n]*\\{{{ANY}/")
     else:
-        start = "(text_marker behind)* TEXT" if repeated else "TEXT | text_marker behind"
-        rules += text_up_to(format.opening)
+        start, more = _text_or(calls, format, before, repeated=repeated)
+        rules += more
     return Grammar("lark", "\n".join([f"start: {start}", *rules]) + "\n")
+
+
+def _text_or(
+    calls: str, format: ToolFormat, before: str, *, repeated: bool
+) -> tuple[str, list[str]]:
+    """Return the start, and rules that it needs, of a reply of any text that may have calls."""
+    if before:
+        return f"{before}TEXT | {calls}", [f"TEXT: /{ANY}/"]
+    if format.opening is None:  # only a reply that begins with a call is one
+        return f"TEXT | {calls}", [f"TEXT: /{ANY}/ & ~/[ \\t\\r\\n]*\\{{{ANY}/"]
+    start = "(text_marker behind)* TEXT" if repeated else "TEXT | text_marker behind"
+    return start, text_up_to(format.opening)
 
 
 def _behind(format: ToolFormat, between: str, *, many: bool) -> str:
