@@ -85,7 +85,7 @@ class Engine:
         controller: Callable[..., KController] = build_controller,
         measured: bytes = b"",
     ) -> None:
-        self._clock = clock
+        self._clock, self._max_sequences = clock, config.schedule.max_sequences
         lap, known = Stopwatch(time.perf_counter), _profile_in(measured)
         with compiled_ahead(pick_device(config.device).type):
             pair = pair or load_pair(config)
@@ -95,50 +95,62 @@ class Engine:
         if pair.draft is not None:
             draft = runner_of(config, pair.draft, self._cache, clock, translation=pair.translation)
         self._processor = LogitsProcessor(target.eos_ids)
-        max_sequences = config.schedule.max_sequences
-        draw_args = self._processor, target.vocab_size, target.device, max_sequences
-        draws = build_draws(*draw_args)
+        draws = build_draws(self._processor, target.vocab_size, target.device, self._max_sequences)
         stops = draft is not None and not draft.chains
         self._trees = config.speculation.proposer.trees
         self._controller = Modes(controller(config.speculation, stops=stops, trees=self._trees))
         main = proposer or self._main_proposer(config, pair, draft, draws)
-        self._runner = runner_of(config, target, self._cache, clock, main.hidden)
-        self._pool = _pool_of(config, self._cache)
-        self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
-        exact = DeviceDraws(*draw_args)
-        self._max_sequences = max_sequences
-        free = build_free(config.speculation)
-        self._allowance = Allowance(
-            self._controller, main.name, free, branches=config.speculation.branches
-        )
-        self._proposer = Cascade(main, free, limits=self._allowance.limits)
-        self._acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
-        self._rounds = Rounds(
-            self._proposer, main, self._allowance, self._runner, self._acceptor, draws
-        )
-        built = lap()
-        profile = known or profile_at_start(
-            config, self._runner, draft, self._cache, target.max_model_len
-        )
-        self._controller.costs.set_profile(profile)
-        message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
-        logger.info(message, loaded, built, lap())
-        self._compiling = PendingGrammars(
-            lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
-        )
-        self._num_steps = self._num_added = 0
-        self._overhead = Overhead()
+        self._build_phases(config, target, main, draws)
+        profile = self._step_costs(config, draft, known, loaded, lap)
+        self._num_steps, self._num_added, self._overhead = 0, 0, Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # final Outputs to report; ids in use
         self._swap = DraftSwap(
             config, target, main, draft, cache=self._cache, measured=profile,
             modes=self._controller, scheduler=self._scheduler, allowance=self._allowance,
             clock=clock,
         )  # fmt: skip
-        if known is not None:
-            self._cache.populate()
         self.ready = self._ready_message(config, target, memory, profile)
         self._trace = open_trace(config, self.ready, profile, stops=stops)
         self._id_log = open_id_log(config.speculation, target.vocab_size)
+
+    def _build_phases(
+        self, config: EngineConfig, target: LoadedModel, main: Proposer, draws: Draws
+    ) -> None:
+        """Set what schedules, proposes, verifies and accepts."""
+        self._compiling = PendingGrammars(
+            lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
+        )
+        self._pool = _pool_of(config, self._cache)
+        self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
+        free, branches = build_free(config.speculation), config.speculation.branches
+        self._allowance = Allowance(self._controller, main.name, free, branches=branches)
+        self._proposer = Cascade(main, free, limits=self._allowance.limits)
+        self._runner = runner_of(config, target, self._cache, self._clock, main.hidden)
+        vocab_size, device = target.vocab_size, target.device
+        exact = DeviceDraws(self._processor, vocab_size, device, self._max_sequences)
+        self._acceptor = Acceptor(draws, exact, eos_ids=target.eos_ids, room=self._scheduler.room)
+        self._rounds = Rounds(
+            self._proposer, main, self._allowance, self._runner, self._acceptor, draws
+        )
+
+    def _step_costs(
+        self,
+        config: EngineConfig,
+        draft: ModelRunner | None,
+        known: Profile | None,
+        loaded: float,
+        lap: Stopwatch,
+    ) -> Profile:
+        """Return the costs of steps, `known` or timed now, which the controller also gets. With
+        known ones the cache is populated meanwhile. `loaded`: seconds that loading took."""
+        built, longest = lap(), self._runner.model.max_model_len
+        profile = known or profile_at_start(config, self._runner, draft, self._cache, longest)
+        self._controller.costs.set_profile(profile)
+        message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
+        logger.info(message, loaded, built, lap())
+        if known is not None:
+            self._cache.populate()
+        return profile
 
     def _main_proposer(
         self, config: EngineConfig, pair: Pair, draft: ModelRunner | None, draws: Draws

@@ -92,6 +92,41 @@ class Memory(NamedTuple):
         return cls(keys, values, plane.block_size, BlockTables(plane.block_size))
 
 
+class _Rows(NamedTuple):
+    """The rows of a forward as numbers, segment after segment."""
+
+    tokens: list[int]
+    positions: list[int]
+    logits_indices: list[int]
+    spans: list[int]  # per span: first row, rows, KV index of the first row
+    paths: list[int]  # per ancestor of a tree node: span, KV index, index of its slot
+    needed: list[tuple[Sequence[int], int]]  # per span: see `BlockTables.of`
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> _Rows:
+        tokens, positions, logits_indices, spans, paths, needed = rows = cls([], [], [], [], [], [])
+        for some, start, blocks, num_logits, parents, left_out in segments:
+            row, end = len(tokens), start + len(some)
+            nodes = [] if is_chain(parents) else ancestors_of(parents or ())
+            root = end - len(nodes)
+            index, last = root - left_out, end - left_out  # KV indexes
+            straight = sum(len(above) == node for node, above in enumerate(nodes))
+            for first in range(0, root + straight - start, TOGETHER):
+                count = min(root + straight - start - first, TOGETHER)
+                spans += (row + first, count, start - left_out + first)
+                needed.append((blocks, last))
+            for node, above in enumerate(nodes[straight:], straight):
+                for depth, one in enumerate([*above, node]):
+                    paths += (len(needed), index + depth, index + one)
+                spans += (row + root - start + node, 1, index + len(above))
+                needed.append((blocks, last))
+            tokens += some
+            positions += range(start, root)
+            positions += [root + len(above) for above in nodes]
+            logits_indices += range(len(tokens) - num_logits, len(tokens))
+        return rows
+
+
 class CompiledDecoder:
     """A decoder with packed copies of the weights; shares a float32 model's embedding and norms."""
 
@@ -108,17 +143,10 @@ class CompiledDecoder:
         self._vocab = int(head.shape[0])
         self._words = words_of(self._vocab)
         self._angles = angle_table(body.rotary_emb, positions)
-        self._shape = (
-            int(config.num_attention_heads),
-            int(config.num_key_value_heads),
-            int(config.intermediate_size),
-            head_dim(config),
-        )
-        self._numbers = (
-            np.float32(config.rms_norm_eps),
-            np.float32(body.layers[0].self_attn.scaling),
-            (0,) if rounded else (),
-        )
+        sizes = config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+        self._shape = (*map(int, sizes), head_dim(config))
+        epsilon, scaling = config.rms_norm_eps, body.layers[0].self_attn.scaling
+        self._numbers = np.float32(epsilon), np.float32(scaling), (0,) if rounded else ()
 
     @property
     def packed_bytes(self) -> int:
@@ -154,32 +182,8 @@ class CompiledDecoder:
     ) -> Floats:
         """Return logits float32 `[requested rows, vocab]` in segment order. Writes keys and values
         to `memory` and hidden states to `states`. `suits(segments)` must hold."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        logits_indices: list[int] = []
-        spans: list[int] = []  # per span: first row, rows, KV index of the first row
-        paths: list[int] = []  # per ancestor of a tree node: span, KV index, index of its slot
-        needed: list[tuple[Sequence[int], int]] = []
-        for some, start, blocks, num_logits, parents, left_out in segments:
-            row, end = len(tokens), start + len(some)
-            nodes = [] if is_chain(parents) else ancestors_of(parents or ())
-            root = end - len(nodes)
-            index, last = root - left_out, end - left_out  # KV indexes
-            straight = sum(len(above) == node for node, above in enumerate(nodes))
-            for first in range(0, root + straight - start, TOGETHER):
-                count = min(root + straight - start - first, TOGETHER)
-                spans += (row + first, count, start - left_out + first)
-                needed.append((blocks, last))
-            for node, above in enumerate(nodes[straight:], straight):
-                for depth, one in enumerate([*above, node]):
-                    paths += (len(needed), index + depth, index + one)
-                spans += (row + root - start + node, 1, index + len(above))
-                needed.append((blocks, last))
-            tokens += some
-            positions += range(start, root)
-            positions += [root + len(above) for above in nodes]
-            logits_indices += range(len(tokens) - num_logits, len(tokens))
-            assert end <= len(self._angles[0])  # compiled code checks no bounds
+        tokens, positions, logits_indices, spans, paths, needed = _Rows.of(segments)
+        assert max(positions) < len(self._angles[0])  # compiled code checks no bounds
         assert min(tokens) >= 0
         assert max(tokens) < self._vocab
         logits = np.empty((len(logits_indices), padded(self._vocab)), dtype=np.float32)
@@ -212,9 +216,8 @@ class CompiledDecoder:
         assert max(rows) < len(logits)
         items: list[int] = []
         needed: list[tuple[Sequence[int], int]] = []
-        for row, (blocks, position, left_out), count, (plain, _) in zip(
-            rows, starts, steps, params, strict=True
-        ):
+        given = zip(rows, starts, steps, params, strict=True)
+        for row, (blocks, position, left_out), count, (plain, _) in given:
             assert position + count <= len(self._angles[0])
             items += (row, count, position, *plain.words, left_out)
             needed.append((blocks, position + count - left_out))

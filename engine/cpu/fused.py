@@ -99,24 +99,22 @@ class FusedDecoder:
         self._layers = [self._layer(layer) for layer in body.layers]
         self._norm = array_of(body.norm.weight)
         self._head = PackedWeight(head, self._most_packed)
-        self._vocab = int(head.shape[0])
+        self._vocab, self._inner = int(head.shape[0]), int(config.intermediate_size)
         self._epsilon = np.float32(config.rms_norm_eps)
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
-        self._inner = int(config.intermediate_size)
         self._rotary = body.rotary_emb
         length = config.max_position_embeddings
         self._table = angle_table(self._rotary, length) if length <= LONGEST_TABLE else None
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp, most = layer.self_attn, layer.mlp, self._most_packed
+        qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         return _Layer(
             index=attention.layer_idx,
             scaling=attention.scaling,
             norm=array_of(layer.input_layernorm.weight),
-            query_key_value=PackedWeight(
-                joined(attention.q_proj, attention.k_proj, attention.v_proj), most
-            ),
+            query_key_value=PackedWeight(qkv, most),
             output=PackedWeight(attention.o_proj.weight, most),
             mlp_norm=array_of(layer.post_attention_layernorm.weight),
             gate_up=PackedWeight(joined(mlp.gate_proj, mlp.up_proj), most),

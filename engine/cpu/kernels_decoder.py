@@ -55,10 +55,8 @@ def forward(
             normalise(hidden[first : first + n], norm[layer], epsilon, normed[:n])
             product(normed[:n], query_key_value[layer], rounded, rows)
             rotate(rows, angles[0], angles[1], positions[first:], heads + kv_heads)
-        attend(
-            parts, packed, heads, spans, seen, places, scaling, keys[layer], values[layer],
-            buffers, attended,
-        )  # fmt: skip
+        attend(parts, packed, heads, spans, seen, places, scaling, keys[layer], values[layer],
+               buffers, attended)  # fmt: skip
         for first in range(0, count, some):
             rows, n = hidden[first : first + some], min(some, count - first)
             product(attended[first : first + some], output[layer], rounded, added[:n])

@@ -94,10 +94,8 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
     def attend(backend: Any, sequences: int, rows: int) -> Run:
         shape = sequences * rows, dim
         query, key = torch.randn(1, heads, *shape), torch.randn(1, kv_heads, *shape)
-        spans = [
-            Span(i * rows, rows, CONTEXT, list(range(i * each, (i + 1) * each)))
-            for i in range(sequences)
-        ]
+        tables = [list(range(i * each, (i + 1) * each)) for i in range(sequences)]
+        spans = [Span(i * rows, rows, CONTEXT, table) for i, table in enumerate(tables)]
 
         def run() -> None:
             prepared = backend.prepare(plane, spans)

@@ -170,6 +170,15 @@ def _finish(
     tl.store(output + row[None, :] * OUT + out[:, None], found.to(kind), there)
 
 
+@triton.jit
+def _sum_of(partial, part, there, FIRST: tl.constexpr, END: tl.constexpr):
+    """Return the sum of the parts from FIRST to END, in order, each `part` numbers long."""
+    found = tl.zeros(there.shape, tl.float32)
+    for each in range(FIRST, END):
+        found += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
+    return found
+
+
 @triton.jit(do_not_specialize=["count"])
 def multiply_rows(
     output, rows, weight, bias, scales, sums, arrived, count, OUT, IN, EACH,
@@ -186,11 +195,9 @@ def multiply_rows(
     place = tl.program_id(0) % (TOGETHER * across)
     row = ((band + place % high) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     out = (place // high * OUTS + tl.arange(0, OUTS)).to(tl.int64)
-    groups, others = tl.cdiv(IN, GROUP), 0
-    if GATE >= 0:
-        others = OUT.to(tl.int64) * (
-            IN if KIND == "none" else groups * (32 if KIND == "int4" else 64)
-        )
+    groups = tl.cdiv(IN, GROUP)
+    words = IN if KIND == "none" else groups * (32 if KIND == "int4" else 64)
+    others = OUT.to(tl.int64) * words if GATE >= 0 else 0
     if PARTS == 1:
         found = _whole(
             rows, weight, scales, row, out, count, OUT, IN, EACH, ROWS, OUTS, STEP, EVEN, KIND
@@ -217,12 +224,8 @@ def multiply_rows(
         tl.debug_barrier()  # all threads must have written before one reports it
         if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1:
             tl.store(arrived + tl.program_id(0), 0)
-            found = tl.zeros([OUTS, ROWS], tl.float32)
-            other = tl.zeros([OUTS, ROWS], tl.float32)
-            for each in range(OWN):
-                found += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
-            for each in range(OWN, PARTS):
-                other += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
+            found = _sum_of(partial, part, there, 0, OWN)
+            other = _sum_of(partial, part, there, OWN, PARTS)
             _finish(output, found, other, bias, row, out, count, OUT, BIASED, GATE)
 
 

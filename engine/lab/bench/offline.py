@@ -200,7 +200,6 @@ class Offline:
         self.engines: dict[Arm, tuple[Engine, TurnClock]] = {}
         caches: dict[AnyProposer, tuple[Pair, KVCache]] = {}  # drafts differ in shape
         for arm, own in zip(modes, shares, strict=True):
-            watch = TurnClock(clock)
             arm_config = _config(config, arm, len(own), concurrency, (settings or {}).get(arm))
             if (proposer := arm_config.speculation.proposer) not in caches:
                 given = proposer == config.speculation.proposer or arm.label == TREE
@@ -211,12 +210,7 @@ class Offline:
                     first = next(iter(caches.values()))[1]
                     caches[proposer][1].planes["target"] = first.planes["target"]
             models, cache = caches[proposer]
-            watch.start()  # the engine profiles its steps with this clock
-            engine = Engine(arm_config, pair=models, cache=cache.part(own), clock=watch,
-                            controller=_controller(arm))  # fmt: skip
-            watch.stop()
-            self.engines[arm] = engine, watch
-            _set_mode(engine, arm)
+            self.engines[arm] = _engine_of(arm, arm_config, models, cache.part(own), clock)
 
     def warm(self, prompts: Sequence[str]) -> None:
         """Put prompts into all prefix caches, for target and draft."""
@@ -266,10 +260,8 @@ class Offline:
         return EngineSession(*self.engines[arm], submits, whole=whole)
 
     def _submit(self, request: Request, salt: str) -> Submit:
-        if request.prompt not in self._ids:
-            ids = self._encode(request.prompt)
-            self._ids[request.prompt] = ids[-self.longest_prompt :]
-        ids = self._ids[request.prompt]
+        if (ids := self._ids.get(request.prompt)) is None:
+            ids = self._ids[request.prompt] = self._encode(request.prompt)[-self.longest_prompt :]
         if not ids:
             raise ConfigError("a prompt has no tokens for this model")
         params = SamplingParams(
@@ -285,10 +277,21 @@ class Offline:
 
 def _controller(arm: Arm) -> Callable[..., KController]:
     """Return the arm's controller factory for Engine."""
-    variant = VARIANTS.get(arm.label)
-    if variant is None:
+    if (variant := VARIANTS.get(arm.label)) is None:
         return build_controller
     return lambda config, *, stops=True, trees=False: variant(config.k_max, stops=stops)
+
+
+def _engine_of(
+    arm: Arm, config: EngineConfig, pair: Pair, cache: KVCache, clock: Clock
+) -> tuple[Engine, TurnClock]:
+    """Return the arm's engine in its mode, and its clock, which ran while its steps were timed."""
+    watch = TurnClock(clock)
+    watch.start()
+    engine = Engine(config, pair=pair, cache=cache, clock=watch, controller=_controller(arm))
+    watch.stop()
+    _set_mode(engine, arm)
+    return engine, watch
 
 
 def _set_mode(engine: Engine, arm: Arm) -> None:
