@@ -233,7 +233,7 @@ class Engine:
         if end is None:
             self._scheduler.add(seq)
         else:
-            self._leave(seq)
+            self._forget(seq)
             self._pending.append(end)
 
     def _sources(self, params: SamplingParams) -> tuple[str, ...] | None:
@@ -248,7 +248,7 @@ class Engine:
         """End these sequences; unknown ids are ignored. The next step returns their Outputs."""
         ids = list(ids)
         for seq in self._scheduler.abort(ids) + self._compiling.abort(ids):
-            self._leave(seq)
+            self._forget(seq)
             self._pending.append(ending(seq, "abort"))
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
@@ -340,7 +340,7 @@ class Engine:
         for item in sampled:
             if item.finish is not None:
                 self._scheduler.finish(item.chunk.seq, item.finish)
-                self._leave(item.chunk.seq)
+                self._forget(item.chunk.seq)
 
     def _emit(self, sampled: list[Sampled]) -> list[Output]:
         return self._take_pending() + [report(item) for item in sampled]
@@ -368,7 +368,7 @@ class Engine:
             self._trace.write(record)
         self._overhead.end(lap, self._allowance.choice.reason, more=self.has_work)
 
-    def _leave(self, seq: Sequence) -> None:
+    def _forget(self, seq: Sequence) -> None:
         if self._id_log is not None:
             self._id_log.write(seq)
         self._proposer.forget(seq)

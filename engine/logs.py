@@ -22,7 +22,7 @@ CLEAR = "\r\x1b[K"
 
 class JsonFormatter(logging.Formatter):
     """Formats one JSON object per line: `time` (UTC), `level`, `logger`, `message`, `exception` if
-    there is one, and the fields passed to `say`."""
+    there is one, and the fields passed to `log_fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
-def say(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:
+def log_fields(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:
     """Log a message and its fields: as `name=value` after the message, or as members of the JSON
     object. Fields that are None are omitted."""
     if logger.isEnabledFor(level):

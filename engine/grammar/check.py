@@ -40,10 +40,10 @@ from engine.messages import CheckOutcome, Grammar
 
 STACK_BYTES = 2 * 2**20  # less than the engine's, so that a deep grammar fails here
 MEMORY_BYTES = 2**28  # address space beyond that of the vocabulary
-PLACES = 8  # most forks at a time
+MAX_FORKS = 8  # most forks at a time
 YOUNG_SECONDS = 0.1  # wall-clock time; most grammars compile in less
 PATIENCE = 4.0  # wall-clock time per grammar, in multiples of the allowed CPU time
-LOOK_SECONDS = 0.02  # interval between calls of `look`
+POLL_SECONDS = 0.02  # interval between calls of `poll`
 NICENESS = 5  # of a fork that is no longer young
 WALKS = 2  # through a compiled grammar, of STEPS tokens each
 STEPS = 24
@@ -77,7 +77,7 @@ def main() -> int:
     _write(answers, 0, "", "accepted")
     checks = Checks(vocabulary, answers, args.seconds)
     while True:
-        if select.select([0], [], [], checks.look())[0]:
+        if select.select([0], [], [], checks.poll())[0]:
             head = _read(4)
             data = _read(struct.unpack("<I", head)[0]) if len(head) == 4 else b""
             if not data:
@@ -104,12 +104,12 @@ class Checks:
     def add(self, id: int, grammar: Grammar) -> None:
         self._waiting.append((time.monotonic(), id, grammar))
 
-    def look(self) -> float | None:
+    def poll(self) -> float | None:
         """Reap, end and start forks; return the seconds until the next call, None if idle."""
         self._reap()
         now = time.monotonic()
         late = now - PATIENCE * self._seconds
-        for pid, fork in self._alive().items():
+        for pid, fork in self._running().items():
             if fork.requested <= late:
                 self._end(pid)
             elif now - fork.started > YOUNG_SECONDS:
@@ -117,9 +117,9 @@ class Checks:
                     os.setpriority(os.PRIO_PROCESS, pid, NICENESS)
         while self._waiting and self._waiting[0][0] <= late:
             _write(self._answers, self._waiting.popleft()[1], BUSY, "busy")
-        while self._waiting and (len(self._alive()) < PLACES or self._make_room(now)):
+        while self._waiting and (len(self._running()) < MAX_FORKS or self._make_room(now)):
             self._start(*self._waiting.popleft())
-        return LOOK_SECONDS if self._forks or self._waiting else None
+        return POLL_SECONDS if self._forks or self._waiting else None
 
     def _reap(self) -> None:
         """Collect ended forks, and answer for those that could not."""
@@ -136,11 +136,11 @@ class Checks:
             else:
                 _write(self._answers, fork.id, "it is too complex to compile", "refused")
 
-    def _alive(self) -> dict[int, _Fork]:
+    def _running(self) -> dict[int, _Fork]:
         return {pid: fork for pid, fork in self._forks.items() if not fork.is_over}
 
     def _make_room(self, now: float) -> bool:
-        pid, oldest = next(iter(self._alive().items()))
+        pid, oldest = next(iter(self._running().items()))
         if now - oldest.started < YOUNG_SECONDS:
             return False
         self._end(pid)

@@ -38,7 +38,7 @@ class Translation:
         self._pieces: dict[int, list[int]] = {}
 
     @property
-    def share(self) -> float:
+    def shared_fraction(self) -> float:
         """The share of the smaller vocabulary that both have."""
         return len(self.target_ids) / max(min(self.sizes), 1)
 
@@ -47,10 +47,10 @@ class Translation:
         tokenization; [] if it has no text, or bytes that the draft lacks."""
         found = self._pieces.get(token)
         if found is None:
-            found = self._pieces[token] = self._written(token)
+            found = self._pieces[token] = self._retokenized(token)
         return found
 
-    def _written(self, token: int) -> list[int]:
+    def _retokenized(self, token: int) -> list[int]:
         key = self._keys[token] if token < len(self._keys) else None
         if key is None:
             return []

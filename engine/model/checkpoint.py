@@ -113,7 +113,7 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
             **arguments,
         )
     except Exception as error:  # transformers raises any class
-        raise ModelError(f"{name} could not be loaded: {unread(error)}") from error
+        raise ModelError(f"{name} could not be loaded: {why_unreadable(error)}") from error
     absent = sorted(report.get("missing_keys") or [])
     if absent:
         raise ModelError(
@@ -130,7 +130,7 @@ def read_weights(source: str, name: str, arguments: Mapping[str, Any]) -> Any:
     return model
 
 
-def unread(error: Exception) -> str:
+def why_unreadable(error: Exception) -> str:
     """Why a file of weights cannot be read. Replaces torch's message about pickles, which advises
     the user to load the file with its code."""
     if "weights_only" not in str(error):

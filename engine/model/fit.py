@@ -173,7 +173,7 @@ def compare(target: Vocabulary, draft: Vocabulary) -> Translation | None:
         ) from error
     found = Translation(*both, vocab_size=target.size, draft_size=draft.size)
     counts = f"{len(found.target_ids)} of its {found.sizes[1]} tokens are among the target's"
-    if found.share < LEAST_SHARED:
+    if found.shared_fraction < LEAST_SHARED:
         raise ModelError(f"{pair}: its tokenizer is another one, and only {counts}")
     logger.info(
         "the draft model %r has a tokenizer of its own: %s %d, and drafts those one by one",

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import ModelError
-from engine.model.checkpoint import hub_file, unread
+from engine.model.checkpoint import hub_file, why_unreadable
 
 CONFIG = "config.json"
 
@@ -46,7 +46,7 @@ def head_tensors(
             return load_file(file)
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # safetensors, pickle, zip and torch have no common class
-        raise ModelError(f"{name}: {file.name} cannot be read: {unread(error)}") from error
+        raise ModelError(f"{name}: {file.name} cannot be read: {why_unreadable(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(each, Tensor) for key, each in tensors.items()
     ):

@@ -32,7 +32,7 @@ from engine.sampling.device_draws import Sampling
 from engine.sampling.noise import Numbers, token_words_of
 from engine.sampling.penalties import Penalties
 from engine.sampling.plain import Plain
-from engine.sampling.row_params import flat
+from engine.sampling.row_params import flatten
 from engine.sampling.token_counts import CountSlots
 from engine.sampling.triton_draws import available
 from engine.scheduling.memory import buckets
@@ -300,7 +300,7 @@ class ModelRunner:
                     return self._output(replayed, segments)
             along = None
             if sampling is not None:
-                along = copied_to_device(flat(sampling.parts), self.model.device)
+                along = copied_to_device(flatten(sampling.parts), self.model.device)
             return self._output(Forwarded(self._eager(batch), along), segments)
 
     def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:

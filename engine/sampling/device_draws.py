@@ -34,15 +34,15 @@ from engine.sampling.row_params import (
     RowParams,
     Shape,
     add_slots,
-    apart,
     batch_layout,
     draft_tokens_of,
     fields_of,
-    flat,
+    flatten,
     is_adjusted,
     plan_of,
-    sent,
     shape_of,
+    to_device,
+    unflatten,
 )
 from engine.sampling.token_counts import CountSlots, TokenCounts, adjusted
 from engine.sampling.triton_draws import available, draw, draw_likeliest
@@ -106,7 +106,7 @@ class Sampling(NamedTuple):
     def numbers(self, *, drawn: bool) -> npt.NDArray[np.int64] | None:
         """Return the array to send, or None. `drawn`: the tokens are drawn without it."""
         if not drawn:
-            return flat(self.parts)
+            return flatten(self.parts)
         return self.plan.scored if len(self.plan.scored) else None
 
 
@@ -144,7 +144,7 @@ class DeviceDraws:
             return [Drawn()] * len(batch)
         enqueued = self.enqueue(logits, device_rows)
         sizes = [rows.size for rows in device_rows]
-        drawn = iter(enqueued.results(read_together(enqueued.sent), sizes))
+        drawn = iter(enqueued.results(read_in_one_copy(enqueued.sent), sizes))
         takes = [rows is not None and self.takes(rows.seq) for rows in batch]
         return [next(drawn) if taken else Drawn() for taken in takes]
 
@@ -152,7 +152,7 @@ class DeviceDraws:
         """Return the tokens and margins of all rows in order (see best_and_margin), or None: take
         the slow path. One copy from the device."""
         tokens, margins = self.enqueue(logits, batch).sent[0].tolist()
-        return None if UNDECIDED in tokens else (whole(tokens), margins)
+        return None if UNDECIDED in tokens else (as_token_ids(tokens), margins)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         """Return the tokens of rows with any fields, NOT_FINITE where none could be drawn."""
@@ -164,11 +164,11 @@ class DeviceDraws:
         """`draw_draft` for rows with any sampling fields; the slow path."""
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
-        table, filtered = sent(self._device, [plan.table, plan.filtered])
+        table, filtered = to_device(self._device, [plan.table, plan.filtered])
         tokens, margins = self._drawn(out, table, filtered, plan.look).tolist()
         if UNDECIDED in tokens:
             tokens, margins = self._drawn(out, table, filtered, self._vocab).tolist()
-        return whole(tokens), margins
+        return as_token_ids(tokens), margins
 
     def plan(self, batch: Seq[Rows]) -> Plan:
         """Return the plan, without the columns that `add_slots` sets."""
@@ -183,17 +183,17 @@ class DeviceDraws:
         width = COLUMNS if count_updates else UNADJUSTED if len(plan.filtered) else UNFILTERED
         parts = [plan.table[:, :width], plan.rows, plan.filtered, plan.scored]
         if count_updates:
-            slots, news = count_updates
+            slots, updates = count_updates
             add_slots(plan, batch, slots, unseen)
             known = np.array([token for rows in batch for token in draft_tokens_of(rows)], np.int64)
-            parts += [known, *news]
+            parts += [known, *updates]
         return Sampling(batch, plan, count_updates is not None, parts)
 
     def enqueue(self, logits: Tensor, batch: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
         """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
         tokens known only on the device, in the order of the Rows without `draft_tokens`."""
         sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
-        there = copied_to_device(flat(sampling.parts), self._device)
+        there = copied_to_device(flatten(sampling.parts), self._device)
         return self.sample(logits, sampling, unseen, there)
 
     def sample(
@@ -206,7 +206,7 @@ class DeviceDraws:
         scored = there
         if drawn is None:
             assert there is not None
-            table, rows, filtered, scored, *more = apart(there, parts)
+            table, rows, filtered, scored, *more = unflatten(there, parts)
             if len(rows):
                 logits = logits.index_select(0, rows)
             elif len(table) < len(logits):
@@ -232,8 +232,8 @@ class DeviceDraws:
         """Return current slots and counts of these sequences, or None if none needs any."""
         if not (count_updates := self._count_updates(seqs)):
             return None
-        slots, news = count_updates
-        there, *written = sent(self._device, [np.array(slots), *news])
+        slots, updates = count_updates
+        there, *written = to_device(self._device, [np.array(slots), *updates])
         self.counts.write(*written)
         return CountSlots(there, self.counts.tables)
 
@@ -245,9 +245,9 @@ class DeviceDraws:
         flags = [is_adjusted(seq) for seq in seqs]
         if not any(flags):
             return None
-        slots, news = self.counts.news([seq for seq, own in zip(seqs, flags, strict=True) if own])
+        slots, new = self.counts.updates([s for s, own in zip(seqs, flags, strict=True) if own])
         rest = iter(slots)
-        return [next(rest) if own else 0 for own in flags], news
+        return [next(rest) if own else 0 for own in flags], new
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
         """Cached for the last list of sequences, which rarely changes between steps."""
@@ -303,7 +303,7 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) 
     margins = (best[:, 0] - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)
     tokens = tokens.masked_fill(~kept.known, UNDECIDED)
     finite = scaled.amax(dim=1).isfinite()
-    return together(tokens.masked_fill(~finite, NOT_FINITE), margins)
+    return stacked(tokens.masked_fill(~finite, NOT_FINITE), margins)
 
 
 def _ranks(logits: Tensor, look: int) -> bool:
@@ -318,7 +318,7 @@ def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     if available(logits.device):
         return draw(logits, scales, low, high, has_noise)
     noise = gumbel_of(hashed(words, low.int(), high.int())).where(has_noise > 0, 0.0)
-    return together(*best_and_margin(logits.float() * scales.float() + noise))
+    return stacked(*best_and_margin(logits.float() * scales.float() + noise))
 
 
 def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,12 +330,12 @@ def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor]:
     return ids.masked_fill(~best.isfinite(), NOT_FINITE), margins
 
 
-def together(tokens: Tensor, margins: Tensor) -> Tensor:
+def stacked(tokens: Tensor, margins: Tensor) -> Tensor:
     """Stack both as float64 `[2, rows]`, for one copy to the host."""
     return torch.stack([tokens.double(), margins.double()])
 
 
-def read_together(parts: Seq[Tensor]) -> list[Numbers]:
+def read_in_one_copy(parts: Seq[Tensor]) -> list[Numbers]:
     """Read these float64 tensors in one copy from the device."""
     numbers = torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
     arrays, at = [], 0
@@ -345,6 +345,6 @@ def read_together(parts: Seq[Tensor]) -> list[Numbers]:
     return arrays
 
 
-def whole(numbers: Seq[float]) -> list[int]:
+def as_token_ids(numbers: Seq[float]) -> list[int]:
     """Convert float64 numbers to token ids."""
     return [int(number) for number in numbers]

@@ -200,18 +200,18 @@ def is_adjusted(seq: Sequence) -> bool:
     return RowContext(seq, []).is_adjusted
 
 
-def sent(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
+def to_device(device: torch.device, parts: Seq[Numbers]) -> list[Tensor]:
     """These arrays on the device, in one copy that the host does not wait for."""
-    return apart(copied_to_device(flat(parts), device), parts)
+    return unflatten(copied_to_device(flatten(parts), device), parts)
 
 
-def flat(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
+def flatten(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
     """Concatenate the parts to one array, to be sent."""
     return np.concatenate([part.ravel().view(np.int64) for part in parts])
 
 
-def apart(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
-    """Split an array made by `flat`, on the device, into the given parts."""
+def unflatten(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
+    """Split an array made by `flatten`, on the device, into the given parts."""
     at, arrays = 0, list[Tensor]()
     for part in parts:
         own = there[at : at + part.size]

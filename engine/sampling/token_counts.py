@@ -49,17 +49,17 @@ class TokenCounts:
         self._vocab, self._eos_ids, self._device = vocab_size, eos_ids, device
         self._held: OrderedDict[Sequence, tuple[int, int]] = OrderedDict()  # (slot, counted length)
         self._sequences = sequences
-        self._allot(0)
+        self._allocate(0)
 
-    def _allot(self, slots: int) -> None:
+    def _allocate(self, slots: int) -> None:
         self.seen = torch.zeros(slots, self._vocab, dtype=torch.int32, device=self._device)
         self.biases = torch.zeros(slots, self._vocab, dtype=torch.float32, device=self._device)
 
-    def news(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
+    def updates(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]]:
         """Return the slots of these sequences, and the arguments of `write` that update them."""
         assert len(seqs) <= self._sequences
         if seqs and not len(self.seen):
-            self._allot(self._sequences + 1)
+            self._allocate(self._sequences + 1)
         adds, biases = _Entries(), _Entries()
         for seq in seqs:
             if seq in self._held:
@@ -79,7 +79,7 @@ class TokenCounts:
         return self.seen, self.biases
 
     def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
-        """Apply the result of `news`, once it is on the device."""
+        """Apply the result of `updates`, once it is on the device."""
         if len(places):
             self.seen.view(-1).index_add_(0, places, adds.int())
         if len(biased):

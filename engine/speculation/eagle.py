@@ -28,7 +28,7 @@ from engine.model.eagle_head import WAITING, EagleHead
 from engine.model.kv_cache import KVCache, Plane
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import Numbers, noise_numbers, token_words_of, with_noise
-from engine.sampling.row_params import sent
+from engine.sampling.row_params import to_device
 from engine.scheduling.segment import HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -221,7 +221,7 @@ class EagleProposer(Proposer):
         numbers = [np.concatenate(parts) for parts in zip(*each, strict=True)]
         table, places = _table([tree.ready for tree in trees])
         until = np.c_[numbers[1][table], [tree.before - 1 for tree in trees]][:, :, None]
-        there = sent(self._head.device, [*numbers, table, places, table.max(1), until, *noise])
+        there = to_device(self._head.device, [*numbers, table, places, table.max(1), until, *noise])
         words, where, slots, pages, *grid, last, bounds = there[:8]
         visible = torch.arange(length * size, device=bounds.device) <= bounds
         kept = list[Tensor]()
@@ -249,7 +249,7 @@ class EagleProposer(Proposer):
         of, entry = np.divmod(places, table.shape[1])
         slots = of * both[0].shape[2] + text.shape[2] + level * _BREADTH + entry
         parts = [np.array(numbers).T, table, places, slots, seen.view(np.int64)]
-        there = sent(self._head.device, [*parts, *self._noise(trees, level + 1)])
+        there = to_device(self._head.device, [*parts, *self._noise(trees, level + 1)])
         (words, where, parents), *grid, into, own = there[:5]
         visible = torch.cat([text.expand(-1, table.shape[1], -1), own.view(torch.bool)], -1)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.model.medusa_heads import MedusaHeads
 from engine.sampling.logits import LogitsProcessor
 from engine.sampling.noise import noise_numbers, token_words_of, with_noise
-from engine.sampling.row_params import sent
+from engine.sampling.row_params import to_device
 from engine.scheduling.segment import LAST, HiddenRows
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -94,7 +94,7 @@ class MedusaProposer(Proposer):
         scales = np.array([self._processor.fields(seq).scale for seq, _ in rows])
         positions = np.array([seq.num_tokens + head for seq, head in rows])
         if noise := noise_numbers(scales, [seq.params.seed for seq, _ in rows], positions):
-            words, there = token_words_of(vocab, ids.device)[ids], sent(ids.device, noise)
+            words, there = token_words_of(vocab, ids.device)[ids], to_device(ids.device, noise)
             scores = with_noise(scores.flatten(0, 1), words.flatten(0, 1), *there).view_as(ids)
         best, places = scores.topk(min(self._ranks, vocab))
         logs = best - scores.logsumexp(-1, keepdim=True)

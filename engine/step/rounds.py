@@ -21,7 +21,7 @@ from engine.messages import StepSeconds
 from engine.model.batch import Unseen
 from engine.model.draws import Draws
 from engine.model.runner import ModelOutput, ModelRunner
-from engine.sampling.device_draws import DeviceDraws, read_together
+from engine.sampling.device_draws import DeviceDraws, read_in_one_copy
 from engine.sampling.plain import Rows
 from engine.scheduling.segment import Segment
 from engine.scheduling.step_plan import Chunk, StepPlan
@@ -104,7 +104,7 @@ class Rounds:
         seconds.verify = lap()
         known = unseen.ids, output.along, output.drawn
         drawn = self._draws.sample(output.logits, prepared, *known)
-        numbers = read_together([*flight.sent, *drawn.sent])
+        numbers = read_in_one_copy([*flight.sent, *drawn.sent])
         left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
         proposals = [
             next(left) if chunk.k and chunk.samples else own

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.logs import say
+from engine.logs import log_fields
 from server.observe.metrics_table import Finish
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Exchange:
             on_end(self)
         quiet = self.status < 400 and (self.route in PROBES or self.route.startswith(PAGE))
         level = logging.DEBUG if quiet else logging.INFO
-        say(logger, level, f"{self.method} {self.route} {self.status}", self._fields())
+        log_fields(logger, level, f"{self.method} {self.route} {self.status}", self._fields())
 
     def _fields(self) -> dict[str, Any]:
         ended = self.ended

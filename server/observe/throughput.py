@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from engine.logs import say
+from engine.logs import log_fields
 from server.observe.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -47,4 +47,4 @@ class ThroughputLog:
             "acceptance": round(accepted / proposed, 3) if proposed else None,
             "kv_cache_usage": round(usage, 3),
         }
-        say(logger, logging.INFO, "throughput", fields)
+        log_fields(logger, logging.INFO, "throughput", fields)

@@ -92,9 +92,9 @@ export class Span {
   get shares() {
     const kept = Object.entries(this.grownBy("spec_decode_num_accepted_tokens_total", "proposer"));
     if (!this.tokens) return {};
-    const guessed = kept.filter(([, count]) => count > 0).map(([name, n]) => [name, n / this.tokens]);
-    const rest = 1 - guessed.reduce((sum, [, share]) => sum + share, 0);
-    return Object.fromEntries([["target", rest], ...guessed]);
+    const drafted = kept.filter(([, count]) => count > 0).map(([name, n]) => [name, n / this.tokens]);
+    const rest = 1 - drafted.reduce((sum, [, share]) => sum + share, 0);
+    return Object.fromEntries([["target", rest], ...drafted]);
   }
 }
 

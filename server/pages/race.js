@@ -11,7 +11,7 @@ export class RaceView {
   constructor(server) {
     this.server = server;
     this.plain = new Lane(at("lane-plain"), { enabled: false });
-    this.guessed = new Lane(at("lane-guessed"), {});
+    this.speculative = new Lane(at("lane-speculative"), {});
     this.plainFirst = true;
     this.running = null;
     at("race").addEventListener("submit", event => {
@@ -34,7 +34,7 @@ export class RaceView {
     try {
       const note = await others();
       await this.measure(signal);
-      tell(...verdict(this.plain.whole, this.guessed.whole), note);
+      tell(...verdict(this.plain.whole, this.speculative.whole), note);
       at("race-again").hidden = false;
     } catch (error) {
       tell(signal.aborted ? "Stopped." : error.message, "");
@@ -47,7 +47,7 @@ export class RaceView {
   // Runs both. The order alternates between races, so that neither always runs first.
   async measure(signal) {
     const [path, body] = this.asked();
-    const both = [this.plain, this.guessed];
+    const both = [this.plain, this.speculative];
     for (const lane of both) lane.clear();
     for (const [index, lane] of (this.plainFirst ? both : both.reverse()).entries()) {
       await lane.run(path, body, signal, () => this.scale());
@@ -70,10 +70,10 @@ export class RaceView {
 
   // Gives both speedometers the same scale.
   scale() {
-    const most = Math.max(this.plain.speed, this.guessed.speed, 1);
+    const most = Math.max(this.plain.speed, this.speculative.speed, 1);
     const top = 10 ** Math.floor(Math.log10(most));
     const end = [1, 1.5, 2, 3, 5, 7.5, 10].map(step => step * top).find(step => step >= most);
-    for (const lane of [this.plain, this.guessed]) lane.gauge(end);
+    for (const lane of [this.plain, this.speculative]) lane.gauge(end);
   }
 
   // Replays both measured replies, as if they had started at the same time.
@@ -81,7 +81,7 @@ export class RaceView {
     if (this.running) return;
     const { signal } = (this.running = new AbortController());
     this.busy(true);
-    const both = [this.plain, this.guessed];
+    const both = [this.plain, this.speculative];
     const last = Math.max(...both.map(lane => lane.whole.end));
     const slower = Math.max(1, SHOWN_SECONDS / last);
     at("race-how").textContent =
@@ -122,21 +122,21 @@ async function others() {
 }
 
 // Returns [result, details]: how many token ids differ by position, and how the speeds compare.
-export function verdict(plain, guessed) {
-  const most = Math.max(plain.ids.length, guessed.ids.length);
-  const differing = Array.from({ length: most }, (_, i) => plain.ids[i] !== guessed.ids[i]);
+export function verdict(plain, speculative) {
+  const most = Math.max(plain.ids.length, speculative.ids.length);
+  const differing = Array.from({ length: most }, (_, i) => plain.ids[i] !== speculative.ids[i]);
   const count = differing.filter(Boolean).length;
   const result = `${count} of ${many(most, "token")} differ`;
-  const [fast, slow] = [guessed, plain].map(whole => whole.ids.length / whole.end);
-  const { proposed, accepted } = guessed.usage.speculation;
+  const [fast, slow] = [speculative, plain].map(whole => whole.ids.length / whole.end);
+  const { proposed, accepted } = speculative.usage.speculation;
   const compared = proposed ? `${figure(fast / slow)}× as fast with speculation` : "no draft tokens";
-  const guesses = proposed
+  const counts = proposed
     ? `${accepted} of ${proposed} draft tokens were accepted.`
     : "Neither run speculated: speculation is off, or the controller chose K = 0 because it expected no gain. The speeds differ by chance.";
   const where = count
     ? ` The first differing token is number ${differing.indexOf(true) + 1}; docs/speculation.md says when outputs are identical.`
     : "";
-  return [`${result} · ${compared}`, guesses + where];
+  return [`${result} · ${compared}`, counts + where];
 }
 
 class Lane {

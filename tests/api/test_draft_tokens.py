@@ -23,7 +23,7 @@ PREDICTION = {"type": "content", "content": "the quick brown fox"}
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """A server whose steps bring three guesses and one token of the target's own."""
+    """A server whose steps bring three draft tokens and one token of the target's own."""
     with serve(FakeClient(script=listed_script(REPLY, then=257), tokens_per_step=4)) as served:
         yield served
 

@@ -34,7 +34,7 @@ from engine.model.graphs import CudaRecorder, GraphPool, Recorded
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
 from engine.model.pair import load_pair, runner_of
-from engine.sampling.device_draws import read_together
+from engine.sampling.device_draws import read_in_one_copy
 from engine.step import rounds
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.limits import FIELDS, SEQUENCES, STEPS
@@ -165,7 +165,7 @@ def serve(engine: Engine, number: int, fields: dict[str, Any]) -> None:
 def pausing(found: list[float]) -> Iterator[None]:
     """Collect the host thread's milliseconds from reading a step's tokens to the next graph, while
     the device is idle."""
-    read, replay, last = read_together, GraphPool.replay, list[float]()
+    read, replay, last = read_in_one_copy, GraphPool.replay, list[float]()
 
     def reading(*given: Any) -> Any:
         numbers = read(*given)
@@ -178,7 +178,7 @@ def pausing(found: list[float]) -> Iterator[None]:
         return replay(*given)
 
     with (
-        mock.patch.object(rounds, "read_together", reading),
+        mock.patch.object(rounds, "read_in_one_copy", reading),
         mock.patch.object(GraphPool, "replay", replaying),
     ):
         yield

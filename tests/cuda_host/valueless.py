@@ -33,13 +33,13 @@ def without_values() -> None:
     def reference(model: Any, name: str) -> Tensor:
         return torch.zeros(LENGTH, model.config.vocab_size, device="cuda")
 
-    read_together = device_draws.read_together
+    read_in_one_copy = device_draws.read_in_one_copy
 
     def zeros(parts: Sequence[Tensor]) -> list[Numbers]:
-        return [np.zeros_like(numbers) for numbers in read_together(parts)]
+        return [np.zeros_like(numbers) for numbers in read_in_one_copy(parts)]
 
     for reader in (device_draws, rounds):
-        mock.patch.object(reader, "read_together", zeros).start()
+        mock.patch.object(reader, "read_in_one_copy", zeros).start()
     mock.patch.object(loader, "read_weights", read_weights).start()
     for module in (early_exit, loader):
         mock.patch.object(module, "reference", reference).start()

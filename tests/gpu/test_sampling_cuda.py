@@ -73,7 +73,7 @@ def test_logprobs_are_the_same() -> None:
 
 
 def test_draws_on_the_device_equal_the_full_path() -> None:
-    """Law: also after guesses, and where only tokens that pass the filters get noise."""
+    """Law: also after draft tokens, and where only tokens that pass the filters get noise."""
     torch.manual_seed(3)
     logits = (torch.randn(8, VOCAB) * 4).cuda()
     processor = LogitsProcessor([0])

@@ -99,7 +99,7 @@ def test_every_arm_does_the_same_work(player: Offline) -> None:
         assert off.tokens_per_round == 1.0
         assert off.acceptance == []
         assert two.mean_k is not None
-        assert 1 < two.mean_k <= 2  # the last guess of a reply has no room
+        assert 1 < two.mean_k <= 2  # the last draft token of a reply has no room
         assert 0 < two.acceptance[0] <= 1
         first = ceil(9 / count)  # tokens of the lane that ends first
         most, step = count * (first + 2 * 9), count * 3

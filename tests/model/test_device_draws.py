@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.draws import build_draws
-from engine.sampling.device_draws import DeviceDraws, Drawn, read_together
+from engine.sampling.device_draws import DeviceDraws, Drawn, read_in_one_copy
 from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
@@ -119,7 +119,7 @@ def test_behind_draft_tokens_as_behind_committed_tokens(
         ]
         hidden = [token for i in known if not known[i] for token in paths[i]]
         found = draws.enqueue(logits, batch, torch.tensor(hidden) if hidden else None)
-        results = found.results(read_together(found.sent), [4, 4, 4])
+        results = found.results(read_in_one_copy(found.sent), [4, 4, 4])
         contexts = [
             RowContext(seq, paths[i][:depth]) for i, seq in enumerate(seqs) for depth in range(4)
         ]

@@ -93,7 +93,7 @@ def logits() -> ModelOutput:
 
 @pytest.fixture(scope="module")
 def guesses(logits: ModelOutput) -> dict[str, list[int]]:
-    """Return two right guesses per sequence and one that is most likely wrong."""
+    """Return two right draft tokens per sequence and one that is most likely wrong."""
     found = {id: [7] * GUESSES for id in IDS}
     for depth in range(2):
         for item in accepted(logits, found, None)[0]:

@@ -162,7 +162,7 @@ def test_forwards_are_batched_and_no_more_than_needed() -> None:
 
 def test_a_fully_accepted_round_leaves_one_draft_token_to_catch_up() -> None:
     """Law: the drafter never runs its last guess: after the first, k-1 forwards are enough. If that
-    guess is accepted, two positions are missing; otherwise one."""
+    draft token is accepted, two positions are missing; otherwise one."""
     for accepted, missing in ((0, 1), (1, 1), (2, 1), (3, 2)):
         runner = FakeRunner(VOCAB, block_size=BLOCK)
         proposer, seq = proposer_on(runner), sequence("s", [5, 6, 7, 8])
@@ -178,7 +178,7 @@ def test_a_fully_accepted_round_leaves_one_draft_token_to_catch_up() -> None:
 
 def test_drafting_ends_where_the_controller_says() -> None:
     """Law: the controller is asked before each further forward, with the confidences of the
-    sequences that want one; guesses so far are the same as without stopping."""
+    sequences that want one; draft tokens so far are the same as without stopping."""
     seen: list[list[list[float]]] = []
 
     def keeps_drafting(confidences: Seq[Seq[float]]) -> bool:

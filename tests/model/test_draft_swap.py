@@ -158,7 +158,7 @@ def test_steps_continue_while_it_loads(pair: Pair, same: str) -> None:
 
 
 def test_a_useless_draft_is_rolled_back(pair: Pair, random: str) -> None:
-    """Law: the previous draft guesses again, as well as before."""
+    """Law: the previous draft proposes again, as well as before."""
     engine = Engine(configured(speculation={"companions": []}), pair=pair)
     submit(engine, 4)
     engine.swap_draft(random)
@@ -210,7 +210,7 @@ def test_an_equal_draft_is_kept(pair: Pair, same: str, config: EngineConfig) -> 
 
 
 def test_catching_up_stays_within_a_step(pair: Pair, same: str) -> None:
-    """Law: after a swap, long texts catch up in turns; each gets guesses in the end."""
+    """Law: after a swap, long texts catch up in turns; each gets draft tokens in the end."""
     most = 64
     config = EngineConfig.model_validate(
         {**FIXED.model_dump(), "schedule": {"max_step_tokens": most}}
@@ -301,7 +301,7 @@ BAD: dict[str, tuple[Callable[[Path], str], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_unfit_draft_is_refused_with_a_sentence(pair: Pair, tmp_path: Path, name: str) -> None:
-    """Law: the sentence names what is wrong, and the running draft keeps guessing."""
+    """Law: the sentence names what is wrong, and the running draft keeps drafting."""
     make, words = BAD[name]
     path = make(tmp_path / "draft")
     engine = Engine(FIXED, pair=pair)

@@ -90,7 +90,7 @@ def test_greedy_draft_tokens_are_those_of_the_definition(
     depth: int, short: int, tiny_target: str, model: Any, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: each tree equals, node for node, the one that the slow reference grows from the text,
-    for several sequences at once, padded to one length or not, and after accepted guesses."""
+    for several sequences at once, padded to one length or not, and after accepted draft tokens."""
     monkeypatch.setattr("engine.speculation.eagle._SHORT", short)
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 5, depth=depth))
@@ -116,7 +116,7 @@ def test_greedy_draft_tokens_are_those_of_the_definition(
 def test_draft_tokens_do_not_depend_on_how_entries_came_about(
     more: dict[str, Any], tiny_target: str, model: Any, head: str
 ) -> None:
-    """Law: chunked prompts, entries computed in bulk after rounds without guesses (with more
+    """Law: chunked prompts, entries computed in bulk after rounds without draft tokens (with more
     positions than may stay pending), and a resumption after preemption give the same guesses."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 3, depth=2, **more))
@@ -140,7 +140,7 @@ def test_draft_tokens_do_not_depend_on_how_entries_came_about(
 
 
 def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: str) -> None:
-    """Law: guesses after a prompt from the prefix cache equal those after the same prompt
+    """Law: draft tokens after a prompt from the prefix cache equal those after the same prompt
     computed."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 3, depth=2))
@@ -166,7 +166,7 @@ def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: 
 def test_each_field_of_the_format_counts(
     config: dict[str, Any], layers: tuple[int, ...], tiny_target: str, model: Any, tmp_path: Path
 ) -> None:
-    """Law: guesses follow the definition with the fields of config.json."""
+    """Law: draft tokens follow the definition with the fields of config.json."""
     words = model.get_output_embeddings().weight
     weights = eagle.random_head(words, layers=len(layers), own=config.get("draft_vocab_size", 96))
     if "norm_before_fc" in config:

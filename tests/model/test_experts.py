@@ -90,7 +90,7 @@ def test_rows_of_other_tokens_read_other_experts(mixture: Runners) -> None:
 
 
 def test_predictions_match_measurements(mixture: Runners) -> None:
-    """Law: for 1 to 4 sequences with up to 8 guesses, most of them not profiled, half of the
+    """Law: for 1 to 4 sequences with up to 8 draft tokens, most of them not profiled, half of the
     predictions are within 10 % and nine of ten within 25 %."""
     target, draft, cache = mixture
     costs, errors = CostModel(), list[float]()

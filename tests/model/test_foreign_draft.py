@@ -94,7 +94,7 @@ def test_lossless(
 def test_permuted_ids_agree_as_often(temperature: float, tmp_path: Path) -> None:
     """Law: on texts of shared tokens only, a draft with permuted ids has the same guesses accepted,
     since noise is keyed by target ids. At temperature 1, noise keyed by the draft's ids would make
-    hardly any guess right."""
+    hardly any draft token right."""
     target, draft = two_tokenizers.save(tmp_path, tiny_text.MERGES)
     own = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "own")
     outside = [*range(1, len(tiny_text.SPECIALS)), *range(276, 289)]
@@ -214,7 +214,7 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
 
 
 def test_draft_tokens_that_are_kept_are_not_run_again() -> None:
-    """Law: an accepted guess stays computed, up to the first one that differs."""
+    """Law: an accepted draft token stays computed, up to the first one that differs."""
     reading = DraftTokens()
     reading.follow([1, 2], lambda token: [token])
     reading.valid, reading.drafted = 2, [3, 4, 5]
@@ -223,7 +223,7 @@ def test_draft_tokens_that_are_kept_are_not_run_again() -> None:
 
 
 def test_without_a_block_there_are_no_draft_tokens(paths: tuple[str, str], pair: Pair) -> None:
-    """Law: when the draft's positions run out first, the text continues without guesses."""
+    """Law: when the draft's positions run out first, the text continues without draft tokens."""
     engine = Engine(config(paths, 3), pair=pair)
     proposer = engine._proposer._main
     assert isinstance(proposer, ForeignDraftProposer)

@@ -102,7 +102,7 @@ def test_lossless(
     drafter: str, k: int | str, variant: str, pair: Pair, plain: Replies,
     tiny_target: str, tiny_draft: str,
 ) -> None:  # fmt: skip
-    """Law: with an fp8 cache, too, the text does not depend on guesses."""
+    """Law: with an fp8 cache, too, the text does not depend on draft tokens."""
     config = config_for(tiny_target, tiny_draft, drafter, k, VARIANTS[variant])
     assert replies_of(in_fp8(config), pair).tokens == plain.tokens
 

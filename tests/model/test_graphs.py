@@ -290,7 +290,7 @@ def test_a_proposal_is_one_copy(draft: LoadedModel, steps: int, fields: dict[str
 
 
 def sequence(i: int, **fields: Any) -> Sequence:
-    """Return a prompt in blocks of its own, with room for guesses."""
+    """Return a prompt in blocks of its own, with room for draft tokens."""
     params = SamplingParams(seed=77 + i, max_tokens=99, **fields)
     blocks = [[3, 1, 2, 4, 5], [9, 8, 7, 6, 10], [20, 21, 22, 23, 24]][i]
     given = array("i", blocks)

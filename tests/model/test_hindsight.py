@@ -1,4 +1,4 @@
-"""Hindsight: what the drafter would have guessed at positions that are committed by now."""
+"""Hindsight: what the drafter would have proposed at positions that are committed by now."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def real(tiny_draft: str) -> MakeRunner:
 
 
 def drawn(seq: Sequence, end: int, make: MakeRunner) -> Proposal:
-    """Return one guess after the first `end` tokens, by a drafter without any history."""
+    """Return one draft token after the first `end` tokens, by a drafter without any history."""
     runner = make()
     copy = Sequence(seq.id, seq.params, seq.tokens[:end], seq.num_prompt)
     Blocks(99).reserve(copy, end + 1)
@@ -175,7 +175,7 @@ def test_judging_can_be_switched_off() -> None:
 
 
 def test_judging_changes_no_draft_token() -> None:
-    """Law: the next guess still comes from the row of the last token."""
+    """Law: the next draft token still comes from the row of the last token."""
     rng, proposer, blocks = random.Random(6), proposer_on(fake()), Blocks(2)
     seqs = [sequence("a", [4, 5, 6]), sequence("b", [7, 8, 9, 4], top_k=3), sequence("c", [1])]
     for count, seq in enumerate(seqs):

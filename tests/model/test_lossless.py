@@ -147,7 +147,7 @@ def config_for(
         proposer["layers"] = 1
     if drafter == "prediction":  # of the requests
         proposer["kind"] = "ngram"
-    if drafter == "branches":  # with second-best guesses
+    if drafter == "branches":  # with second-best draft tokens
         proposer = {"kind": "draft_model", "path": draft, "branches": 2}
     controller: dict[str, object] = {"kind": "fixed", "k": k}
     if k == "adaptive":
@@ -175,7 +175,7 @@ def submit_all(engine: Engine, prompt: list[int], fields: dict[str, SamplingPara
 
 def run(engine: Engine, counts: Counter[str] | None = None) -> Iterator[Output]:
     """Run to the end. `counts`: receives preemptions, requests with a prefix hit ("hits"), and
-    accepted guesses by proposer."""
+    accepted draft tokens by proposer."""
     counts = Counter() if counts is None else counts
     for _ in range(10_000):
         if not engine.has_work:
@@ -309,7 +309,7 @@ def test_earlier_replies_change_no_text(
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
     """Law: the second run, when `suffix` has seen every reply, gives the same texts, and more of
-    its guesses are accepted. On the clock here, further rows are free, so guesses pay."""
+    its draft tokens are accepted. On the clock here, further rows are free, so draft tokens pay."""
     variant: dict[str, dict[str, object]] = {
         "speculation": {"companions": ["suffix"], "remembered_tokens": 10_000}
     }
@@ -406,7 +406,7 @@ def test_a_proposer_alone_under_preemption(
     drafter: str, build: Build, expected: dict[str, tuple[list[int], list[float]]]
 ) -> None:
     """Law: the same holds for each proposer without companions; here a pool too small for the batch
-    preempts, and guesses are accepted."""
+    preempts, and draft tokens are accepted."""
     variant = {**VARIANTS["small blocks, preemption"], "speculation": ALONE["speculation"]}
     engine, counts = build(drafter, 3, variant), Counter[str]()
     submit_all(engine, PROMPT, FIELDS)
@@ -532,7 +532,7 @@ def test_oracle(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: all guesses of a perfect drafter are accepted, in ceil(n / (K+1)) rounds."""
+    """Law: all draft tokens of a perfect drafter are accepted, in ceil(n / (K+1)) rounds."""
     tokens = expected[name][0]
     oracle = Oracle({name: PROMPT + tokens})
     last = replies_of(oracle, k, name, pair, (tiny_target, tiny_draft), tokens)

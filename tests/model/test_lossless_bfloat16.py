@@ -175,7 +175,7 @@ def noted(
     chunks: list[Chunk],
     made: list[Proposal],
 ) -> list[Proposal]:
-    """Record guesses by request and text length; return the proposals that `keep` keeps."""
+    """Record draft tokens by request and text length; return the proposals that `keep` keeps."""
     for (seq, *_), proposal in zip(chunks, made, strict=True):
         recorded[seq.id, len(seq.tokens)] = proposal.tokens
     return keep(chunks, made)

@@ -233,7 +233,7 @@ def test_oracles_and_a_liar(
     name: str, k: int, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
     """Law: right guesses are all accepted, in chains and in branches of trees; wrong ones only cost
-    rounds, and guesses that the grammar forbids are not verified at all."""
+    rounds, and draft tokens that the grammar forbids are not verified at all."""
     tokens = expected[name][0]
     known = {name: PROMPT + tokens}
     for oracle in (Oracle(known), TreeOracle(known), Liar(known, vocab_size=VOCAB)):
@@ -308,7 +308,7 @@ def test_the_draft_is_not_asked_for_what_is_forced(
 def test_a_grammar_that_is_not_named_does_not_draft_token(
     pair: Pair, paths: tuple[str, str]
 ) -> None:
-    """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar still guessed within the
+    """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar still proposed within the
     draft model's chain, although the reply said otherwise."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')
     wishes = {

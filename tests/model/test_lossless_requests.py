@@ -1,5 +1,5 @@
 """Speculation options per request: whatever the requests of a batch set, texts do not change, and
-each gets the guesses that it asked for."""
+each gets the draft tokens that it asked for."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_tokens_of_each_step_are_the_published_algorithms(
     for prompt in PROMPTS:
         expected = medusa.greedy(model, weights, prompt, LENGTH, medusa.CHOICES)
         found = steps_of(engine, prompt, 1 + sum(map(len, expected)))
-        assert found[0] == found[0][:1]  # the prompt's step has no state to guess from yet
+        assert found[0] == found[0][:1]  # the prompt's step has no state to draft from yet
         assert found[1:] == expected
         kept += sum(len(step) > 1 for step in expected)
     assert kept > 3
@@ -116,7 +116,7 @@ def test_fewer_heads_and_a_free_tree(tiny_target: str, heads: str, tmp_path: Pat
 
 def test_without_draft_tokens_no_state_is_kept(tiny_target: str, heads: str) -> None:
     """Bug: at K = 0 each step copied a hidden state that nothing read, a tenth of a small step.
-    After K rises, guesses begin one step later, from the state at the end of this text."""
+    After K rises, draft tokens begin one step later, from the state at the end of this text."""
     engine = Engine(config_for(tiny_target, heads, 4))
     engine.set_speculation("off", 0)
     params = SamplingParams(seed=1, max_tokens=LENGTH, temperature=0, ignore_eos=True)
@@ -214,7 +214,7 @@ class Recording:
 
 def test_nothing_is_drawn_behind_a_wrong_draft_token(tiny_target: str, heads: str) -> None:
     """Bug: the sampler did not know the guesses, so it also drew the target's token after wrong
-    guesses, at the row of every node, which only lookahead needs."""
+    draft tokens, at the row of every node, which only lookahead needs."""
     engine = Engine(config_for(tiny_target, heads, 6))
     recording = Recording(engine._acceptor._draws)
     engine._acceptor._draws = recording  # type: ignore[assignment]

@@ -200,7 +200,7 @@ def test_no_field_makes_the_host_wait_in_between(
     make: MakeEngine, name: str, twin: bool, everybody: bool
 ) -> None:
     """Law: steps take the single-wait path whether all sequences set a field, or some, or none, and
-    equal the ordinary path, guess by guess and log-probability by log-probability."""
+    equal the ordinary path, draft token by draft token and log-probability by log-probability."""
     fields = [FIELDS[name] if everybody or i % 2 else {} for i in range(4)]
     requests = [params(i, **{"max_tokens": 14, **more}) for i, more in enumerate(fields)]
     ours, theirs = (make(3, usual=usual, twin=twin) for usual in (True, False))

@@ -165,7 +165,7 @@ def test_claim_speculation_fades_as_batches_grow(precision: str) -> None:
 
 
 def test_claim_mixtures_verify_dearly_at_small_batch() -> None:
-    """Claim (arXiv:2506.20675, 2505.19645): at batch 1 four guesses cost a mixture about three
+    """Claim (arXiv:2506.20675, 2505.19645): at batch 1 four draft tokens cost a mixture about three
     steps and can lose; at medium batch a mixture gains more than a dense model."""
     dense, mixture = ("qwen3-32b", "qwen3-30b-a3b")
     two = device_of("h100-sxm", 2)

@@ -242,7 +242,7 @@ def test_a_draft_step_on_a_device_is_one_of_a_captured_chain() -> None:
 @pytest.mark.parametrize("block_size", [1, 4, 17, 23])
 def test_a_chain_has_room_for_all_its_draft_tokens(block_size: int) -> None:
     """Bug: with blocks that end where the chain's last forward does, such as size 4 with K up to 4,
-    the last guess had no slot, and no engine started."""
+    the last draft token had no slot, and no engine started."""
     for k in (2, 4, 5):
         adaptive = {"controller": {"kind": "adaptive", "k_max": k}}
         found = _profile(

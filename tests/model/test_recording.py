@@ -61,7 +61,7 @@ def serve(engine: Engine, temperature: float) -> dict[str, list[Output]]:
 def record(
     target: str, draft: str, path: Path, controller: dict[str, Any], temperature: float = 0.0
 ) -> tuple[Trace, dict[str, list[Output]]]:
-    # Every step takes equally long, so guesses pay; on a busy machine none might be made.
+    # Every step takes equally long, so draft tokens pay; on a busy machine none might be made.
     engine = Engine(config(target, draft, path, controller), clock=count(0.0, 1e-4).__next__)
     replies = serve(engine, temperature)
     return read_trace(path), replies
@@ -112,7 +112,7 @@ def test_a_recording_under_load_is_repeated(
     explore: bool, tiny_target: str, tiny_draft: str, tmp_path: Path
 ) -> None:
     """Law: with prompts chunked between guesses, arrivals as others leave, and K not chosen by the
-    controller. Bug: a replay gave guesses no share of the step, so prompts ended earlier."""
+    controller. Bug: a replay gave draft tokens no share of the step, so prompts ended earlier."""
     base = config(tiny_target, tiny_draft, tmp_path / "t", {"kind": "adaptive", "k_max": 4})
     schedule = ScheduleConfig(max_sequences=4, max_step_tokens=24)
     clock = TurnClock()
@@ -145,7 +145,7 @@ def test_a_recording_under_load_is_repeated(
 
 def test_another_k_is_predicted_exactly(tiny_target: str, tiny_draft: str, tmp_path: Path) -> None:
     """Law: recorded at K = 5, where all but the last positions have an outcome, and replayed at K =
-    2, it accepts what the engine at K = 2 does, except where nothing was guessed."""
+    2, it accepts what the engine at K = 2 does, except where nothing was proposed."""
     trace, _ = record(tiny_target, tiny_draft, tmp_path / "a", {"kind": "fixed", "k": 5})
     _, replies = record(tiny_target, tiny_draft, tmp_path / "b", {"kind": "fixed", "k": 2})
     accepted = sum(outputs[-1].accepted for outputs in replies.values())

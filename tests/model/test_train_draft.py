@@ -70,7 +70,7 @@ def config(target: str, draft: str, **speculation: Any) -> EngineConfig:
 
 
 def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]], int]:
-    """Return the replies and the number of accepted guesses."""
+    """Return the replies and the number of accepted draft tokens."""
     replies, right = [list[int]() for _ in prompts], 0
     for i, prompt in enumerate(prompts):
         params = SamplingParams(seed=i, max_tokens=40, temperature=1.0, ignore_eos=True)
@@ -85,7 +85,7 @@ def play(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[list[int]],
 def test_a_draft_agrees_more_often_and_serves_as_one(
     pair: tuple[str, str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Law: the printed agreement rises, the output loads as a draft and guesses better in the
+    """Law: the printed agreement rises, the output loads as a draft and drafts better in the
     engine, and no text depends on it."""
     output = tmp_path / "mine"
     assert program.main(words(pair, text, output, "--steps", "40")) == 0

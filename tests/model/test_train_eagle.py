@@ -90,7 +90,7 @@ def test_training_logits_equal_serving_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law: training-time test: at each depth and position, logits equal those of the published head
-    after the text and then, for guesses, after its own outputs."""
+    after the text and then, for draft tokens, after its own outputs."""
     model = tiny_text.target()
     monkeypatch.setattr(program, "layers_of_head", lambda model: (0, 1))  # before the final norm
     ids = torch.randint(3, 250, (2, 12), generator=torch.Generator().manual_seed(2))
@@ -130,7 +130,7 @@ def test_a_draft_token_is_judged_by_what_the_target_says_there() -> None:
     lacking = torch.tensor([i for i in range(250) if i not in logits[[4, 6]].argmax(-1)])
     assert accuracy(model, learner(model, lacking, 2), Rows(ids, counted))[0][0] == 0.0
     assert len(right) == 2
-    assert follow(model, head, ids[:, :2], counted[:, :2]) == 0.0  # too short for any guess
+    assert follow(model, head, ids[:, :2], counted[:, :2]) == 0.0  # too short for any draft token
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(

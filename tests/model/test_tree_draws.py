@@ -42,7 +42,7 @@ def sequence(seed: int, **fields: Any) -> Sequence:
 
 
 def peaked(rows: int, seed: int) -> Tensor:
-    """Return logits with few likely ids, so that guesses of these ids affect penalties."""
+    """Return logits with few likely ids, so that draft tokens of these ids affect penalties."""
     logits = torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
     logits[:, 20:32] += 6
     return logits
@@ -91,7 +91,7 @@ def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> None:
     """Law: along the drawn path, every row equals the device's draw; no row after a guess that was
-    not drawn is read; without guesses all rows are drawn, each at its depth."""
+    not drawn is read; without draft tokens all rows are drawn, each at its depth."""
     processor, parents = LogitsProcessor([0]), tree(seed)
     quick, device = QuickDraws(processor, VOCAB), DeviceDraws(processor, VOCAB, torch.device("cpu"))
     logits, seq = peaked(NODES + 1, seed), sequence(seed, **fields)

@@ -156,7 +156,7 @@ def test_draws_on_the_device_use_these_kernels(interpreted: Interpreted) -> None
 
 @pytest.mark.parametrize("across", [False, True])
 def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
-    """Law: bit for bit, after guesses and without, for rows with some penalties, all or none,
+    """Law: bit for bit, after draft tokens and without, for rows with some penalties, all or none,
     whether a row's or an adjustment's numbers are contiguous."""
     generator, width = np.random.default_rng(3), 1100
     logits = normal(width)
@@ -166,7 +166,7 @@ def test_penalties_are_the_same(interpreted: Interpreted, across: bool) -> None:
     seen[0], biases[0] = 0, 0
     ids = np.array([5, 5, 1099, 1023, 7, 8, 5])
     fields = np.array(
-        [  # slot, first guess, guesses, early, repetition, frequency, presence
+        [  # slot, first draft token, draft tokens, early, repetition, frequency, presence
             [0, 0, 3, 0, 1, 0, 0],
             [1, 0, 3, 1, 1.3, 0.7, -0.4],
             [2, 3, 2, 0, 0.7, -1.1, 0],
@@ -202,7 +202,7 @@ def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, co
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     """Law: tokens, margins, and the flag that more tokens may survive than are inspected, are equal
     under each filter alone and all together, also where logits tie, are few, or are not finite. A
-    row without filters is unchanged, and so is a guess that is not sure."""
+    row without filters is unchanged, and so is a draft token that is not sure."""
     filters: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
         {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},

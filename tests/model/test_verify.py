@@ -136,7 +136,7 @@ def knows_the_noise(history: tuple[int, ...], noise: Noise) -> Proposal:
 
 
 def trims_by_value(history: tuple[int, ...], noise: Noise) -> Proposal:
-    """Cuts its guesses from the first 2 on: safe under this rule (the trimming law)."""
+    """Cuts its draft tokens from the first 2 on: safe under this rule (the trimming law)."""
     guess = knows_the_noise(history, noise).tokens
     return chain(guess[: guess.index(2)] if 2 in guess else guess, "trimmed")
 

@@ -1,4 +1,4 @@
-"""Both endpoints' fields on the real engine and the built-in pair: guesses change nothing."""
+"""Both endpoints' fields on the real engine and the built-in pair: draft tokens change nothing."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_chat_streams_and_its_tokens_have_colours(visit: Tab) -> None:
     """Law: the text equals the API's; each token has its proposer's colour, and the legend counts
     them all."""
     page = visit.open("live")
-    switch(page, "fixed")  # so that there are guesses, however busy the machine is
+    switch(page, "fixed")  # so that there are draft tokens, however busy the machine is
     visit.open("chat")
     turn = say(page, "What is the capital of France?")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -285,7 +285,7 @@ def test_a_race_ends_with_no_token_that_differs(visit: Tab, temperature: int) ->
         page.click("#race-start")
         expect(page.locator("#race-result")).to_contain_text("differ")
         assert page.inner_text("#race-result").startswith(f"0 of {count} tokens differ")
-        for lane in ("plain", "guessed"):
+        for lane in ("plain", "speculative"):
             text = page.locator(f"#lane-{lane} .text").text_content()
             assert text == reply["choices"][0]["text"]
             assert float(page.locator(f"#lane-{lane} .number").text_content()) > 0

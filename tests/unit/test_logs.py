@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any
 
-from engine.logs import JsonFormatter, say
+from engine.logs import JsonFormatter, log_fields
 
 LOGGER = logging.getLogger("tests.logs")
 
@@ -40,8 +40,8 @@ def test_a_line_is_one_object() -> None:
 def test_fields_are_members(caplog: Any) -> None:
     """Law: both forms hold the same fields, and omit those that are None."""
     caplog.set_level("INFO")
-    say(LOGGER, logging.INFO, "done 100 %", {"count": 3, "none": None, "name": "x"})
-    say(LOGGER, logging.DEBUG, "not so loud", {})
+    log_fields(LOGGER, logging.INFO, "done 100 %", {"count": 3, "none": None, "name": "x"})
+    log_fields(LOGGER, logging.DEBUG, "not so loud", {})
     (record,) = caplog.records
     assert record.getMessage() == "done 100 % count=3 name=x"
     found = as_json(record)

@@ -173,7 +173,7 @@ def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
     guess(proposer, seq, 16)
     before = [list(level) for level in proposer._states[seq].window.levels]
     proposer.learn([Verified(seq, EMPTY, [4], [], [4])])
-    seq.tokens += [4, 5, 6]  # also from steps without any guesses
+    seq.tokens += [4, 5, 6]  # also from steps without any draft tokens
     assert proposer._states[seq].window.levels == before
     guess(proposer, seq, 16)
     assert [proposer._states[seq].pool.continuations(at) for at in (2, 3, 4)] == [

@@ -122,7 +122,7 @@ def test_the_controller_learns_in_fixed_mode() -> None:
 
 
 class Listener(FixedK):
-    """Keeps and drafts at most one guess; counts how often it is asked."""
+    """Keeps and drafts at most one draft token; counts how often it is asked."""
 
     calls = 0
 

@@ -51,12 +51,12 @@ def ceil_div(a: int, b: int) -> int:
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("size", [1, 2, 40, 333])
 def test_a_right_prediction_is_taken_whole(size: int, k: int) -> None:
-    """Law: every guess is accepted, and no round is wasted."""
+    """Law: every draft token is accepted, and no round is wasted."""
     text = [random.Random(size).randrange(50) for _ in range(size)]
     rounds, proposed, accepted = play(text, text, k)
     assert rounds == ceil_div(size, k + 1)
     assert accepted == size - rounds
-    assert proposed - accepted <= 1  # the last guess, if the text ends before it
+    assert proposed - accepted <= 1  # the last draft token, if the text ends before it
 
 
 Edit = Callable[[random.Random, list[int], int, int], list[int]]
@@ -92,7 +92,7 @@ def test_an_edit_costs_its_new_tokens_and_a_few_rounds(edit: Edit, size: int, se
 
 @pytest.mark.parametrize("seed", range(6))
 def test_many_edits_of_a_repetitive_text(seed: int) -> None:
-    """Law: recurring lines do not mislead for long: most of what both texts share is guessed,
+    """Law: recurring lines do not mislead for long: most of what both texts share is proposed,
     although each line occurs many times."""
     rng = random.Random(seed)
     lines = [[rng.randrange(30) for _ in range(rng.randrange(4, 12))] for _ in range(12)]
@@ -154,7 +154,7 @@ def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_draft_tokens_are_always_a_slice_of_the_prediction(seed: int) -> None:
     """Law: whatever the output and the pace of commits, a guess is a slice of the prediction, and
-    starting over after a preemption gives the same guesses."""
+    starting over after a preemption gives the same draft tokens."""
     rng = random.Random(seed)
     text = [rng.randrange(6) for _ in range(rng.randrange(1, 80))]
     proposer, seq = PredictionProposer(), predicting(text)
@@ -191,7 +191,7 @@ def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
 
 def test_a_miss_lowers_every_grade_of_evidence() -> None:
     """Bug: misses at one grade of evidence did not lower the other grades, so a reply of 10 tokens
-    with a wrong prediction had 32 guesses verified, 8 of each grade in turn."""
+    with a wrong prediction had 32 draft tokens verified, 8 of each grade in turn."""
     text = list(range(100))
     proposer = PredictionProposer()
     replaced = proposer.forecast(predicting(text, [*text[:20], 999]), 8)

@@ -1,4 +1,4 @@
-"""Which proposer guessed which text: however it is cut or held back, the pieces join to it."""
+"""Which proposer proposed which text: however it is cut or held back, the pieces join to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = ["draft_model", "ngram", "prediction"]
 
 
 def steps_of(tokens: list[int], rng: random.Random) -> list[list[tuple[int, str]]]:
-    """Split the tokens into steps of some guesses and one token that the target drew."""
+    """Split the tokens into steps of some draft tokens and one token that the target drew."""
     steps, left = [], list(tokens)
     while left:
         size, source = rng.randrange(1, 5), rng.choice(SOURCES)

@@ -105,7 +105,7 @@ def test_every_position_is_reported_once(ks: list[int], stop_at: int, keep_at: i
 
 def test_prompts_share_the_budget_with_draft_tokens() -> None:
     """Law: in each step a prompt of 9 rows gets what a decoding sequence leaves of 8. It samples
-    once it is complete, and from then on guesses are made for both."""
+    once it is complete, and from then on draft tokens are made for both."""
     first, second = request(), Request(HITS, [1.0] * len(HITS), len(HITS), prompt=9, due=1)
     player = Player(FixedK(2), Roofline(), budget=8)
     steps = list(player.play(Workload([first, second], 2 * len(HITS))))

@@ -103,7 +103,7 @@ def test_decoding_comes_before_prompts() -> None:
 
 
 def test_draft_tokens_do_not_starve_prompts() -> None:
-    """Law: while a prompt waits, guesses leave it a quarter of the rows."""
+    """Law: while a prompt waits, draft tokens leave it a quarter of the rows."""
     scheduler = scheduler_of(budget=16)
     for name in "abcd":
         scheduler.add(sequence(name, [ord(name)], max_tokens=50))

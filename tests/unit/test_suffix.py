@@ -130,7 +130,7 @@ def test_the_first_lookup_follows_the_majority_of_the_longest_matches(seed: int)
 @pytest.mark.parametrize("seed", range(8))
 def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
     """Law: whatever the history of proposals, steps at k = 0 and lengths of steps, a guess follows
-    an earlier occurrence of the suffix, and there is a guess whenever there is such an
+    an earlier occurrence of the suffix, and there is a draft token whenever there is such an
     occurrence."""
     rng = random.Random(seed)
     proposer = ngram(n_max=6, n_min=2)
@@ -179,7 +179,7 @@ def test_sequences_do_not_see_each_other() -> None:
 
 @pytest.mark.parametrize("likely", [True, False])
 def test_a_forecast_follows_past_acceptance(likely: bool) -> None:
-    """Law: chances follow what was committed, whoever guessed it: high in a text that repeats
+    """Law: chances follow what was committed, whoever proposed it: high in a text that repeats
     itself, low in one whose repetitions mislead."""
     rng = random.Random(3)
     seq = sequence(list(range(9)) * 3 if likely else [rng.randrange(4) for _ in range(60)])
@@ -257,7 +257,7 @@ REPLY = list(range(20, 40))
 
 
 def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
-    """Law: the prompt's end, which like requests share, finds a reply, guessed up to its end."""
+    """Law: the prompt's end, which like requests share, finds a reply, proposed up to its end."""
     proposer = remembering(1000)
     ended(proposer, [1, 2, 3], REPLY)
     seq = sequence([9, 2, 3])
@@ -267,7 +267,7 @@ def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
 
 
 def test_the_most_frequent_of_earlier_replies_is_proposed() -> None:
-    """Law: the most frequent reply wins, and a guess's chance falls with its share."""
+    """Law: the most frequent reply wins, and a draft token's chance falls with its share."""
     proposer = remembering(1000)
     for reply in ([5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 4]):
         ended(proposer, [1, 2], reply)

@@ -107,7 +107,7 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_leaves_beside_a_chain_is_read(tmp_path: Path) -> None:
-    """Bug: a step with more rows than drafted guesses was refused as a contradiction."""
+    """Bug: a step with more rows than drafted draft tokens was refused as a contradiction."""
     trace = served(3)
     part = replace(PART, proposed=5, depths=[1, 2, 3, 1, 2], second_best=1)
     trace.steps.append(replace(STEP, parts=[part]))
@@ -132,8 +132,8 @@ def test_a_recording_ends_at_its_size_with_a_whole_line(tmp_path: Path) -> None:
 
 
 def test_every_bit_comes_back(tmp_path: Path) -> None:
-    """Law: a verified, rejected or agreed guess gives the bit of its position; positions that
-    nobody guessed are drawn at random and counted as unknown."""
+    """Law: a verified, rejected or agreed draft token gives the bit of its position; positions that
+    nobody proposed are drawn at random and counted as unknown."""
     recording = recorded(served(3))
     unknown = 0
     for i, request in enumerate(recording.requests):

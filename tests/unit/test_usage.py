@@ -1,4 +1,4 @@
-"""Usage of one choice: which proposer made the guesses, even if several did in one step."""
+"""Usage of one choice: which proposer made the draft tokens, even if several did in one step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_fully_forced_chain_counts_for_the_grammar_alone() -> None:
 
 
 def test_a_call_is_the_sum_of_its_choices() -> None:
-    """Law: proposers are listed in a fixed order, whichever guessed first."""
+    """Law: proposers are listed in a fixed order, whichever proposed first."""
     choices = [taken(LOOKED_UP), taken(MIXED), taken(LOOKED_UP, DRAFTED)]
     usage = total(choices, prompt_tokens=1, drafting=Drafting(), per=1)
     assert list(usage.by_proposer.items()) == [

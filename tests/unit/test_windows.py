@@ -1,4 +1,4 @@
-"""What a sliding window leaves of a block table, and how guesses are counted by context."""
+"""What a sliding window leaves of a block table, and how draft tokens are counted by context."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _counted(*parts: SequenceStep) -> tuple[list[int], list[int]]:
 
 
 def test_draft_tokens_are_counted_by_context() -> None:
-    """Law: only the main proposer's guesses count, without the grammar's; a bound includes the
+    """Law: only the main proposer's draft tokens count, without the grammar's; a bound includes the
     lengths up to it."""
     of: Any = cast(Any, SequenceStep)
     parts = [

@@ -106,7 +106,7 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
 
 
 class Stepwise:
-    """The same runner, but it drafts every guess in a forward of its own."""
+    """The same runner, but it drafts every draft token in a forward of its own."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
