@@ -267,6 +267,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     allocated yet. Raises MemoryPlanError."""
     models = [pair.target] + ([pair.draft] if pair.draft else [])
     schedule, device = config.schedule, pair.target.device
+    on_cuda, in_fp8 = device.type == "cuda", config.cache.dtype == "fp8"
     weights = tuple(weights_of(model) for model in models)
     if pair.heads is not None:
         weights += (MemoryUse("weights of the heads", pair.heads.nbytes),)
@@ -276,8 +277,8 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
         token_bytes[model.role] = bytes_per_token(model.layers, kept or model.dtype)
     if pair.eagle is not None:
         weights += pair.eagle.parts(schedule)
-        token_bytes["EAGLE head"] = bytes_per_token((pair.eagle.shape,), pair.eagle.dtype)
-    on_cuda, in_fp8 = device.type == "cuda", config.cache.dtype == "fp8"
+        planes = (pair.eagle.shape,) * (1 + on_cuda)  # each proposal gathers a copy
+        token_bytes["EAGLE head"] = bytes_per_token(planes, pair.eagle.dtype)
     graphs = on_cuda and config.graphs
     attention = [attention_for(config.attention, model, in_fp8=in_fp8) for model in models]
     tables = [
