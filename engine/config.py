@@ -338,8 +338,8 @@ class SpeculationConfig(BaseConfig):
     companions: tuple[Companion, ...] = Field(
         ("grammar", "prediction", "ngram"),
         strict=False,
-        description="free proposers, asked in this order before `proposer` where they promise more"
-        " than it; `prediction` applies to requests that have one; a request may name others; with"
+        description="free proposers, used in this order instead of `proposer` where their expected"
+        " gain is larger; `prediction` needs a request with one; requests may name others; with"
         " proposer `none` nothing is proposed: use `ngram` if there is no draft",
     )
     remembered_tokens: int = Field(
@@ -426,7 +426,7 @@ class EngineConfig(BaseConfig):
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto`: CUDA when there is one"
     )
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of the engine; default: all granted but one"
+        None, ge=1, description="CPU threads of the engine; default: all usable CPUs but one"
     )
 
 

@@ -184,7 +184,7 @@ class ServerConfig(BaseConfig):
     page: bool = Field(
         True,
         description="serve the page at / (chat, race, live view) and the API reference at /docs;"
-        " their files need no key, what they show does",
+        " their files need no key, but the requests that they send do",
     )
     cors_origins: Annotated[
         list[Annotated[str, AfterValidator(_origin)]], BeforeValidator(_one_or_more)
@@ -192,9 +192,9 @@ class ServerConfig(BaseConfig):
         [],
         max_length=64,
         description='pages that may call this server from a browser: `["https://app.example"]`, or'
-        ' `"*"` for all, which without a key lets every page that a user opens ask here. Requests'
-        " from other pages are a 403 unless the server wants a key; the server's own page counts as"
-        " another one where it is opened by plain HTTP under a public name",
+        ' `"*"` for all, which without a key lets every page that a user opens send requests.'
+        " Requests from other pages are a 403 unless the server has a key; so are those from its"
+        " own page if that is opened by plain HTTP under a public name",
     )
     unknown_fields: Literal["refuse", "warn"] = Field(
         "refuse",
@@ -231,11 +231,11 @@ class ServerConfig(BaseConfig):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
-        description="what is logged on stderr; never prompts, replies or keys. A request is a line"
-        " of `info`, a probe or scrape that went well one of `debug`",
+        description="what is logged on stderr; never prompts, replies or keys. Requests are"
+        " logged at `info`, successful probes and scrapes at `debug`",
     )
     log_format: LogFormat = Field(
-        "text", description="lines for people, or one JSON object a line, of the engine too"
+        "text", description="readable lines, or one JSON object per line; also the engine's"
     )
     otlp_endpoint: str | None = Field(
         None,

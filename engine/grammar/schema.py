@@ -126,7 +126,7 @@ def _check_bounds(schemas: list[dict[str, Any]]) -> None:
         for each in schemas
     ):
         bounds.append(set().union(*bounds))
-    if any(map(_open_at_fraction, bounds)):
+    if any(map(_is_unenforceable, bounds)):
         raise SchemaRefused(
             "`exclusiveMinimum` or `exclusiveMaximum` is a whole number and the other bound a"
             " fraction less than 1 away; that cannot be enforced, but a fraction beside the whole"
@@ -137,7 +137,7 @@ def _check_bounds(schemas: list[dict[str, Any]]) -> None:
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
-def _open_at_fraction(bounds: set[tuple[str, float]]) -> bool:
+def _is_unenforceable(bounds: set[tuple[str, float]]) -> bool:
     floors = {("exclusiveMinimum", math.floor(x)) for name, x in bounds if name in _HIGH and x % 1}
     ceilings = {("exclusiveMaximum", math.ceil(x)) for name, x in bounds if name in _LOW and x % 1}
     return bool((floors | ceilings) & bounds)
