@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 # capability and says why; every commit that makes a part smaller lowers it.
 BUDGETS = {
     "engine/control": 1_502,
-    "engine/cpu": 3_348,
+    "engine/cpu": 3_346,
     "lab": 8_175,  # engine/lab and server/lab
-    "serving": 30_132,  # everything else but what trained the built-in pair
-    "all": 44_955,
+    "serving": 30_131,  # everything else but what trained the built-in pair
+    "all": 44_953,
     "page": 1_768,  # scripts, style sheet and markup, not in "all"
 }
 TRAINING = ("engine/demo/", "engine/lab/demo/")
