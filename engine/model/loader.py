@@ -35,6 +35,7 @@ from engine.model.llama import read_llama
 from engine.model.loaded import Call, LoadedModel, own_forward
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, placement
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
+from engine.model.rope import keep_frequencies
 from engine.progress import report
 from engine.sampling.triton_draws import available
 
@@ -115,6 +116,7 @@ class _Source:
             whole = f"{name} (stored in {stored})" if stored else name
             model = read_weights(str(folder or self.path), whole, how)
             model = model.eval().requires_grad_(False)
+            keep_frequencies(model)
             int8 = self._quantised(model)
             model = model if is_quantized(model) else model.to(where)
             expected = reference(model, name)

@@ -55,8 +55,8 @@ def probe_layers(model: Any, name: str) -> tuple[LayerShape, ...]:
 @torch.inference_mode()
 def waits_for_device(loaded: LoadedModel) -> str | None:
     """Return the function of a model on CUDA that makes the host wait in a forward, or None, by
-    torch's sync debug mode: such a model cannot be captured. Dynamic ropes read the text's length;
-    mixtures of experts, on some devices and in some dtypes, the tokens per expert."""
+    torch's sync debug mode: such a model cannot be captured. Mixtures of experts read, on some
+    devices and in some dtypes, the tokens per expert."""
     zero = torch.zeros(1, 1, dtype=torch.int64, device=loaded.device)
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The longest sequence that a model's rotary position embeddings allow."""
+"""Rotary position embeddings that change with the length of the longest sequence in a forward."""
 
 from __future__ import annotations
 
@@ -15,6 +15,21 @@ def served_positions(own: int | None, rope: object) -> int | None:
     starts = (each.get("original_max_position_embeddings") for each in growing)
     known = [own] if own is not None else []
     return min([*known, *(start for start in starts if start)], default=None)
+
+
+def keep_frequencies(model: Any) -> None:
+    """Make ropes keep the frequencies that hold up to `served_positions`: transformers looks for
+    longer sequences in each forward, which makes the host wait for a device."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):  # by layer type
+            module.rope_type = {layer: _kept(each) for layer, each in kind.items()}
+        elif kind is not None:
+            module.rope_type = _kept(kind)
+
+
+def _kept(kind: Any) -> Any:
+    return "default" if kind in GROWING_ROPES else kind
 
 
 def _ropes(rope: object) -> list[Mapping[str, Any]]:

@@ -20,6 +20,7 @@ from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     MistralConfig,
@@ -284,6 +285,34 @@ def test_growing_ropes_of_layer_types_stay_at_the_shortest_original_length(growi
     assert limit(long, plain) == limit(plain, long) == limit(longer, long) == 64
     assert limit(longer, None) == 128
     assert limit(plain, plain) == 256
+
+
+FACTORS = {"short_factor": [1.5] * 4, "long_factor": [4.0] * 4}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "longrope", "original_max_position_embeddings": 64, **FACTORS},
+    ],
+)
+def test_no_forward_changes_the_frequencies_of_a_rope(rope: dict[str, Any], tmp_path: Path) -> None:
+    """Bug: each forward asked the device how long the longest sequence was, to change frequencies
+    that never change below the served length; so such models had no CUDA graphs."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, head_dim=8, max_position_embeddings=64,
+        rope_parameters=rope | {"rope_theta": 1e4},
+    )  # fmt: skip
+    path = tiny.save(LlamaForCausalLM(config), tmp_path)
+    own, kept = (
+        model.model.rotary_emb
+        for model in (LlamaForCausalLM.from_pretrained(path), load(path).model)
+    )
+    for positions, same in ((64, True), (300, False)):
+        given = torch.zeros(1), torch.arange(positions)[None]
+        assert all(a.equal(b) for a, b in zip(own(*given), kept(*given), strict=True)) == same
 
 
 def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
