@@ -141,8 +141,8 @@ class DraftModelConfig(BaseProposerConfig):
         0,
         ge=0,
         le=8,
-        description="maximum second-best tokens verified beside a chain, where they pay; only for"
-        " drafts run by compiled code on a CPU",
+        description="maximum second-best tokens verified beside a chain, where they pay; on a GPU"
+        " the host waits twice in steps that may have some",
     )
 
 

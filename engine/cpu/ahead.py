@@ -45,7 +45,7 @@ def compile_draws() -> None:
     """Compile for the argument types of `engine.cpu.draws` and `engine.cpu.kernels_decoder`."""
     logits, words = np.zeros((1, 64), np.float32), np.zeros(64, np.uint32)
     items = np.array([[0, 1, 0, *plain_of(SamplingParams(seed=0, max_tokens=1)).words]])
-    draw_draft_rows(logits, items, words, np.empty(1, np.int64), np.empty(1, np.float32))
+    draw_draft_rows(logits, items, words, np.empty((2, 1), np.int64), np.empty(1, np.float32))
     draw(logits, items, words, np.full((2, 1), -1))
 
 

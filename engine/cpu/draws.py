@@ -81,8 +81,8 @@ class QuickDraws:
 
     def draw_draft_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
-    ) -> tuple[list[int], list[float]]:
-        """Return `draw_draft` of the rows, for requests with any sampling parameters."""
+    ) -> tuple[list[int], list[float], list[int]]:
+        """See DeviceDraws.draw_draft_adjusted."""
         return self._draw_draft(*self._adjusted(logits, contexts))
 
     def draw_draft(self, logits: Floats, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
@@ -94,13 +94,13 @@ class QuickDraws:
             if plain is None:
                 return None
             items += (rows.first, rows.size, rows.position, *plain.words)
-        return self._draw_draft(_table(items, len(batch)), logits)
+        return self._draw_draft(_table(items, len(batch)), logits)[:2]
 
-    def _draw_draft(self, items: Items, logits: Floats) -> tuple[list[int], list[float]]:
+    def _draw_draft(self, items: Items, logits: Floats) -> tuple[list[int], list[float], list[int]]:
         count = int(items[:, 1].sum())
-        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
+        tokens, margins = np.empty((2, count), np.int64), np.empty(count, np.float32)
         kernels_draws.draw_draft_rows(logits, items, self._words, tokens, margins)
-        return tokens.tolist(), margins.tolist()
+        return tokens[0].tolist(), margins.tolist(), tokens[1].tolist()
 
     def _adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> tuple[Items, Floats]:
         items = [(i, 1, c.position, *plain_of(c.seq.params).words) for i, c in enumerate(contexts)]

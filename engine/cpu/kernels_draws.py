@@ -129,7 +129,7 @@ def _two_best(
 
 @fast_in_place
 def _greedy(row: Any, peaks: Any, most: Any) -> Any:
-    """Return the first index of the largest logit, its margin to the next, and that one's index."""
+    """Return the first index of the largest logit, its margin, and the next one's (-1: none)."""
     token, second, groups = len(row), np.float32(-np.inf), len(peaks)
     for group in range(groups):
         if peaks[group] == most:
@@ -137,20 +137,19 @@ def _greedy(row: Any, peaks: Any, most: Any) -> Any:
             while row[at] != most:
                 at += groups
             token = min(token, at)
-    token_group, second_best = token % groups, -1
+    token_group, second_best = token % groups, len(row)
     for group in range(groups):
         if group != token_group and peaks[group] > second:
             second = peaks[group]
-    if second > -np.inf:
-        second_best = 0
-        while second_best == token_group or peaks[second_best] != second:
-            second_best += 1
-        while row[second_best] != second:
-            second_best += groups
     for at in range(token_group, len(row), groups):
-        if at != token and row[at] > second:
-            second, second_best = row[at], at
-    return token, min(most - second, MAX_MARGIN), second_best
+        if at != token:
+            second = max(second, row[at])
+    for group in range(groups):
+        if peaks[group] >= second > -np.inf:
+            for at in range(group, second_best, groups):
+                if row[at] == second and at != token:
+                    second_best = min(second_best, at)
+    return token, min(most - second, MAX_MARGIN), second_best if second > -np.inf else -1
 
 
 @fast_in_place
@@ -237,11 +236,12 @@ def draw(logits: Any, items: Any, words: Any, rows: Any) -> None:
 
 @fast
 def draw_draft_rows(logits: Any, items: Any, words: Any, tokens: Any, margins: Any) -> None:
-    """Apply `draw_draft` to all rows."""
+    """Apply `draw_draft` to all rows. `tokens` `[2, rows]`: the best and the second best."""
     space = space_for(logits.shape[1])
     at = 0
     for i in range(len(items)):
         for j in range(items[i, 1]):
-            row = logits[items[i, 0] + j]
-            tokens[at], margins[at], _ = draw_draft(row, words, items[i], items[i, 2] + j, space)
+            row, own = logits[items[i, 0] + j], items[i]
+            drawn = draw_draft(row, words, own, own[2] + j, space)
+            tokens[0, at], margins[at], tokens[1, at] = drawn
             at += 1

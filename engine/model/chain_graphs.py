@@ -38,12 +38,13 @@ _FILTERED = RowParams._fields.index("filtered")
 _KEYS = slice(RowParams._fields.index("low"), RowParams._fields.index("high") + 1)
 _SLOT, _OWN = UNADJUSTED, UNADJUSTED + Adjustments._fields.index("early")
 
-Found = tuple[list[list[int]], list[list[float]]]
+Found = tuple[list[list[int]], list[list[float]], list[list[int]]]  # see ModelRunner.chain
 
 
 class DraftedChains(NamedTuple):
-    """Proposals on the device: tokens and margins in `drawn`, float64 `[2, most steps, sequences or
-    more]`, and each sequence's own tokens after the other's as `ids`, int64, 0 for none."""
+    """Proposals on the device: tokens, margins and second-best tokens in `drawn`, float64 `[3, most
+    steps, sequences or more]`, and each sequence's own tokens after the other's as `ids`, int64, 0
+    for none."""
 
     drawn: Tensor
     ids: Tensor
@@ -224,6 +225,7 @@ class ChainGraphs:
 
 
 def read_chains(drawn: Numbers, sequences: int) -> Found:
-    """Return the tokens and the margins of each sequence, from values of `DraftedChains.drawn`."""
-    tokens, margins = drawn[:, :, :sequences].transpose(0, 2, 1)
-    return tokens.astype(np.int64).tolist(), margins.tolist()
+    """Return the tokens, margins and second-best tokens of each sequence, from the values of
+    `DraftedChains.drawn`."""
+    tokens, margins, second_best = drawn[:, :, :sequences].transpose(0, 2, 1)
+    return tokens.astype(np.int64).tolist(), margins.tolist(), second_best.astype(np.int64).tolist()

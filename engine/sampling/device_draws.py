@@ -24,7 +24,7 @@ from engine.sampling import logprobs
 from engine.sampling.filters import MOST, Bounds, survivors
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import Numbers, gumbel_of, hashed, token_words_of
-from engine.sampling.plain import MAX_MARGIN, NOT_FINITE, UNDECIDED, Rows
+from engine.sampling.plain import MAX_MARGIN, NO_TOKEN, NOT_FINITE, UNDECIDED, Rows
 from engine.sampling.row_params import (
     COLUMNS,
     UNADJUSTED,
@@ -59,8 +59,8 @@ class Drawn(NamedTuple):
 
 class Enqueued(NamedTuple):
     """Draws that the device may still be computing. `sent`: float64 tensors to be read. The first
-    is `[2, rows or more]` tokens (or NOT_FINITE, UNDECIDED) and margins; the second, if
-    log-probabilities are requested, the result of `logprobs.scores`."""
+    is `[3, rows or more]` tokens (or NOT_FINITE, UNDECIDED), margins and second-best tokens; the
+    second, if log-probabilities are requested, the result of `logprobs.scores`."""
 
     batch: Seq[Rows]
     sent: list[Tensor]
@@ -151,7 +151,7 @@ class DeviceDraws:
     def draw_draft(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Return the tokens and margins of all rows in order (see best_and_margin), or None: take
         the slow path. One copy from the device."""
-        tokens, margins = self.enqueue(logits, batch).sent[0].tolist()
+        tokens, margins = self.enqueue(logits, batch).sent[0][:2].tolist()
         return None if UNDECIDED in tokens else (as_token_ids(tokens), margins)
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
@@ -160,15 +160,16 @@ class DeviceDraws:
 
     def draw_draft_adjusted(
         self, logits: Tensor, contexts: Seq[RowContext]
-    ) -> tuple[list[int], list[float]]:
-        """`draw_draft` for rows with any sampling fields; the slow path."""
+    ) -> tuple[list[int], list[float], list[int]]:
+        """Return tokens, margins and second-best tokens (see best_and_margin) of rows with any
+        sampling fields; the slow path."""
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = to_device(self._device, [plan.table, plan.filtered])
-        tokens, margins = self._drawn(out, table, filtered, plan.look).tolist()
+        tokens, margins, second_best = self._drawn(out, table, filtered, plan.look).tolist()
         if UNDECIDED in tokens:
-            tokens, margins = self._drawn(out, table, filtered, self._vocab).tolist()
-        return as_token_ids(tokens), margins
+            tokens, margins, second_best = self._drawn(out, table, filtered, self._vocab).tolist()
+        return as_token_ids(tokens), margins, as_token_ids(second_best)
 
     def plan(self, batch: Seq[Rows]) -> Plan:
         """Return the plan, without the columns that `add_slots` sets."""
@@ -257,8 +258,9 @@ class DeviceDraws:
         return self._fields[1]
 
     def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
-        """Return float64 `[2, rows]` tokens (or NOT_FINITE, UNDECIDED) and margins; float64 holds
-        every id. `filtered`: indices of filtered rows; `look`: see filters.survivors."""
+        """Return float64 `[3, rows]` tokens (or NOT_FINITE, UNDECIDED), margins and second-best
+        tokens; float64 holds every id. `filtered`: indices of filtered rows; `look`: see
+        filters.survivors."""
         params, drawn = params_in(table), None
         if len(filtered) < len(logits):
             drawn = draw_rows(logits, self._words, params)
@@ -299,11 +301,13 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) 
     scores = kept.values + gumbel_of(hashed(words[kept.ids], *keys))
     best = scores.amax(dim=1, keepdim=True)
     tokens = kept.ids.where(scores == best, logits.shape[1]).amin(dim=1)
-    second = scores.masked_fill(kept.ids == tokens[:, None], -torch.inf).amax(dim=1)
-    margins = (best[:, 0] - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)
+    rest = scores.masked_fill(kept.ids == tokens[:, None], -torch.inf)
+    second = rest.amax(dim=1, keepdim=True)
+    second_best = kept.ids.where(rest == second, logits.shape[1]).amin(dim=1)
     tokens = tokens.masked_fill(~kept.known, UNDECIDED)
     finite = scaled.amax(dim=1).isfinite()
-    return stacked(tokens.masked_fill(~finite, NOT_FINITE), margins)
+    found = tokens.masked_fill(~finite, NOT_FINITE)
+    return stacked(found, *_lead_and_next(best[:, 0], second[:, 0], second_best))
 
 
 def _ranks(logits: Tensor, look: int) -> bool:
@@ -312,8 +316,9 @@ def _ranks(logits: Tensor, look: int) -> bool:
 
 
 def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
-    """Draw without filters, by triton_draws.draw if available. Returns float64 `[2, rows]` tokens
-    and margins. `words`: token_words_of the vocabulary, on the device of the logits."""
+    """Draw without filters, by triton_draws.draw if available. Returns float64 `[3, rows]` tokens,
+    margins and second-best tokens. `words`: token_words_of the vocabulary, on the device of the
+    logits."""
     scales, has_noise, low, high, *_ = params
     if available(logits.device):
         return draw(logits, scales, low, high, has_noise)
@@ -321,18 +326,25 @@ def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     return stacked(*best_and_margin(logits.float() * scales.float() + noise))
 
 
-def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's lowest id of the largest score, NOT_FINITE if that is not finite; and its
-    margin, the score minus the second largest, at most MAX_MARGIN, 0 if there is none."""
+def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each row's lowest id of the largest score, NOT_FINITE if that is not finite; its
+    margin, the score minus the second largest, at most MAX_MARGIN, 0 if there is none; and the
+    lowest other id of the second largest, -1 if there is none (meaningless after NOT_FINITE)."""
     best, ids = scores.max(dim=1)
-    second = scores.scatter(1, ids[:, None], -torch.inf).amax(dim=1)
+    second, second_best = scores.scatter(1, ids[:, None], -torch.inf).max(dim=1)
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), *_lead_and_next(best, second, second_best)
+
+
+def _lead_and_next(best: Tensor, second: Tensor, second_best: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the margins of the best scores over the second ones, and the ids of these, NO_TOKEN
+    where they are not finite."""
     margins = (best - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)
-    return ids.masked_fill(~best.isfinite(), NOT_FINITE), margins
+    return margins, second_best.masked_fill(~second.isfinite(), NO_TOKEN)
 
 
-def stacked(tokens: Tensor, margins: Tensor) -> Tensor:
-    """Stack both as float64 `[2, rows]`, for one copy to the host."""
-    return torch.stack([tokens.double(), margins.double()])
+def stacked(tokens: Tensor, margins: Tensor, second_best: Tensor) -> Tensor:
+    """Stack all as float64 `[3, rows]`, for one copy to the host."""
+    return torch.stack([tokens.double(), margins.double(), second_best.double()])
 
 
 def read_in_one_copy(parts: Seq[Tensor]) -> list[Numbers]:

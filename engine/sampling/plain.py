@@ -11,6 +11,7 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 
 NOT_FINITE, UNDECIDED = -1, -2  # in place of a drawn token
+NO_TOKEN = -1  # in place of a second-best token
 MAX_MARGIN = 99.0  # the largest reported margin of a token over the next one
 
 BELOW_ZERO = -1e-30  # between 0 and any difference of two float32 logits that is below it

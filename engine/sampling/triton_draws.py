@@ -27,17 +27,17 @@ def available(device: torch.device) -> bool:
 
 
 def draw(logits: Tensor, scales: Tensor, low: Tensor, high: Tensor, has_noise: Tensor) -> Tensor:
-    """Return float64 `[2, rows]` tokens and margins as `device_draws.best_and_margin`, of `[rows,
-    vocab]` logits times their row's scale, plus the noise of its key (`low` and `high` half, as
-    int32) where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches,
-    whose grids depend only on shapes; the host does not wait."""
+    """Return float64 `[3, rows]` results of `device_draws.best_and_margin`, of `[rows, vocab]`
+    logits times their row's scale, plus the noise of its key (`low` and `high` half, as int32)
+    where `has_noise`. These four are `[rows]` or `[rows, 1]`, of any dtype. Two launches, whose
+    grids depend only on shapes; the host does not wait."""
     from engine.sampling import triton_kernels as kernels
 
     (rows, vocab), logits = logits.shape, logits.contiguous()
     blocks = -(-vocab // kernels.BLOCK.value)
     tops = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
-    drawn = torch.empty(2, rows, dtype=torch.float64, device=logits.device)
+    ids = torch.empty(2, rows, blocks, dtype=torch.int32, device=logits.device)
+    drawn = torch.empty(3, rows, dtype=torch.float64, device=logits.device)
     columns = (scales, low, high, has_noise)
     apart = [column.stride(0) for column in columns]
     lanes = 1 << (blocks - 1).bit_length()
@@ -74,7 +74,7 @@ def draw_likeliest(
     from engine.sampling import triton_kernels as kernels
 
     if drawn is None:
-        drawn = torch.empty(2, len(logits), dtype=torch.float64, device=logits.device)
+        drawn = torch.empty(3, len(logits), dtype=torch.float64, device=logits.device)
     apart = [column.stride(0) for column in columns]
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         *tops, sizes = _topped(logits, MOST_RANKED, scales=scales, filtered=columns[-1])

@@ -33,6 +33,7 @@ _ENDS, _GENERATED = tl.constexpr(plain.ENDS), tl.constexpr(plain.GENERATED)
 _TEXT = tl.constexpr(~plain.ENDS)  # marks of ids in the text
 _MAX_MARGIN, _NOT_FINITE = tl.constexpr(plain.MAX_MARGIN), tl.constexpr(plain.NOT_FINITE)
 _UNDECIDED, _BELOW_ZERO = tl.constexpr(plain.UNDECIDED), tl.constexpr(plain.BELOW_ZERO)
+_NO_TOKEN = tl.constexpr(plain.NO_TOKEN)
 
 
 @triton.jit
@@ -90,12 +91,16 @@ def _log1p(f, power):
 
 
 @triton.jit
-def _top(best, ids, second):
-    """Reduce lanes of (best, id, second best) to those of all lanes; ties to the lowest id."""
+def _top(best, ids, second, second_ids):
+    """Reduce lanes of (best, id, second best, its id) to those of all lanes; ties to the lowest
+    id."""
     most = tl.max(best, axis=0)
     first = tl.min(tl.where(best == most, ids, _NO_ID), axis=0)
-    rest = tl.where((best == most) & (ids == first), second, best)
-    return most, first, tl.max(rest, axis=0)
+    is_first = (best == most) & (ids == first)
+    rest = tl.where(is_first, second, best)
+    next_most = tl.max(rest, axis=0)
+    own = tl.where(is_first, second_ids, ids)
+    return most, first, next_most, tl.min(tl.where(rest == next_most, own, _NO_ID), axis=0)
 
 
 @triton.jit
@@ -104,14 +109,20 @@ def _margin(best, second):
     return tl.where(margin == margin, tl.minimum(tl.maximum(margin, 0.0), _MAX_MARGIN), 0.0)
 
 
+@triton.jit
+def _second_token(second, token):
+    """Return the second-best token as float64, _NO_TOKEN if its score is not finite."""
+    return tl.where(tl.abs(second) < _INF, token, _NO_TOKEN).to(tl.float64)
+
+
 @triton.jit(do_not_specialize_on_alignment=("scales", "low", "high", "has_noise"))
 def best_of_blocks(
     tops, ids, logits, scales, low, high, has_noise,
     of_scales, of_low, of_high, of_has_noise, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the best score, its id and the second score of each `(row, block)` of `[rows, WIDTH]`
-    logits. A NaN counts as two infinities, so the best score is not finite and there is no margin.
-    `of_...`: strides between rows."""
+    """Compute the best two scores and their ids of each `(row, block)` of `[rows, WIDTH]` logits. A
+    NaN counts as two infinities, so the best score is not finite and there is no margin. `of_...`:
+    strides between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     there = lanes < WIDTH
@@ -123,26 +134,32 @@ def best_of_blocks(
         scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
     is_nan = scores != scores
     best = tl.where(there, tl.where(is_nan, _INF, scores), -_INF)
-    most, top, second = _top(best, lanes, tl.where(is_nan, _INF, -_INF))
+    most, top, second, next_top = _top(best, lanes, tl.where(is_nan, _INF, -_INF), lanes)
     at = row * tl.num_programs(1) + block
     tl.store(ids + at, top)
     tl.store(tops + at, most)
-    tl.store(tops + tl.num_programs(0).to(tl.int64) * tl.num_programs(1) + at, second)
+    at += tl.num_programs(0).to(tl.int64) * tl.num_programs(1)
+    tl.store(ids + at, next_top)
+    tl.store(tops + at, second)
 
 
 @triton.jit
 def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
-    """Reduce the results of `best_of_blocks` to float64 `[2, rows]` tokens and margins. LANES: a
-    power of two, not below BLOCKS."""
+    """Reduce the results of `best_of_blocks` to float64 `[3, rows]` tokens, margins and second-best
+    tokens. LANES: a power of two, not below BLOCKS."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     there, at = lanes < BLOCKS, row * BLOCKS + lanes
     best = tl.load(tops + at, mask=there, other=-_INF)
-    second = tl.load(tops + rows * BLOCKS + at, mask=there, other=-_INF)
-    most, token, next_most = _top(best, tl.load(ids + at, mask=there, other=_NO_ID), second)
+    own = tl.load(ids + at, mask=there, other=_NO_ID)
+    at += rows * BLOCKS
+    second = tl.load(tops + at, mask=there, other=-_INF)
+    second_ids = tl.load(ids + at, mask=there, other=_NO_ID)
+    most, token, next_most, next_token = _top(best, own, second, second_ids)
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
     tl.store(drawn + rows + row, _margin(most, next_most).to(tl.float64))
+    tl.store(drawn + 2 * rows + row, _second_token(next_most, next_token))
 
 
 @triton.jit(
@@ -284,8 +301,9 @@ def best_of_likeliest(
     of_low, of_high, of_sizes, of_shares, of_floors, of_filtered, FOR_DRAFT: tl.constexpr,
     WIDTH: tl.constexpr, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of `top_of_parts` to float64 `[2, rows]` tokens and margins of `filtered`
-    rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED stay unchanged."""
+    """Reduce the results of `top_of_parts` to float64 `[3, rows]` tokens, margins and second-best
+    tokens of `filtered` rows, as `filters.survivors`. With FOR_DRAFT, rows that would be UNDECIDED
+    stay unchanged."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return
@@ -312,11 +330,13 @@ def best_of_likeliest(
     second = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
     scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(own), first, second))
     scores = tl.where(there & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
-    best, token, next_best = _top(scores, own.to(tl.int32), -_INF)
+    own = own.to(tl.int32)
+    best, token, next_best, next_token = _top(scores, own, -_INF, own)
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
     token = tl.where(sure > 0, token, _UNDECIDED) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)
     stored = (token != _UNDECIDED) if FOR_DRAFT else (token == token)
     tl.store(drawn + row, token.to(tl.float64), mask=stored)
-    margin = _margin(best, next_best).to(tl.float64)
-    tl.store(drawn + tl.num_programs(0).to(tl.int64) + row, margin, mask=stored)
+    margin, rows = _margin(best, next_best).to(tl.float64), tl.num_programs(0).to(tl.int64)
+    tl.store(drawn + rows + row, margin, mask=stored)
+    tl.store(drawn + 2 * rows + row, _second_token(next_best, next_token), mask=stored)

@@ -103,6 +103,11 @@ class Allowance:
                 own[self._main] = 0
             limits.update({seq: own for seq, (own, _) in self._replaced.items() if seq in asked})
 
+    @property
+    def may_branch(self) -> bool:
+        """Whether this step may add second-best tokens: the host must see the proposals first."""
+        return self._leaves > 0
+
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """Return how many tokens each proposer may propose, by name. None if only the main one is
         asked, without a bound of the request. Call after `max_draft`."""
@@ -129,10 +134,9 @@ class Allowance:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
             whole, room = proposals[i], min(chunks[i].k - length, self._leaves)
-            own = [at for at in places if whole.second_best and whole.second_best[at] >= 0][:room]
-            if own or length < len(whole):
-                self.cut[chunks[i].seq] = whole
-                kept[i] = whole.branched(own, length) if length else EMPTY
+            own = whole.branched(places, length, room) if length else EMPTY
+            if own is not whole:
+                self.cut[chunks[i].seq], kept[i] = whole, own
         return kept
 
     def is_open(self, seq: Sequence) -> bool:

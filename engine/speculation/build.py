@@ -17,7 +17,6 @@ from engine.config import (
     SpeculationConfig,
     SuffixConfig,
 )
-from engine.errors import ConfigError
 from engine.model.eagle_head import EagleHead
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache
@@ -68,7 +67,7 @@ def build_proposer(
 ) -> Proposer:
     """Return the main proposer. Draft models need `draft_runner` and `drafting`, further options of
     DraftModelProposer; Medusa `heads`; EAGLE `eagle` and the target's `cache`. `remembered`: tokens
-    of earlier replies for `suffix`; `vocab_size`: the target's. Raises ConfigError."""
+    of earlier replies for `suffix`; `vocab_size`: the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -90,20 +89,9 @@ def build_proposer(
             )
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
-            return _draft_model(config, draft_runner, vocab_size, processor=processor, **drafting)
-
-
-def _draft_model(
-    config: DraftModelConfig | SelfConfig, runner: ModelRunner, vocab_size: int, **options: Any
-) -> Proposer:
-    """Return a draft model's proposer. Raises ConfigError for branches that it cannot propose."""
-    compiled = runner.draws_chains(1) and runner.vocab_size == vocab_size
-    if isinstance(config, DraftModelConfig) and config.branches and not compiled:
-        raise ConfigError(
-            "speculation.proposer.branches needs a draft that compiled code runs, on a CPU, and"
-            " whose vocabulary is the target's: set it to 0"
-        )
-    options |= {"vocab_size": vocab_size, "name": config.kind}
-    if isinstance(runner, ForeignRunner):
-        return ForeignDraftProposer(runner, **options)
-    return DraftModelProposer(runner, **options)
+            options = drafting | {
+                "processor": processor, "vocab_size": vocab_size, "name": config.kind
+            }  # fmt: skip
+            if isinstance(draft_runner, ForeignRunner):
+                return ForeignDraftProposer(draft_runner, **options)
+            return DraftModelProposer(draft_runner, **options)

@@ -159,7 +159,7 @@ class DraftModelProposer(Proposer):
         """Return the proposals of the sequences in `flight`, in order. `numbers`: the values of
         `flight.sent`."""
         if flight.compared:
-            self.agreements = agreements(flight.compared, *numbers[0].tolist())
+            self.agreements = agreements(flight.compared, *numbers[0][:2].tolist())
         self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
         return [draft.proposal(self.name) for draft in flight.drafts]
 
@@ -175,8 +175,8 @@ class DraftModelProposer(Proposer):
         """Draw one more token for each; a row from which nothing can be drawn ends its chain."""
         contexts = [RowContext(draft.seq, draft.tokens) for draft in drafts]
         drawn = self._draws.draw_draft_adjusted(output.logits, contexts)
-        for draft, token, margin in zip(drafts, *drawn, strict=True):
-            draft.take(token, margin, self._processor.eos_ids)
+        for draft, token, margin, second in zip(drafts, *drawn, strict=True):
+            draft.take(token, margin, second, self._processor.eos_ids)
             draft.follow_grammar()
 
     def _draw_chains(
@@ -213,9 +213,7 @@ class DraftModelProposer(Proposer):
         if simple:
             steps = [draft.k for draft in simple]
             chains = self._runner.chain(output, rows, starts_of(simple), steps=steps, params=params)
-            self._take_chains(simple, chains[:2])
-            for draft, second_best in zip(simple, chains[2], strict=True):
-                draft.second_best = second_best
+            self._take_chains(simple, chains)
         return left, after
 
     def _fit_for_one_call(self, drafts: list[Draft]) -> list[Start]:
@@ -245,8 +243,8 @@ class DraftModelProposer(Proposer):
     def _take_chains(self, drafts: list[Draft], chains: Found) -> None:
         self.forward_seconds += self._runner.seconds
         eos_ids = self._processor.eos_ids
-        for draft, tokens, margins in zip(drafts, *chains, strict=True):
-            draft.take_chain(tokens, margins, eos_ids)
+        for draft, tokens, margins, second_best in zip(drafts, *chains, strict=True):
+            draft.take_chain(tokens, margins, second_best, eos_ids)
 
     # -- forwards over the drafter's plane -------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 
 import msgspec
 
-from engine.sampling.plain import MAX_MARGIN, NOT_FINITE, Plain, Rows
+from engine.sampling.plain import MAX_MARGIN, NO_TOKEN, NOT_FINITE, Plain, Rows
 from engine.scheduling.segment import Start
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -32,7 +32,7 @@ class Draft(msgspec.Struct):
     plain: Plain | None = None  # how its tokens are drawn, if that needs no history
     tokens: list[int] = []
     confidences: list[float] = []  # one for each of `tokens`
-    second_best: list[int] = []  # the second-best token at each place, if known
+    second_best: list[int] = []  # at each place of `tokens`; NO_TOKEN: none
     forced: set[int] = set()  # places in `tokens` filled by the grammar
     run: int = 0  # how many of `tokens` the drafter has run
     ended: bool = False
@@ -55,33 +55,42 @@ class Draft(msgspec.Struct):
         self.forced.update(range(len(self.tokens), len(self.tokens) + len(forced)))
         self.tokens += forced
         self.confidences += [MAX_MARGIN] * len(forced)
+        self.second_best += [NO_TOKEN] * len(forced)
 
     def proposal(self, source: str) -> Proposal:
         sure, second_best = self.confidences, self.second_best
         return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
 
-    def take(self, token: int, margin: float, eos_ids: Collection[int]) -> None:
-        """Append one draft token, or end if nothing could be drawn or the sequence would stop."""
+    def take(self, token: int, margin: float, second: int, eos_ids: Collection[int]) -> None:
+        """Append one draft token, with the second-best one, or end if nothing could be drawn or the
+        sequence would stop."""
         if token == NOT_FINITE:
             self.ended = True
             return
         self.tokens.append(token)
         self.confidences.append(min(margin, MAX_MARGIN))
+        self.second_best.append(second)
         params = self.seq.params
         is_eos = token in eos_ids and not params.ignore_eos
         self.ended = is_eos or token in params.stop_token_ids
 
-    def take_chain(self, tokens: list[int], margins: list[float], eos_ids: frozenset[int]) -> None:
+    def take_chain(
+        self,
+        tokens: list[int],
+        margins: list[float],
+        second_best: list[int],
+        eos_ids: frozenset[int],
+    ) -> None:
         """Append one call's tokens up to the end; the drafter has run all but the last."""
         params = self.seq.params
         keeps_drafting = params.ignore_eos or eos_ids.isdisjoint(tokens)
         whole = not self.tokens and len(tokens) == self.k and min(tokens) >= 0
         if keeps_drafting and whole and not params.stop_token_ids:
-            self.tokens, self.confidences = tokens, margins
+            self.tokens, self.confidences, self.second_best = tokens, margins, second_best
         else:
-            for token, margin in zip(tokens, margins, strict=True):
+            for token, margin, second in zip(tokens, margins, second_best, strict=True):
                 if self.is_unfinished:
-                    self.take(token, margin, eos_ids)
+                    self.take(token, margin, second, eos_ids)
         self.seq.num_draft_computed += max(len(self.tokens) - 1, 0)
         self.ended = True
 

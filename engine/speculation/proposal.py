@@ -77,15 +77,18 @@ class Proposal(msgspec.Struct, frozen=True):
             self.source,
             frozenset(node for node in self.forced if node < size),
             self.confidences[:size],
+            self.second_best[:size],
         )
 
-    def branched(self, places: Seq[int], size: int) -> Proposal:
-        """Return the first `size` nodes of a chain, and the second-best tokens at `places`."""
+    def branched(self, places: Seq[int], size: int, most: int) -> Proposal:
+        """Return the first `size` nodes of a chain, and the second-best tokens at the first of
+        `places` that have one, at most `most`."""
         trimmed = self.trim(size)
-        if not places:
+        known = trimmed.second_best and [at for at in places if trimmed.second_best[at] >= 0][:most]
+        if not known:
             return trimmed
-        tokens = [*trimmed.tokens, *(self.second_best[place] for place in places)]
-        parents = [*trimmed.parents, *(place - 1 for place in places)]
+        tokens = [*trimmed.tokens, *(self.second_best[place] for place in known)]
+        parents = [*trimmed.parents, *(place - 1 for place in known)]
         return Proposal(tokens, parents, self.source, trimmed.forced)
 
 

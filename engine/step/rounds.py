@@ -9,7 +9,8 @@ drawn tokens. The host verifies afterwards.
 So no token can be left out of that forward because of its value: all K are verified, whatever their
 confidence, and rows after the end of a draft are unused. By the trimming law (speculation.verify)
 the text is the same. A step runs step by step if a request's draws need the host in between
-(grammars), or if a request scores its prompt. Look-up proposals are part of the same forward, and
+(grammars), if a request scores its prompt, or if second-best tokens may stand beside the draft's,
+whose places depend on its confidences. Look-up proposals are part of the same forward, and
 sequences may have any number of draft tokens each.
 """
 
@@ -89,7 +90,7 @@ class Rounds:
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
     ) -> list[Sampled] | None:
         """Run the step with one wait; return None, with nothing done, if it cannot."""
-        if not all(map(self._is_usual, plan.chunks)):
+        if self._allowance.may_branch or not all(map(self._is_usual, plan.chunks)):
             return None
         looked_up, chunks = self._proposer.look_up(plan.chunks)
         flight = self._draft.begin(chunks)

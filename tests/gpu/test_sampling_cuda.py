@@ -97,7 +97,7 @@ def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     has_noise = (torch.arange(16, device="cuda") % 4 > 0)[:, None]
     scales = torch.linspace(0.5, 2, 16, device="cuda")[:, None]
     noise = gumbel_of(hashed(token_words_of(vocab, "cuda"), low, high)).where(has_noise, 0.0)
-    tokens, margins = best_and_margin(logits * scales + noise)
+    tokens, margins, second_best = best_and_margin(logits * scales + noise)
     assert available(logits.device)
     recorded = CudaRecorder(logits.device).record(
         lambda: draw(logits, scales, low, high, has_noise)
@@ -106,3 +106,5 @@ def test_the_two_launch_draw_equals_torch(vocab: int) -> None:
     for found in (draw(logits, scales, low, high, has_noise), recorded.output):
         assert found[0].tolist() == tokens.tolist()
         torch.testing.assert_close(found[1].float(), margins, rtol=0, atol=1e-5)
+        drawn = tokens >= 0
+        assert torch.equal(found[2][drawn].long(), second_best[drawn])

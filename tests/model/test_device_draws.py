@@ -49,10 +49,11 @@ def draws(processor: LogitsProcessor) -> DeviceDraws:
 
 def slow_draws(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
-) -> tuple[list[int], list[float]]:
+) -> tuple[list[int], list[float], list[int]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    tokens, margins = guess(finalize(processor, logits.clone(), contexts), contexts)
-    return tokens.tolist(), margins.tolist()
+    found = guess(finalize(processor, logits.clone(), contexts), contexts)
+    tokens, margins, second_best = (each.tolist() for each in found)
+    return tokens, margins, second_best
 
 
 @pytest.mark.parametrize("fields", FILTERS, ids=str)
@@ -60,8 +61,8 @@ def slow_draws(
 def test_it_draws_what_the_exact_path_draws(
     fields: dict[str, Any], temperature: float, processor: LogitsProcessor, draws: DeviceDraws
 ) -> None:
-    """Law: tokens and confidences match under every combination of filters. Rows as peaked as those
-    of a model are never declined."""
+    """Law: tokens, confidences and second-best tokens match under every combination of filters.
+    Rows as peaked as those of a model are never declined."""
     generator = torch.Generator().manual_seed(7)
     for seed in (0, 5, 2**64 - 1):
         logits = torch.randn(ROWS, VOCAB, generator=generator) * 4
@@ -70,9 +71,12 @@ def test_it_draws_what_the_exact_path_draws(
         found = draws.draw_draft(logits, [Rows(seq, 0, ROWS, 5)])
         assert torch.equal(logits, before)
         assert found is not None
-        tokens, margins = slow_draws(processor, logits, seq)
+        tokens, margins, second_best = slow_draws(processor, logits, seq)
         assert found[0] == tokens
         assert found[1] == pytest.approx(margins, abs=1e-4)
+        contexts = [RowContext(seq, [0] * depth) for depth in range(ROWS)]
+        assert draws.draw_draft_adjusted(logits, contexts)[::2] == (tokens, second_best)
+        assert fields["top_k"] != 1 or not temperature or set(second_best) == {-1}
 
 
 ADJUSTED: list[dict[str, Any]] = [
@@ -92,8 +96,9 @@ def test_flat_rows_are_never_declined(
     logits = torch.randn(8, VOCAB, generator=generator)
     seqs = [sequence(2, **fields), sequence(6)]
     contexts = [RowContext(seq, [7, 9, 7][:depth]) for seq in seqs for depth in range(4)]
-    tokens, margins = draws.draw_draft_adjusted(logits, contexts)
+    tokens, margins, second_best = draws.draw_draft_adjusted(logits, contexts)
     expected = guess(finalize(processor, logits, contexts), contexts)
+    assert second_best == expected[2].tolist()
     assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
     assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)
 
@@ -225,6 +230,25 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
     mixed = draws.draw_draft(logits, batch)
     assert mixed is not None
     assert mixed[0] == [token for tokens in expected for token in tokens]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ties_go_to_the_lowest_ids(
+    temperature: float, processor: LogitsProcessor, draws: DeviceDraws
+) -> None:
+    """Law: for the second-best token too; there is none where only one token can be drawn."""
+    logits = (torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(5)) / 2).round()
+    logits[4] = -torch.inf
+    logits[4, 8] = logits[5, 7] = 9.0
+    seq = sequence(temperature=temperature)
+    contexts = [RowContext(seq, [0] * depth) for depth in range(ROWS)]
+    tokens, _, second_best = draws.draw_draft_adjusted(logits, contexts)
+    expected = slow_draws(processor, logits, seq)
+    assert (tokens, second_best) == expected[::2]
+    assert (tokens[4], second_best[4]) == (8, -1)
+    if not temperature:
+        assert tokens[5] == 7
+        assert second_best[5] == logits[5].masked_fill(logits[5] == 9, 0).argmax()
 
 
 def test_only_survivors_are_given_noise(

@@ -128,7 +128,7 @@ def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
         draws = DeviceDraws(LogitsProcessor(()), draft.vocab_size, CPU)
         table = draws.plan([Rows(text, 0, steps, 34)]).table
         guessed = runner.unseen_chain(output, [start], steps=[steps], table=table)
-        [found], _ = read_chains(guessed.drawn.numpy(), 1)
+        [found], *_ = read_chains(guessed.drawn.numpy(), 1)
     else:
         params = [(plain_of(GREEDY), None)]
         [found], *_ = runner.chain(output, [0], [start], steps=[steps], params=params)

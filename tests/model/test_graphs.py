@@ -163,8 +163,8 @@ ASKS: list[list[dict[str, Any]]] = [
 def test_a_chain_draws_what_steps_draw(
     draft: LoadedModel, count: int, asks: list[dict[str, Any]]
 ) -> None:
-    """Law: one graph of K steps samples the same tokens as K forwards with the same keyed noise,
-    for any fields, and leaves the same keys and values."""
+    """Law: one graph of K steps samples the same tokens, best and second best, as K forwards with
+    the same keyed noise, for any fields, and leaves the same keys and values."""
     ours, theirs = captured(draft, FakeRecorder()), eager(draft)
     theirs._compiled = None
     seqs = [sequence(i, **fields) for i, fields in enumerate(asks[:count])]
@@ -175,7 +175,7 @@ def test_a_chain_draws_what_steps_draw(
     for steps in (3, 4, 3):
         guessed = chained(ours, output, draws, seqs, [steps] * count)
         found = read_chains(guessed.drawn.numpy(), count)
-        assert found[0] == stepwise(theirs, output.logits, seqs, steps)
+        assert found[::2] == both_stepwise(theirs, output.logits, seqs, steps)
         assert all(margin >= 0 for margins in found[1] for margin in margins)
 
 
@@ -207,7 +207,7 @@ def test_each_sequence_may_have_its_own_number_of_steps(
         handle.remove()
         own = [tokens[:k] for tokens, k in zip(expected, steps, strict=True)]
         assert found.ids.tolist() == [token for tokens in own for token in tokens]
-        chains, _ = read_chains(found.drawn.numpy(), len(seqs))
+        chains, *_ = read_chains(found.drawn.numpy(), len(seqs))
         assert [tokens[:k] for tokens, k in zip(chains, steps, strict=True)] == own
         last = [seq.num_tokens + k - 1 for seq, k in zip(seqs, steps, strict=True)]
         assert (torch.stack(positions).amax(0)[: len(seqs)] <= torch.tensor(last)).all()
@@ -321,18 +321,27 @@ def chained(
 def stepwise(
     runner: ModelRunner, logits: Tensor, seqs: list[Sequence], steps: int
 ) -> list[list[int]]:
+    return both_stepwise(runner, logits, seqs, steps)[0]
+
+
+def both_stepwise(
+    runner: ModelRunner, logits: Tensor, seqs: list[Sequence], steps: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return each sequence's tokens and second-best tokens."""
     draws = DeviceDraws(LogitsProcessor([0]), logits.shape[1], CPU)
     paths: list[list[int]] = [[] for _ in seqs]
+    behind: list[list[int]] = [[] for _ in seqs]
     for step in range(steps):
         contexts = [RowContext(seq, path) for seq, path in zip(seqs, paths, strict=True)]
-        drawn = draws.draw_adjusted(logits, contexts)
+        drawn, _, second_best = draws.draw_draft_adjusted(logits, contexts)
         paths = [[*path, token] for path, token in zip(paths, drawn, strict=True)]
+        behind = [[*each, token] for each, token in zip(behind, second_best, strict=True)]
         segments = [
             Segment([token], seq.num_tokens + step, seq.blocks, 1)
             for token, seq in zip(drawn, seqs, strict=True)
         ]
         logits = runner.forward(segments).logits
-    return paths
+    return paths, behind
 
 
 FIELDS: list[list[dict[str, Any]]] = [

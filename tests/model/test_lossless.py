@@ -67,6 +67,7 @@ FIELDS: dict[str, SamplingParams] = {
 DRAFTERS: list[str] = [
     *(kind.model_fields["kind"].default for kind in get_args(AnyProposer)),
     "windowed",  # a draft model that attends to a few tokens
+    "branches",  # a draft model with second-best guesses
 ]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -147,7 +148,7 @@ def config_for(
         proposer["layers"] = 1
     if drafter == "prediction":  # of the requests
         proposer["kind"] = "ngram"
-    if drafter == "branches":  # with second-best draft tokens
+    if drafter.endswith("branches"):  # with second-best draft tokens
         proposer = {"kind": "draft_model", "path": draft, "branches": 2}
     controller: dict[str, object] = {"kind": "fixed", "k": k}
     if k == "adaptive":

@@ -147,7 +147,8 @@ def pairs(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pai
     _, draft = two_tokenizers.save(tmp_path_factory.mktemp("foreign"))
     foreign = load_pair(config_for(pair.target.path, draft, "foreign", 3, {}), pair.target)
     assert foreign.translation is not None
-    return {"self": Pair(pair.target, early_exit(pair.target, 1)), "foreign": foreign}
+    own = Pair(pair.target, early_exit(pair.target, 1))
+    return {"self": own, "foreign": foreign, "foreign branches": foreign}
 
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
@@ -176,6 +177,9 @@ ROWS = [
     ("self", 3),
     ("windowed", 3),
     ("foreign", 4),
+    ("branches", 3),
+    ("branches", "adaptive"),
+    ("foreign branches", 4),
 ]
 
 

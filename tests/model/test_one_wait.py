@@ -14,6 +14,7 @@ import torch
 
 from engine.attention.flashinfer import FlashInferBackend
 from engine.config import EngineConfig
+from engine.control.controller import Choice, FixedK, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
 from engine.model.kv_cache import KVCache
@@ -25,7 +26,7 @@ from engine.sampling.device_draws import DeviceDraws
 from engine.scheduling.step_plan import StepPlan
 from engine.step.clock import Stopwatch
 from tests.model.test_lossless import FIELDS as ALL_FIELDS
-from tests.model.test_lossless import Replies, run
+from tests.model.test_lossless import Replies, obey, run
 from tests.support.drafters import Listener
 from tests.support.fake_flashinfer import PagedPrefill
 from tests.support.fake_recorder import FakeRecorder
@@ -90,6 +91,7 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
             **more,
         }
         engine = Engine(EngineConfig.model_validate(config), pair=Pair(pair.target, draft))
+        engine._cache = cache  # the runners'
         if not usual:
             engine._rounds._one_wait = None
         return engine
@@ -117,6 +119,15 @@ def steps_of(engine: Engine, requests: list[SamplingParams]) -> list[tuple[list[
         metrics = msgspec.structs.replace(outputs.metrics, seconds=StepSeconds())
         steps.append((untimed(outputs.items), metrics))
     return steps
+
+
+def texts_of(steps: list[tuple[list[Output], Any]]) -> dict[str, list[int]]:
+    """Return each request's tokens."""
+    found: dict[str, list[int]] = {}
+    for items, _ in steps:
+        for item in items:
+            found.setdefault(item.id, []).extend(item.tokens)
+    return found
 
 
 def untimed(items: list[Output]) -> list[Output]:
@@ -313,15 +324,52 @@ def test_the_controller_chooses_as_ever(make: MakeEngine) -> None:
     proposer = {"path": make().ready.target}
     engine = make(twin=True, speculation={"proposer": proposer, "controller": controller})
     counted = Counted(engine)
-    texts = []
-    for steps in (steps_of(engine, requests), steps_of(make(0), requests)):
-        found: dict[str, list[int]] = {}
-        for items, _ in steps:
-            for item in items:
-                found.setdefault(item.id, []).extend(item.tokens)
-        texts.append(found)
+    texts = [texts_of(steps_of(each, requests)) for each in (engine, make(0))]
     assert texts[0] == texts[1]
     assert counted.once > 0
+
+
+class NowAndThen(FixedK):
+    """Asks for second-best tokens in two of three steps."""
+
+    steps = 0
+
+    def choose(self, load: Load) -> Choice:
+        self.steps += 1
+        return msgspec.structs.replace(self.choice, branches=self.steps % 3 > 0)
+
+
+@pytest.mark.parametrize("name", [None, "filters", "everything"])
+def test_second_best_tokens_are_placed_once_the_host_has_seen_the_proposal(
+    make: MakeEngine, pair: Pair, name: str | None
+) -> None:
+    """Law: steps in which the controller asks for second-best tokens take the ordinary path and
+    verify some; all others wait once. Texts are those of plain decoding."""
+    assert pair.draft is not None
+    more = {"max_tokens": 30, **(FIELDS[name] if name else {}), "ignore_eos": True}
+    requests = [params(i, **more) for i in range(4)]
+    proposer = {"path": pair.draft.path, "branches": 2}
+    speculation = {"proposer": proposer, "companions": []}
+    engine = make(speculation=speculation)
+    obey(engine, NowAndThen(3))
+    counted, rounds, paths = Counted(engine), engine._rounds, list[list[int]]()
+
+    def watched(plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> Any:
+        before = counted.once
+        sampled = rounds(plan, seconds, lap)
+        trees = [own for own in sampled if own.proposal.branches is not None]
+        paths.extend(own.path for own in trees)
+        if any(own.proposal.tokens for own in sampled):
+            asks = engine._allowance.choice.branches
+            assert asks == (counted.once == before)
+            assert asks or not trees
+        return sampled
+
+    engine._rounds = watched  # type: ignore[assignment]
+    texts = [texts_of(steps_of(each, requests)) for each in (engine, make(0))]
+    assert texts[0] == texts[1]
+    assert counted.once
+    assert any(path and path[-1] >= len(path) for path in paths)  # some were right
 
 
 @pytest.mark.parametrize("name", [None, *FIELDS])

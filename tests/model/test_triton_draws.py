@@ -63,15 +63,17 @@ def normal(width: int, seed: int = 4) -> npt.NDArray[np.float32]:
 
 
 def agree(interpreted: Interpreted, logits: Array) -> Array:
-    """Return the tokens, after checking that they and the margins are torch's."""
+    """Return the tokens, after checking that they, the margins and the second-best tokens are
+    torch's."""
     scales = SCALES.astype(np.float32)[:, None]
     quiet = [key if has_noise else None for key, has_noise in zip(KEYS, LOUD, strict=True)]
     scores = torch.from_numpy(logits * scales) + gumbel(quiet, logits.shape[1])
-    tokens, margins = (found.numpy() for found in best_and_margin(scores))
+    tokens, margins, second_best = (found.numpy() for found in best_and_margin(scores))
     found = interpreted(drawn, logits, scales, *halves(KEYS), LOUD[:, None])
     assert found.dtype == np.float64
-    drawn_tokens, drawn_margins = found
+    drawn_tokens, drawn_margins, drawn_second = found
     assert drawn_tokens.tolist() == tokens.tolist()
+    assert np.array_equal(drawn_second[tokens >= 0], second_best[tokens >= 0])
     assert np.abs(drawn_margins - margins).max() < 1e-5
     return np.asarray(drawn_tokens)
 
@@ -200,9 +202,9 @@ def test_log_probabilities_are_the_same(interpreted: Interpreted, width: int, co
 
 
 def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
-    """Law: tokens, margins, and the flag that more tokens may survive than are inspected, are equal
-    under each filter alone and all together, also where logits tie, are few, or are not finite. A
-    row without filters is unchanged, and so is a draft token that is not sure."""
+    """Law: tokens, margins, second-best tokens, and the flag that more tokens may survive than are
+    inspected, are equal under each filter alone and all together, also where logits tie, are few,
+    or are not finite. A row without filters is unchanged, and so is a token that is not sure."""
     filters: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 60, "top_p": 0.9, "min_p": 0.01},
         {"top_p": 0.9999, "temperature": 9.0}, {"min_p": 0.05, "temperature": 0.3}, {"top_p": 0.02},
@@ -220,16 +222,19 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
         row_params, look = params_in(torch.from_numpy(table)), min(width, RANKED)
-        tokens, margins = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
+        expected = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
+        tokens, margins, second_best = expected
         table[5, FILTERED] = 0
-        tokens[5] = margins[5] = 7
+        tokens[5] = margins[5] = second_best[5] = 7
         found = interpreted(survivors, logits, table, False)
         assert found[0].tolist() == tokens.tolist()
         guess = interpreted(survivors, logits[4:5], table[4:5], True)
-        assert np.array_equal(guess, [[7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
+        assert np.array_equal(guess, [[7], [7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
         assert (UNDECIDED in tokens) == (width > look)
         sure = tokens >= 0
         assert np.abs(found[1] - margins)[sure].max() < 1e-5
+        assert np.array_equal(found[2][sure], second_best[sure])
+        assert -1 in second_best[sure]  # one token survives
 
 
 def test_the_law_of_draws(interpreted: Interpreted) -> None:

@@ -64,9 +64,9 @@ def scored(logits: Array, rows: Array, tokens: Array, count: Array) -> Array:
 
 
 def survivors(logits: Array, table: Array, for_draft: bool) -> Array:
-    """The result of `draw_likeliest`, written over tokens 7 and margins 7."""
+    """The result of `draw_likeliest`, written over tokens, margins and second-best tokens 7."""
     params = device_draws.params_in(torch.from_numpy(table))
-    drawn = torch.full((2, len(logits)), 7.0, dtype=torch.float64)
+    drawn = torch.full((3, len(logits)), 7.0, dtype=torch.float64)
     given = torch.from_numpy(logits), params.scales, *params[2:]
     with patch.object(triton_draws, "MOST_RANKED", RANKED):
         return triton_draws.draw_likeliest(drawn, *given, for_draft=for_draft).numpy()

@@ -46,11 +46,19 @@ def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
     return guess(log_probs, contexts)[0]
 
 
-def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor]:
-    """As `sample`, with each token's margin; see `best_and_margin`."""
+def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor, Tensor]:
+    """As `sample`, with each token's margin and the second-best token; see `best_and_margin`."""
     keys = [_key(context) for context in contexts]
     noise = gumbel(keys, log_probs.shape[1], log_probs.device)
-    return best_and_margin(log_probs + noise)
+    scores = log_probs + noise
+    return *best_and_margin(scores)[:2], second_best(scores)
+
+
+def second_best(scores: Tensor) -> Tensor:
+    """Return the second id of each row by descending score, ties by ascending id; -1 if its score
+    is not finite."""
+    ordered = scores.sort(dim=1, descending=True, stable=True)
+    return ordered.indices[:, 1].masked_fill(~ordered.values[:, 1].isfinite(), -1)
 
 
 def _key(context: RowContext) -> Key | None:

@@ -16,9 +16,10 @@ from engine.messages import SamplingParams
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.allowance import Allowance
+from engine.speculation.drafts import Draft
 from engine.speculation.proposal import chain
 from tests.support.controller_world import World, adaptive, play
-from tests.unit.test_cascade import Cutter, accepting, observed
+from tests.unit.test_cascade import Cutter, OnlyNines, accepting, observed
 
 SURE = [2.0, 0.1, 3.0, 0.4]
 SECOND_BEST = [11, 12, 13, 14]
@@ -98,6 +99,21 @@ def test_no_leaf_stands_behind_the_cut() -> None:
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
     [tree] = allowance.keep([Chunk(seq, 0, 1, 8)], [made])
     assert (tree.tokens, tree.parents) == ([1, 11], [-1, -1])
+
+
+def test_a_draft_knows_a_second_best_token_at_each_place() -> None:
+    """Law: there is none where the grammar forces a token; a chain that ends early loses those
+    after its end too."""
+    seq, free = (Sequence(name, SamplingParams(seed=1, max_tokens=50), [1], 1) for name in "ab")
+    seq.constraint, seq.follows_grammar = OnlyNines(), True
+    draft = Draft(seq, 4)
+    draft.take(9, 1.0, 7, ())
+    draft.follow_grammar()
+    assert draft.proposal("draft_model").second_best == [7, -1, -1, -1]
+    draft = Draft(free, 4)
+    draft.take_chain([5, 6, 2, 8], SURE, SECOND_BEST, frozenset([2]))
+    ended = chain([5, 6, 2], "draft_model", confidences=SURE[:3], second_best=SECOND_BEST[:3])
+    assert draft.proposal("draft_model") == ended
 
 
 def goodput_of(row: float, *, free: int = 0) -> Goodput:

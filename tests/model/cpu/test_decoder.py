@@ -169,6 +169,7 @@ def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path:
         assert [p.tokens for p in answers[0]] == [p.tokens for p in answers[1]]
         for one_call, stepwise in zip(*answers, strict=True):
             assert one_call.confidences == pytest.approx(stepwise.confidences, abs=1e-3)
+            assert one_call.second_best == stepwise.second_best
         hits = [[found.hits for found in proposer.agreements] for proposer in proposers]
         assert hits[0] == hits[1]
         for one, other, proposal in zip(*groups, answers[0], strict=True):
