@@ -275,10 +275,9 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     kept, token_bytes = _kept_in(config, pair), dict[str, int]()
     for model in models:
         token_bytes[model.role] = bytes_per_token(model.layers, kept or model.dtype)
-    if pair.eagle is not None:
-        weights += pair.eagle.parts(schedule)
-        planes = (pair.eagle.shape,) * (1 + on_cuda)  # each proposal gathers a copy
-        token_bytes["EAGLE head"] = bytes_per_token(planes, pair.eagle.dtype)
+    if (head := pair.eagle) is not None:  # on CUDA, each proposal gathers a copy of its cache
+        weights += head.parts(schedule)
+        token_bytes["EAGLE head"] = bytes_per_token((head.shape,) * (1 + on_cuda), head.dtype)
     graphs = on_cuda and config.graphs
     attention = [attention_for(config.attention, model, in_fp8=in_fp8) for model in models]
     tables = [
