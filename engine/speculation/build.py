@@ -65,9 +65,8 @@ def build_proposer(
     cache: KVCache | None = None,
     **drafting: Any,
 ) -> Proposer:
-    """Return the main proposer. Draft models need `draft_runner` and `drafting`, further options of
-    DraftModelProposer; Medusa `heads`; EAGLE `eagle` and the target's `cache`. `remembered`: tokens
-    of earlier replies for `suffix`; `vocab_size`: the target's."""
+    """Return the main proposer. `drafting`: further options of DraftModelProposer; `cache`: the
+    target's; `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the target's."""
     match config:
         case NoProposerConfig():
             return NoProposer()
@@ -84,14 +83,11 @@ def build_proposer(
         case EagleConfig(depth=depth):
             assert eagle is not None
             assert cache is not None
-            return EagleProposer(
-                eagle, processor, cache, depth=depth, vocab_size=vocab_size, clock=clock
-            )
+            sizes = {"depth": depth, "vocab_size": vocab_size}
+            return EagleProposer(eagle, processor, cache, clock=clock, **sizes)
         case DraftModelConfig() | SelfConfig():
             assert draft_runner is not None
-            options = drafting | {
-                "processor": processor, "vocab_size": vocab_size, "name": config.kind
-            }  # fmt: skip
+            drafting |= {"processor": processor, "vocab_size": vocab_size, "name": config.kind}
             if isinstance(draft_runner, ForeignRunner):
-                return ForeignDraftProposer(draft_runner, **options)
-            return DraftModelProposer(draft_runner, **options)
+                return ForeignDraftProposer(draft_runner, **drafting)
+            return DraftModelProposer(draft_runner, **drafting)
