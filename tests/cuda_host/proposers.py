@@ -26,8 +26,9 @@ from tests.support import eagle
 K = 4
 
 
-def proposers(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the configuration of each proposer, its heads saved in `folder`."""
+def proposers(folder: Path, target: str) -> dict[str, dict[str, Any]]:
+    """Return the configuration of each proposer, its heads saved in `folder`. `branches`: a draft
+    model, here the target's weights again, whose second-best tokens are verified, too."""
     words = torch.zeros(SIZES["vocab_size"], SIZES["hidden_size"])
     save_heads(MedusaHeads(3, 1, words.bfloat16()), folder / "medusa", "heads")
     sizes = {"hidden_size": words.shape[1], "vocab_size": len(words)}
@@ -38,6 +39,7 @@ def proposers(folder: Path) -> dict[str, dict[str, Any]]:
         "self": {"layers": 1},
         "medusa": {"path": str(folder / "medusa")},
         "eagle": {"path": head},
+        "branches": {"kind": "draft_model", "path": target, "dtype": "bfloat16", "branches": 2},
     }
 
 
@@ -62,7 +64,7 @@ def main() -> None:
     found = dict[str, dict[str, Any]]()
     with tempfile.TemporaryDirectory() as name:
         target = folder_of(Path(name, "target"))
-        configs = proposers(Path(name))  # before values lose their meaning
+        configs = proposers(Path(name), target)  # before values lose their meaning
         without_values()
         standin, compiled = StandIn(), list[str]()
         triton.knobs.runtime.jit_post_compile_hook = lambda **told: compiled.append(told["repr"])
