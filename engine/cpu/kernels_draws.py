@@ -163,12 +163,12 @@ def _sampled(
     close = CLOSE + SHIFTED * size
     start = _bound(words, low, high, space)
     bar = np.float32(np.float64(most) + fields[2]) - np.float32(2) * close
-    margin = close if sure else np.float32(np.inf)
+    within = close if sure else np.float32(np.inf)
     cuts = 0 < fields[0] < len(row) or fields[1] < 1
     filtered, whole, known = cuts or fields[2] > -np.inf, 0.0, not cuts
     for _ in range(_TRIES):
         token, second_best, best, second = _two_best(
-            row, scale, low, high, words, space, start, bar, margin
+            row, scale, low, high, words, space, start, bar, within
         )
         logit, margin = row[token] * scale, min(best - second, MAX_MARGIN)
         if not known and (logit < most or not sure):

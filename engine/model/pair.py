@@ -271,7 +271,7 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     weights = tuple(weights_of(model) for model in models)
     if pair.heads is not None:
         weights += (MemoryUse("weights of the heads", pair.heads.nbytes),)
-    rows, k_max = schedule.max_step_tokens, config.speculation.k_max
+    rows, nodes = schedule.max_step_tokens, config.speculation.k_max + config.speculation.branches
     kept, token_bytes = _kept_in(config, pair), dict[str, int]()
     for model in models:
         token_bytes[model.role] = bytes_per_token(model.layers, kept or model.dtype)
@@ -281,12 +281,12 @@ def memory_plan(config: EngineConfig, pair: Pair, given: KVCache | None = None) 
     graphs = on_cuda and config.graphs
     attention = [attention_for(config.attention, model, in_fp8=in_fp8) for model in models]
     tables = [
-        table_bytes(model.role, name, rows=rows, k_max=k_max)
+        table_bytes(model.role, name, rows=rows, k_max=nodes)
         for model, name in zip(models, attention, strict=True)
     ]
     loaded = sum(part.size for part in weights) + (given.nbytes if given else 0)
     reserved = reserve_of(
-        models, attention, rows=rows, logit_rows=min(rows, schedule.max_sequences * (k_max + 1)),
+        models, attention, rows=rows, logit_rows=min(rows, schedule.max_sequences * (nodes + 1)),
         sequences=schedule.max_sequences, graphs=graphs,
     )  # fmt: skip
     return plan_memory(

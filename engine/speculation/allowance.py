@@ -13,6 +13,7 @@ from itertools import accumulate, repeat
 from math import inf
 from operator import itemgetter
 
+from engine.config import MAX_K
 from engine.control.controller import Choice, KController, Load
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
@@ -24,7 +25,8 @@ _FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at 
 
 class Allowance:
     """Call `begin` once per step, `max_draft` once per sequence that samples, the rest at any time.
-    `choice`: the controller's for this step."""
+    `choice`: the controller's for this step. `leaves`: the most second-best tokens beside a chain,
+    which the host places when it has seen the chain; a tree has at most MAX_K nodes."""
 
     def __init__(
         self, controller: KController, main: str, free: Iterable[FreeProposer], *, branches: int = 0
@@ -37,7 +39,7 @@ class Allowance:
         # Look-ups that gain less than the main proposer: limits without it, and the gains.
         self._replaced: dict[Sequence, tuple[dict[str, int], float]] = {}
         self.cut: dict[Sequence, Proposal] = {}  # this step's proposals as they were before `keep`
-        self.choice, self._k, self._leaves, self._num_sequences = Choice(), 0, 0, 1
+        self.choice, self._k, self.leaves, self._num_sequences = Choice(), 0, 0, 1
         self._probe_set: set[Sequence] | None = None  # sequences of a probe
         self._catch_up_rows: int | None = None  # rows per step while `limit_catch_up` is in effect
         self.waiting: set[Sequence] = set()  # sequences that must wait for their turn to catch up
@@ -47,7 +49,7 @@ class Allowance:
         self._num_sequences = load.num_sequences
         self.choice = choice = self._controller.choose(load)
         self._k, self._probe_set = choice.k, None
-        self._leaves = self._branches if self._k and choice.branches else 0
+        self.leaves = min(self._branches, MAX_K - self._k) if self._k and choice.branches else 0
         if (most := choice.max_speculating) is not None:
             candidates = [seq for seq in running if self._may_ask(seq)]
             candidates.sort(key=lambda seq: seq.num_tokens - seq.num_draft_computed)
@@ -78,9 +80,9 @@ class Allowance:
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
         if seq.sources is None and self._probe_set is None and not self.waiting:
-            return self._k + self._leaves
+            return self._k + self.leaves
         main = self._of_main(seq) if self._k else 0
-        rows = main + self._leaves if main else 0
+        rows = main + self.leaves if main else 0
         if seq.sources is None or len(seq.tokens) < seq.lookup_from:
             return rows
         free = self._free_counts(seq)
@@ -103,20 +105,15 @@ class Allowance:
                 own[self._main] = 0
             limits.update({seq: own for seq, (own, _) in self._replaced.items() if seq in asked})
 
-    @property
-    def may_branch(self) -> bool:
-        """Whether this step may add second-best tokens: the host must see the proposals first."""
-        return self._leaves > 0
-
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """Return how many tokens each proposer may propose, by name. None if only the main one is
         asked, without a bound of the request. Call after `max_draft`."""
         own = self._limits.get(seq)
-        return {self._main: self._k} if own is None and (self._leaves or not self._k) else own
+        return {self._main: self._k} if own is None and (self.leaves or not self._k) else own
 
     def main_limit(self, chunk: Chunk) -> int:
         """Return how many tokens the main proposer may propose if no proposer before it has any."""
-        limits = self.limits(chunk.seq) if self._limits or self._leaves else None
+        limits = self.limits(chunk.seq) if self._limits or self.leaves else None
         return chunk.k if limits is None else min(limits[self._main], chunk.k)
 
     def keep(self, chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Proposal]:
@@ -130,10 +127,10 @@ class Allowance:
         confidences = [proposals[i].confidences for i in sure]
         lengths = self._controller.kept_counts(confidences)
         leaves: Iterable[Seq[int]] = repeat(())
-        if self._leaves:
+        if self.leaves:
             leaves = self._controller.branch(confidences, lengths)
         for i, length, places in zip(sure, lengths, leaves, strict=False):
-            whole, room = proposals[i], min(chunks[i].k - length, self._leaves)
+            whole, room = proposals[i], min(chunks[i].k - length, self.leaves)
             own = whole.branched(places, length, room) if length else EMPTY
             if own is not whole:
                 self.cut[chunks[i].seq], kept[i] = whole, own

@@ -90,7 +90,7 @@ class Rounds:
         self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
     ) -> list[Sampled] | None:
         """Run the step with one wait; return None, with nothing done, if it cannot."""
-        if self._allowance.may_branch or not all(map(self._is_usual, plan.chunks)):
+        if self._allowance.leaves or not all(map(self._is_usual, plan.chunks)):
             return None
         looked_up, chunks = self._proposer.look_up(plan.chunks)
         flight = self._draft.begin(chunks)

@@ -160,7 +160,7 @@ async def chunks(
 ) -> AsyncGenerator[bytes, None]:
     """Yield encoded chunks of the object `kind`, each with one choice. `choices` maps a delta to
     choices; `opening` are those before any text, `first` fields of the first chunk only."""
-    generation, scored = call.generation, call.generation.spec.show_logprobs
+    generation, payload = call.generation, b""
     encoder = _Encoder(call, kind, choices, first or {})
     try:
         if opening:
@@ -168,7 +168,7 @@ async def chunks(
         while not generation.finished:
             await generation.wait()
             deltas, usage = generation.take(), encoder.usage()
-            if scored and many(deltas):
+            if generation.spec.show_logprobs and many(deltas):
                 payload = await asyncio.to_thread(encoder.chunks, deltas, usage)
             else:
                 payload = encoder.chunks(deltas, usage)

@@ -132,7 +132,7 @@ class Generation:
         """Fail at the deadline. What arrived in time is still returned."""
         with suppress(EngineError):  # a failure at the deadline
             self._held = self.take()
-        if not self.finished and self._failure is None:
+        if self._failure is None and any(choice.finish is None for choice in self.choices):
             sentence = f"the request was not finished within the {seconds:g} s that it may take"
             self._failure = DeadlineExceeded(sentence)
             self._client.abort([choice.stream.id for choice in self.choices])
@@ -198,7 +198,8 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
+        """Whether all choices have ended, and `take` has returned all of their deltas."""
+        return not self._held and all(choice.finish is not None for choice in self.choices)
 
     @property
     def wanted(self) -> list[Choice]:

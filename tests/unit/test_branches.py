@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
+from engine.config import MAX_K
 from engine.control.acceptance import Confidences, ProposalModel
 from engine.control.controller import Choice, FixedK, Load
 from engine.control.cost_model import CostModel
@@ -172,3 +173,13 @@ def test_the_chance_of_a_leaf_is_learnt() -> None:
     model, rng = ProposalModel(4), random.Random(2)
     model.learn_second_best([rng.random() < 0.6 for _ in range(2000)])
     assert model.second_best([0.7, 0.2]) == pytest.approx([0.6 * 0.3, 0.6 * 0.5], rel=0.2)
+
+
+def test_a_tree_has_no_more_nodes_than_attention_masks() -> None:
+    """Bug: at K near its maximum, leaves made trees of more nodes than a mask has bits, and the
+    engine died."""
+    allowance, seq = allowance_of(Doubtful(MAX_K - 2), 8)
+    assert allowance.max_draft(seq) == MAX_K
+    allowance, seq = allowance_of(Doubtful(MAX_K), 8)
+    assert allowance.max_draft(seq) == MAX_K
+    assert not allowance.leaves

@@ -31,9 +31,12 @@ def begun(
     continuous: bool = False,
     n: int = 1,
     stop: tuple[str, ...] = (),
+    seconds: float | None = None,
 ) -> Call:
     params = SamplingParams(seed=1, max_tokens=50, stop_token_ids=(EOS,))
-    spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512, n=n, stop=stop)
+    spec = GenerationSpec(
+        id="x", prompts=[[1]], params=params, context=512, n=n, stop=stop, seconds=seconds
+    )
     generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
     generation.start(arrival=0.0)
     return Call(
@@ -139,3 +142,31 @@ def test_a_chunk_that_cannot_be_written_ends_the_stream(caplog: pytest.LogCaptur
 
     assert '"error"' in asyncio.run(main())
     assert "internal error" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_what_arrived_before_the_deadline_is_sent_to_a_slow_reader(kind: str) -> None:
+    """Bug: the deadline took the end of a reply out of the mailboxes while its client was not
+    reading; the stream then ended without that text and without a finish reason, and repeated the
+    chunk before."""
+
+    async def main() -> str:
+        gate = asyncio.Semaphore(1)
+        client = FakeClient(gate=gate, script=listed_script(b"ABCDEFGH", then=EOS))
+        call, found = begun(client, seconds=0.05), list[bytes]()
+        opening = [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]
+        async for piece in events(call, kind, opening=opening if kind == "chat" else ()):
+            found.append(piece)
+            if len(found) == 1:  # the engine ends the reply; the client reads on after the deadline
+                for _ in range(20):
+                    gate.release()
+                await asyncio.sleep(0.15)
+        return b"".join(found).decode()
+
+    sent = asyncio.run(main())
+    chunks = [json.loads(each[6:]) for each in sent.split("\n\n") if each.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    texts = [each.get("text", each.get("delta", {}).get("content")) or "" for each in choices]
+    assert "".join(texts) == "ABCDEFGH"
+    assert choices[-1]["finish_reason"] == "stop"
+    assert sent.endswith("data: [DONE]\n\n")
