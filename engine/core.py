@@ -142,7 +142,7 @@ class Engine:
         lap: Stopwatch,
     ) -> Profile:
         """Return the costs of steps, `known` or timed now, which the controller also gets. With
-        known ones the cache is populated meanwhile. `loaded`: seconds that loading took."""
+        known ones a thread touches the cache from then on. `loaded`: seconds that loading took."""
         built, longest = lap(), self._runner.model.max_model_len
         profile = known or profile_at_start(config, self._runner, draft, self._cache, longest)
         self._controller.costs.set_profile(profile)

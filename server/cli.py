@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("evaluate", help="tables for your own prompts, by K (evaluate --help)")
     commands.add_parser("plan", help="whether speculation pays, on paper (plan --help)")
     commands.add_parser("replay", help="other policies on a recorded trace (replay --help)")
-    train = commands.add_parser("train", help="a draft on your text: train draft (--help)")
+    train = commands.add_parser("train", help="a draft or heads on your text (train draft --help)")
     train.add_argument("what", choices=["draft", "medusa", "eagle", "demo"],
         help="demo: the built-in pair")  # fmt: skip
     return parser

@@ -52,7 +52,7 @@ class ScriptedEngine:
         self.running: dict[str, Running] = {}
         self.ended: list[Output] = []
         self.num_steps = self.num_tokens = 0
-        self.news: Swap | None = None
+        self.swap: Swap | None = None
         self.draft = ready.k_max  # draft tokens per step, all accepted
         self._step_seconds = step_seconds
         self._next_step = time.monotonic()
@@ -76,13 +76,13 @@ class ScriptedEngine:
                 self.ended.append(Output(id=id, finish="abort"))
 
     def gauges(self) -> StepMetrics:
-        news, self.news = self.news, None
+        swap, self.swap = self.swap, None
         return StepMetrics(
             step=self.num_steps,
             num_running=len(self.running),
             blocks_total=self.ready.num_blocks,
             estimates=Estimates(k=self.draft, reason="fixed"),
-            swap=news,
+            swap=swap,
         )
 
     def set_speculation(self, mode: Mode, k: int = 0) -> None:
@@ -90,7 +90,7 @@ class ScriptedEngine:
 
     def swap_draft(self, path: str) -> None:
         """Refuse: there is no draft model."""
-        self.news = Swap(path, "refused", "this engine is a script, without a draft model", "")
+        self.swap = Swap(path, "refused", "this engine is a script, without a draft model", "")
 
     def step(self) -> Outputs:
         time.sleep(max(self._next_step - time.monotonic(), 0.0))

@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.attention.interface import Span
 from engine.attention.packed_copy import PackedCopy
 from engine.config import MAX_K
-from engine.model.graphs import GraphPool, Recorder, Site
+from engine.model.graphs import GraphKV, GraphPool, Recorder
 from engine.model.loaded import Call
 from engine.sampling.device_draws import draw_draft_rows, draw_rows
 from engine.sampling.noise import Numbers, token_words_of
@@ -66,14 +66,14 @@ class _Chain:
     def __init__(
         self,
         call: Call,
-        site: Site,
+        kv: GraphKV,
         words: Tensor,
         kind: Kind,
         logits: Tensor,
         counts: Counts | None,
     ) -> None:
         rows, steps, *_ = kind
-        self._call, self._site, self._words = call, site, words
+        self._call, self._kv, self._words = call, kv, words
         self._kind, self._logits, self._counts = kind, logits, counts
         self._sent = sent = PackedCopy(words.device)
         self._table = sent.reserve(COLUMNS if counts else UNADJUSTED, rows, 1, dtype=torch.float32)
@@ -81,7 +81,7 @@ class _Chain:
         self._keys = sent.reserve(steps, 2, rows, 1)
         self._positions = sent.reserve(steps - 1, 1, rows, dtype=torch.int64)
         self._first, self._order = sent.reserve(rows), sent.reserve(steps * rows)
-        self._attention = site.stage(rows, sent, steps - 1) if steps > 1 else None
+        self._attention = kv.stage(rows, sent, steps - 1) if steps > 1 else None
         sent.build()
         self._none = torch.zeros(1, dtype=torch.int64, device=words.device)
         self._table.host[:] = 1  # a valid value for every column, top_k sizes included
@@ -130,7 +130,7 @@ class _Chain:
         rows, steps, _ = self._kind
         padded = [*starts, *[Start((), 0)] * (rows - len(starts))]
         return [
-            Span(row, 1, at - left_out, self._site.reaching(blocks, at - left_out + steps - 1))
+            Span(row, 1, at - left_out, self._kv.reaching(blocks, at - left_out + steps - 1))
             for row, (blocks, at, left_out) in enumerate(padded)
         ]
 
@@ -164,16 +164,16 @@ class ChainGraphs:
     """The graphs of one draft's chains over one plane, by numbers of sequences and steps. Chains
     start from rows of `logits`, the tensor that the draft's forwards write."""
 
-    def __init__(self, call: Call, site: Site, recorder: Recorder, logits: Tensor) -> None:
+    def __init__(self, call: Call, kv: GraphKV, recorder: Recorder, logits: Tensor) -> None:
         self._sizes = buckets(MOST_SEQUENCES)
         self._counts: Counts | None = None
-        words = token_words_of(logits.shape[1], site.device)
+        words = token_words_of(logits.shape[1], kv.device)
 
         def make(kind: Kind) -> _Chain:
             counts = None
             if kind.draws == ADJUSTED:
                 counts = self._shared(logits[: self._sizes[-1]], kind.rows)
-            return _Chain(call, site, words, kind, logits, counts)
+            return _Chain(call, kv, words, kind, logits, counts)
 
         most = len(self._sizes) * MAX_K * KINDS  # never evict
         self._pool = GraphPool[Kind, _Chain](recorder, make, most)

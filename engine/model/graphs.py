@@ -35,8 +35,8 @@ WARM_UPS = 2  # runs before a capture, in which compiling, planning and allocati
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What the graphs of one model read and write; `scrap`: a block that no sequence holds."""
+class GraphKV:
+    """One model's KV plane and backend, for its graphs; `scrap`: a block no sequence holds."""
 
     backend: StagingBackend
     plane: KVPlane
@@ -150,15 +150,15 @@ class _Static:
     With `words` (noise.token_words_of) it also draws from these rows."""
 
     def __init__(
-        self, rows: int, call: Call, site: Site, logits: Tensor, words: Tensor | None
+        self, rows: int, call: Call, kv: GraphKV, logits: Tensor, words: Tensor | None
     ) -> None:
-        self._sent = sent = PackedCopy(site.device)
+        self._sent = sent = PackedCopy(kv.device)
         self._ids, self._positions, self._kept, self._unseen = (
             sent.reserve(rows, dtype=torch.int64) for _ in range(4)
         )
         self._scales = sent.reserve(2, rows, 1, dtype=torch.float32)
         self._keys = sent.reserve(2, rows, 1)
-        self.attention = site.stage(rows, sent)
+        self.attention = kv.stage(rows, sent)
         sent.build()
         self._call, self._logits, self._words = call, logits[:rows], words
         self.drawn: Tensor | None = None  # by the last run
@@ -207,19 +207,19 @@ class ForwardGraphs:
     the first rows of `logits`, float32 `[most rows, vocab]`. `words`: see _Static."""
 
     def __init__(
-        self, call: Call, site: Site, recorder: Recorder, logits: Tensor, most_rows: int,
+        self, call: Call, kv: GraphKV, recorder: Recorder, logits: Tensor, most_rows: int,
         words: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.sizes = buckets(most_rows)
-        self._site, self._logits = site, logits
+        self._kv, self._logits = kv, logits
         self._pool = GraphPool[int, _Static](
-            recorder, lambda rows: _Static(rows, call, site, logits, words)
+            recorder, lambda rows: _Static(rows, call, kv, logits, words)
         )
 
     def capture(self) -> Iterator[None]:
         """Record every bucket, the largest first: the others reuse its memory."""
         for size in reversed(self.sizes):
-            self._pool.inputs(size).send(self._site.padding_spans(0, size))
+            self._pool.inputs(size).send(self._kv.padding_spans(0, size))
             self._pool.replay(size)
             yield
 
@@ -229,7 +229,7 @@ class ForwardGraphs:
         if rows > self.sizes[-1] or not batch.rows:
             return None
         size = self.sizes[bisect_left(self.sizes, rows)]
-        spans = [*batch.spans, *self._site.padding_spans(rows, size - rows)]
+        spans = [*batch.spans, *self._kv.padding_spans(rows, size - rows)]
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None

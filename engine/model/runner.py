@@ -24,7 +24,7 @@ from engine.cpu.decoder import MOST_ROWS, CompiledDecoder, Memory
 from engine.model.attention_choice import attention_backend, attention_for
 from engine.model.batch import Batch, Unseen
 from engine.model.chain_graphs import MOST_SEQUENCES, ChainGraphs, DraftedChains
-from engine.model.graphs import Forwarded, ForwardGraphs, Recorder, Site
+from engine.model.graphs import Forwarded, ForwardGraphs, GraphKV, Recorder
 from engine.model.hidden import HiddenCall
 from engine.model.kv_cache import KVCache
 from engine.model.loaded import LoadedModel
@@ -209,16 +209,16 @@ class ModelRunner:
         self._chains: ChainGraphs | None = None
         if graphs is not None and isinstance(self.backend, StagingBackend):
             assert cache.scrap is not None
-            site = Site(self.backend, self._plane, cache.scrap, model.device)
-            self._forwards, self._chains = self._graphs_at(site, graphs)
+            kv = GraphKV(self.backend, self._plane, cache.scrap, model.device)
+            self._forwards, self._chains = self._graphs_at(kv, graphs)
 
-    def _graphs_at(self, site: Site, graphs: Graphs) -> tuple[ForwardGraphs, ChainGraphs | None]:
+    def _graphs_at(self, kv: GraphKV, graphs: Graphs) -> tuple[ForwardGraphs, ChainGraphs | None]:
         """Return the graphs of the model's forwards, which draw if it is a target on a device that
         can, and those of its chains if it is a draft. Both write to `_logits`."""
         model, words, chains = self.model, None, None
         sizes = buckets(max(graphs.most_rows, MOST_SEQUENCES))[-1], model.vocab_size
         self._logits = torch.zeros(sizes, device=model.device)
-        given = (self._call, site, graphs.recorder, self._logits)
+        given = (self._call, kv, graphs.recorder, self._logits)
         if model.role == "draft":
             chains = ChainGraphs(*given)
         elif model.device.type == "cpu" or available(model.device):

@@ -307,7 +307,7 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) 
     tokens = tokens.masked_fill(~kept.known, UNDECIDED)
     finite = scaled.amax(dim=1).isfinite()
     found = tokens.masked_fill(~finite, NOT_FINITE)
-    return stacked(found, *_margin_and_next(best[:, 0], second[:, 0], second_best))
+    return stacked(found, *_margin_and_id(best[:, 0], second[:, 0], second_best))
 
 
 def _ranks(logits: Tensor, look: int) -> bool:
@@ -332,12 +332,10 @@ def best_and_margin(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lowest other id of the second largest, -1 if there is none (meaningless after NOT_FINITE)."""
     best, ids = scores.max(dim=1)
     second, second_best = scores.scatter(1, ids[:, None], -torch.inf).max(dim=1)
-    return ids.masked_fill(~best.isfinite(), NOT_FINITE), *_margin_and_next(
-        best, second, second_best
-    )
+    return ids.masked_fill(~best.isfinite(), NOT_FINITE), *_margin_and_id(best, second, second_best)
 
 
-def _margin_and_next(best: Tensor, second: Tensor, second_best: Tensor) -> tuple[Tensor, Tensor]:
+def _margin_and_id(best: Tensor, second: Tensor, second_best: Tensor) -> tuple[Tensor, Tensor]:
     """Return the margins of the best scores over the second ones, and the ids of these, NO_TOKEN
     where they are not finite."""
     margins = (best - second).nan_to_num(0.0, MAX_MARGIN).clamp(0.0, MAX_MARGIN)

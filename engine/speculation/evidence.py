@@ -42,7 +42,7 @@ class Evidence:
         self._own = HitCounts([0.0] * len(shared.right), 0.0)
 
     def learn(self, run: int, *, hit: bool) -> None:
-        """HitCounts whether a token that was looked up with this run was right."""
+        """Record whether a token that was looked up with this run was right."""
         for record in (self._own, self._everyone):
             record.add(_grade(run), right=hit)
 

@@ -76,7 +76,7 @@ async def start(
         prompts, num_tokens = await _read_prompts(services, request, ready)
         seed = request.given_seed if request.given_seed is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
-        id, now = prefix + uuid.uuid4().hex, time.time()  # new: a resumed try may still run
+        id, now = prefix + uuid.uuid4().hex, time.time()  # new even for `resume`: the first may run
         generation = Generation(
             _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
             client=services.client,
@@ -132,8 +132,8 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
 async def _read_prompts(
     services: Services, request: ChatRequest | CompletionRequest, ready: Ready
 ) -> tuple[Prompts, int]:
-    """Return the prompts as tokens, and their number. Raises ApiError as `_check_prompts`, or for a
-    constraint that cannot be enforced."""
+    """Return the prompts as tokens, and how many tokens they have. Raises ApiError as
+    `_check_prompts`, or for a constraint that cannot be enforced."""
     if isinstance(request, ChatRequest):
         prompts = await of_chat(services, request, ready)
     else:

@@ -86,9 +86,9 @@ def compared(step: StepMetrics) -> tuple[float, float]:
     if not step.plain_seconds:
         return 0.0, 0.0
     taken = seconds_of(step.seconds)
-    guessed = step.num_proposed or step.seconds.propose_forward
+    drafted = step.num_proposed or step.seconds.propose_forward
     most = taken * step.num_generated_tokens / step.num_sampling
-    return taken, min(step.plain_seconds, most) if guessed else taken
+    return taken, min(step.plain_seconds, most) if drafted else taken
 
 
 class Gain:

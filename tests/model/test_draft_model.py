@@ -161,8 +161,8 @@ def test_forwards_are_batched_and_no_more_than_needed() -> None:
 
 
 def test_a_fully_accepted_round_leaves_one_draft_token_to_catch_up() -> None:
-    """Law: the drafter never runs its last guess: after the first, k-1 forwards are enough. If that
-    draft token is accepted, two positions are missing; otherwise one."""
+    """Law: the draft never reads its own last token: after the first, k-1 forwards are enough. If
+    that token is accepted, two positions are missing; otherwise one."""
     for accepted, missing in ((0, 1), (1, 1), (2, 1), (3, 2)):
         runner = FakeRunner(VOCAB, block_size=BLOCK)
         proposer, seq = proposer_on(runner), sequence("s", [5, 6, 7, 8])

@@ -117,7 +117,7 @@ def test_draft_tokens_do_not_depend_on_how_entries_came_about(
     more: dict[str, Any], tiny_target: str, model: Any, head: str
 ) -> None:
     """Law: chunked prompts, entries computed in bulk after rounds without draft tokens (with more
-    positions than may stay pending), and a resumption after preemption give the same guesses."""
+    positions than may stay pending), and a resumption after preemption draft the same tokens."""
     slow = eagle.SlowHead(head, model, (0, 1))
     engine = Engine(config_for(tiny_target, head, 3, depth=2, **more))
     prompts = {"a": PROMPT * 4, "b": [7, 3, 99, 12] * 9}

@@ -309,9 +309,7 @@ def test_the_draft_is_not_asked_for_what_is_forced(
         assert counts.get("draft_model", 0) + counts["target"] >= 4
 
 
-def test_a_grammar_that_is_not_named_does_not_draft_token(
-    pair: Pair, paths: tuple[str, str]
-) -> None:
+def test_a_grammar_that_is_not_named_does_not_propose(pair: Pair, paths: tuple[str, str]) -> None:
     """Bug: with "speculation": {"proposers": ["draft_model"]} the grammar still proposed within the
     draft model's chain, although the reply said otherwise."""
     grammar = Grammar("regex", '[ab]{3}"name": true, [ab]{3}"name": 12')

@@ -49,12 +49,12 @@ def learner(model: Any, ids: torch.Tensor, depth: int) -> Learner:
     return Learner(parsed, model, ids)
 
 
-def test_a_head_draft_tokens_more_and_is_served(
+def test_a_trained_head_agrees_more_and_is_served(
     target: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Law: the loss falls and the printed figures rise at every depth; the output is a checkpoint
-    in the published format, which an engine loads and guesses with, and no text depends on it."""
+    in the published format, which an engine loads and drafts with, and no text depends on it."""
     output, losses = tmp_path / "head", list[float]()
 
     def watching(*given: Any) -> float:

@@ -85,7 +85,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
     )
 
 
-def test_a_head_learns_the_token_that_it_will_draft_token() -> None:
+def test_a_head_learns_the_token_that_it_will_draft() -> None:
     """Law: from the state after a token, head k learns the token k + 2 further on, since the target
     samples the next one itself; rows do not affect each other."""
     model = tiny_text.target()

@@ -82,7 +82,7 @@ def test_draft_tokens_of_little_confidence_are_verified_only_without_that_refine
     controller.choose(Load(2))
     kept = controller.kept_counts(CONFIDENCES)
     assert kept[0] > kept[1]
-    assert VARIANTS["verify all guesses"](4).kept_counts(CONFIDENCES) == [4, 4]
+    assert VARIANTS["verify all draft tokens"](4).kept_counts(CONFIDENCES) == [4, 4]
 
 
 @pytest.mark.parametrize("name", ["no hindsight", "profile only"])

@@ -167,7 +167,7 @@ def test_the_window_fills_at_any_k(k: int) -> None:
 
 
 def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
-    """Law: another proposer's guesses leave the window alone, but their n-grams enter the pool."""
+    """Law: another proposer's tokens leave the window alone, but their n-grams enter the pool."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
     seq = sequence([1, 2, 3])
     guess(proposer, seq, 16)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from engine.control.controller import Choice, KController, Load
 from engine.scheduling.step_record import Agreement, SequenceStep, StepRecord
 
-MOST_JUDGED = 32  # most positions of a request that one catch-up compares, as in the engine
+MOST_COMPARED = 32  # most positions of a request that one catch-up compares, as in the engine
 UNLIMITED = 1 << 30
 
 
@@ -77,7 +77,7 @@ class Live:
     def catch_up(self) -> Agreement | None:
         """Run the draft over the positions it missed. Return whether it would have proposed the
         right tokens at the latest of these."""
-        span = slice(max(self.known, self.position - MOST_JUDGED, 0), self.position)
+        span = slice(max(self.known, self.position - MOST_COMPARED, 0), self.position)
         self.known = self.position
         compared = zip(self.request.confidences[span], self.request.hits[span], strict=True)
         found = Agreement(self.request.number, span.start, list(compared))

@@ -70,7 +70,7 @@ VARIANTS: Mapping[str, Build] = {
     WHOLE: AdaptiveK,
     STOP: lambda k_max, *, stops=True: AdaptiveK(k_max, stops=False),
     "no confidences": _NoConfidences,
-    "verify all guesses": _KeepAll,
+    "verify all draft tokens": _KeepAll,
     "no change test": _without(lambda own: own._proposals.acceptance.change_detector, add=False),
     "no hindsight": _NoHindsight,
     "profile only": _without(lambda whole: whole.costs, learn=None),
