@@ -238,8 +238,8 @@ def nodes_found(nodes: Nodes) -> dict[str, float]:
         "draw behind it": draws,
         "draft layer": (draft - few_draft) / (ONE_B["num_hidden_layers"] - FEW),
         "draft forward": draft,
-        "chain of four": nodes.found[0, (2, K, 1)],
-        "chain of four, all fields": nodes.last[0, (2, K, 1)],
+        "chain of four": nodes.found[0, (3, K, 1)],
+        "chain of four, all fields": nodes.last[0, (3, K, 1)],
     }
 
 
