@@ -23,13 +23,10 @@ def keep_frequencies(model: Any) -> None:
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, dict):  # by layer type
-            module.rope_type = {layer: _kept(each) for layer, each in kind.items()}
-        elif kind is not None:
-            module.rope_type = _kept(kind)
-
-
-def _kept(kind: Any) -> Any:
-    return "default" if kind in GROWING_ROPES else kind
+            changed = {each: "default" for each in kind if kind[each] in GROWING_ROPES}
+            module.rope_type = kind | changed
+        elif kind in GROWING_ROPES:
+            module.rope_type = "default"
 
 
 def _ropes(rope: object) -> list[Mapping[str, Any]]:

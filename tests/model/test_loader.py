@@ -25,6 +25,7 @@ from transformers import (
     Mamba2ForCausalLM,
     MistralConfig,
 )
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.utils import logging
 
 from engine.attention import interface
@@ -36,6 +37,7 @@ from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
 from engine.model.loader import load_model
 from engine.model.proof import LENGTH, is_proven
+from engine.model.rope import keep_frequencies
 from engine.scheduling.segment import Segment
 from tests.support import tiny
 
@@ -313,6 +315,23 @@ def test_no_forward_changes_the_frequencies_of_a_rope(rope: dict[str, Any], tmp_
     for positions, same in ((64, True), (300, False)):
         given = torch.zeros(1), torch.arange(positions)[None]
         assert all(a.equal(b) for a, b in zip(own(*given), kept(*given), strict=True)) == same
+
+
+def test_no_forward_changes_the_frequencies_of_a_layer_types_rope() -> None:
+    """Law: the same for Gemma 3, which has a rope for each type of layer."""
+    long = {"rope_type": "longrope", "rope_theta": 1e6, "factor": 4.0, **FACTORS}
+    ropes = {
+        "full_attention": long | {"original_max_position_embeddings": 64},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = Gemma3TextConfig(head_dim=8, max_position_embeddings=256, rope_parameters=ropes)
+    own, kept = Gemma3RotaryEmbedding(config), Gemma3RotaryEmbedding(config)
+    keep_frequencies(kept)
+    for kind in ropes:
+        for positions in (64, 300):
+            given = torch.zeros(1), torch.arange(positions)[None], kind
+            same = all(a.equal(b) for a, b in zip(own(*given), kept(*given), strict=True))
+            assert same == (positions == 64 or kind == "sliding_attention")
 
 
 def test_cuda_is_refused_where_there_is_none(tiny_target: str) -> None:
