@@ -313,7 +313,7 @@ class Engine:
             num = min(len(running) + len(waiting), self._max_sequences)
             self._allowance.begin(Load(num, self._scheduler.mean_length), running)
         seconds.schedule = self._overhead.chose(lap())
-        plan = self._scheduler.schedule(self._allowance.max_draft)
+        plan = self._scheduler.schedule(self._allowance.draft_rows)
         for seq in plan.preempted:
             self._proposer.forget(seq)
         for seq in plan.admitted:

@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LEAST_PAUSE = 1, 8  # tokens to skip after a useless look-up: at 
 
 
 class Allowance:
-    """Call `begin` once per step, `max_draft` once per sequence that samples, the rest at any time.
+    """Call `begin` once per step, `draft_rows` once per sampling sequence, the rest at any time.
     `choice`: the controller's for this step. `leaves`: the most second-best tokens beside a chain,
     which the host places when it has seen the chain; a tree has at most MAX_K nodes."""
 
@@ -75,7 +75,7 @@ class Allowance:
         if not self.waiting:
             self._catch_up_rows = None
 
-    def max_draft(self, seq: Sequence) -> int:
+    def draft_rows(self, seq: Sequence) -> int:
         """Return how many draft tokens may be verified; KV and rows are reserved for them."""
         if seq.constraint is not None and seq.constraint.is_slow:
             seq.sources = ()
@@ -94,7 +94,7 @@ class Allowance:
         return max(limits.values())
 
     def leave_out_main(self, chunks: Seq[Chunk]) -> None:
-        """Call between `max_draft` and `limits`. Leaves the main proposer out, for the look-ups
+        """Call between `draft_rows` and `limits`. Leaves the main proposer out, for the look-ups
         that it would have replaced, if it gains less than it costs."""
         (cost, gain), limits = self.choice.drafting, self._limits
         asked = [seq for seq, _, _, k in chunks if k and len(limits.get(seq, ())) < 2]
@@ -107,7 +107,7 @@ class Allowance:
 
     def limits(self, seq: Sequence) -> Mapping[str, int] | None:
         """Return how many tokens each proposer may propose, by name. None if only the main one is
-        asked, without a bound of the request. Call after `max_draft`."""
+        asked, without a bound of the request. Call after `draft_rows`."""
         own = self._limits.get(seq)
         return {self._main: self._k} if own is None and (self.leaves or not self._k) else own
 

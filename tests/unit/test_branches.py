@@ -49,7 +49,7 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     """Law: at most `branches` leaves, best first, each a sibling of a chain token. Their rows come
     on top of K; the drafter is asked for K. Without a second-best token there is no leaf."""
     allowance, seq = allowance_of(Doubtful(4), 3)
-    assert allowance.max_draft(seq) == 7
+    assert allowance.draft_rows(seq) == 7
     chunk = Chunk(seq, 0, 1, 7)
     assert allowance.main_limit(chunk) == 4
     assert allowance.limits(seq) == {"draft_model": 4}
@@ -65,7 +65,7 @@ def test_where_leaves_do_not_pay_no_rows_are_reserved() -> None:
     """Law: if leaves do not pay, no rows are reserved and `branch` is not called. Learning goes on,
     so the chance of a second-best token is known when rows become cheap."""
     allowance, seq = allowance_of(Doubtful(4, shut=True), 3)
-    assert allowance.max_draft(seq) == 4
+    assert allowance.draft_rows(seq) == 4
     assert allowance.limits(seq) is None
     chunk = Chunk(seq, 0, 1, 4)
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
@@ -79,7 +79,7 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
     known whether the second-best one was right, whether or not it was verified."""
     for branches, right, came in ((1, True, [1, 12, 9]), (0, True, [1, 12]), (1, False, [1, 8])):
         allowance, seq = allowance_of(Doubtful(4), branches)
-        allowance.max_draft(seq)
+        allowance.draft_rows(seq)
         chunk = Chunk(seq, 0, 1, 4 + branches)
         made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
         [tree] = allowance.keep([chunk], [made])
@@ -96,7 +96,7 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
 def test_no_leaf_stands_behind_the_cut() -> None:
     """Law: if a chain was cut, no leaf stands behind the cut."""
     allowance, seq = allowance_of(Cutter(), 4)
-    allowance.max_draft(seq)
+    allowance.draft_rows(seq)
     made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
     [tree] = allowance.keep([Chunk(seq, 0, 1, 8)], [made])
     assert (tree.tokens, tree.parents) == ([1, 11], [-1, -1])
@@ -179,7 +179,7 @@ def test_a_tree_has_no_more_nodes_than_attention_masks() -> None:
     """Bug: at K near its maximum, leaves made trees of more nodes than a mask has bits, and the
     engine died."""
     allowance, seq = allowance_of(Doubtful(MAX_K - 2), 8)
-    assert allowance.max_draft(seq) == MAX_K
+    assert allowance.draft_rows(seq) == MAX_K
     allowance, seq = allowance_of(Doubtful(MAX_K), 8)
-    assert allowance.max_draft(seq) == MAX_K
+    assert allowance.draft_rows(seq) == MAX_K
     assert not allowance.leaves

@@ -85,7 +85,7 @@ class Trial:
 
     def propose(self, *sequences: Sequence) -> list[Proposal]:
         self.allowance.begin(Load(len(sequences)))
-        chunks = [Chunk(seq, 0, 1, self.allowance.max_draft(seq)) for seq in sequences]
+        chunks = [Chunk(seq, 0, 1, self.allowance.draft_rows(seq)) for seq in sequences]
         return self.cascade.propose(chunks)
 
 
@@ -207,7 +207,7 @@ def wanted(controller: KController, *sequences: Sequence) -> Allowance:
     allowance = allowance_of(controller)
     allowance.begin(Load(len(sequences)))
     for seq in sequences:
-        allowance.max_draft(seq)
+        allowance.draft_rows(seq)
     return allowance
 
 
@@ -294,18 +294,18 @@ def test_useless_look_ups_pause_for_longer_and_longer() -> None:
         for _ in range(150):
             before = ngram.looked
             allowance.begin(Load(num_sequences))
-            assert allowance.max_draft(seq) == 4
+            assert allowance.draft_rows(seq) == 4
             lookups += [seq.num_tokens] * (ngram.looked - before)
             seq.tokens.append(1)
         found = [after - before for before, after in pairwise(lookups)]
         assert found[: len(expected)] == expected
         ngram.chances, seq.lookup_from = [0.9], 0
         allowance.begin(Load(num_sequences))
-        allowance.max_draft(seq)
+        allowance.draft_rows(seq)
         seq.tokens.append(1)
         before = ngram.looked
         allowance.begin(Load(num_sequences))
-        allowance.max_draft(seq)
+        allowance.draft_rows(seq)
         assert ngram.looked == before + 1
 
 
@@ -319,7 +319,7 @@ def test_nothing_is_looked_up_at_k_0(overridden: bool) -> None:
     allowance = Allowance(controller, "draft_model", [ngram])
     seq = sequence("a", ("ngram", "draft_model"))
     allowance.begin(Load(1))
-    assert allowance.max_draft(seq) == 0
+    assert allowance.draft_rows(seq) == 0
     assert ngram.looked == 0
 
 
@@ -329,7 +329,7 @@ def test_a_fixed_mode_bounds_look_ups() -> None:
     modes.set("fixed", 2)
     allowance = allowance_of(modes)
     allowance.begin(Load(1))
-    assert allowance.max_draft(sequence("a", ("ngram",))) == 2
+    assert allowance.draft_rows(sequence("a", ("ngram",))) == 2
 
 
 def test_the_controller_learns_from_all_requests_without_a_list() -> None:
@@ -344,7 +344,7 @@ def test_free_proposals_are_priced_by_their_forecasts() -> None:
     both, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("prediction",), 2)
     allowance = allowance_of(Chooser(Choice(4, row_costs=[0.1, 0.2, 0.3, 0.4])))
     allowance.begin(Load(2))
-    assert (allowance.max_draft(both), allowance.max_draft(alone)) == (4, 2)
+    assert (allowance.draft_rows(both), allowance.draft_rows(alone)) == (4, 2)
     assert allowance.limits(both) == {"ngram": 3, "draft_model": 4}
     assert allowance.limits(alone) == {"prediction": 2, "draft_model": 0}
 
@@ -353,7 +353,7 @@ def test_a_free_proposer_that_does_not_pay_is_not_asked() -> None:
     allowance = allowance_of(Chooser(Choice(4, row_costs=[9.0] * 4)))
     seq, alone = sequence("a", ("ngram", "draft_model")), sequence("b", ("ngram",))
     allowance.begin(Load(2))
-    assert (allowance.max_draft(seq), allowance.max_draft(alone)) == (4, 0)
+    assert (allowance.draft_rows(seq), allowance.draft_rows(alone)) == (4, 0)
     assert allowance.limits(seq) is None, "as if it had no wishes"
     assert allowance.limits(alone) == {"draft_model": 0}
 
@@ -372,7 +372,7 @@ def test_drafting_for_a_few_sequences_must_pay_its_start(cost: float, drafts: bo
         sequence("c", ("prediction",)),
     ]
     allowance.begin(Load(3))
-    chunks = [Chunk(seq, 0, 1, allowance.max_draft(seq)) for seq in seqs]
+    chunks = [Chunk(seq, 0, 1, allowance.draft_rows(seq)) for seq in seqs]
     allowance.leave_out_main(chunks)
     assert [allowance.main_limit(chunk) for chunk in chunks] == [4 * drafts, 4 * drafts, 0]
     found = {"draft_model": 4} if drafts else {"ngram": 4, "draft_model": 0}
@@ -388,7 +388,7 @@ def test_a_probe_asks_a_few_sequences() -> None:
     allowance = allowance_of(Chooser(Choice(4, max_speculating=2)))
     for order in (sequences, sequences[::-1]):
         allowance.begin(Load(3), order)
-        assert {seq.id: allowance.max_draft(seq) for seq in order} == {"a": 0, "b": 4, "c": 4}
+        assert {seq.id: allowance.draft_rows(seq) for seq in order} == {"a": 0, "b": 4, "c": 4}
 
 
 class Cutter(FixedK):
@@ -448,7 +448,7 @@ def test_a_probe_asks_no_request_without_drafting() -> None:
     open_ = sequence("d", None)
     allowance = allowance_of(Chooser(Choice(4, max_speculating=1)))
     allowance.begin(Load(4), [*shut, open_])
-    assert allowance.max_draft(open_) == 4
+    assert allowance.draft_rows(open_) == 4
 
 
 def test_long_texts_take_turns_after_a_swap() -> None:
@@ -466,9 +466,9 @@ def test_long_texts_take_turns_after_a_swap() -> None:
     while not turns or allowance.waiting:
         allowance.begin(Load(4), seqs)
         turns.append(
-            {seq.id for seq in far if allowance.max_draft(seq) and seq not in allowance.waiting}
+            {seq.id for seq in far if allowance.draft_rows(seq) and seq not in allowance.waiting}
         )
-        assert allowance.max_draft(near) == 4
+        assert allowance.draft_rows(near) == 4
         for seq in far:
             assert allowance.is_open(seq) == (seq not in allowance.waiting)
             if seq not in allowance.waiting:

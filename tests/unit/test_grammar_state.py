@@ -210,7 +210,7 @@ def test_a_slow_grammar_gets_no_draft_tokens() -> None:
     seq.constraint = state
     allowance = Allowance(FixedK(4), "draft_model", {})
     allowance.begin(Load(num_sequences=1))
-    assert allowance.max_draft(seq) == 4
+    assert allowance.draft_rows(seq) == 4
     clock.step = 1.0
     state.allowed(vocabulary.tokenize_str("a"))
-    assert allowance.max_draft(seq) == 0
+    assert allowance.draft_rows(seq) == 0
