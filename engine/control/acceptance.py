@@ -221,8 +221,7 @@ class Calibration:
         shift = float(confidences.mean()) - self._mean
         self._mean += rate * shift
         inside = float(((confidences - self._mean) ** 2).mean())
-        self._variance += rate * (inside - self._variance)
-        self._variance = max(self._variance, 1e-3)
+        self._variance = max(self._variance + rate * (inside - self._variance), 1e-3)
 
 
 class ProposalModel:

@@ -22,7 +22,6 @@ from engine.scheduling.step_record import StepRecord
 
 _FEW = 12  # up to so many sequences, each confidence counts for one more draft step
 _PROBE_SEQUENCES = 4  # maximum sequences in a probe; also at most a quarter of the batch
-_EXPLORING_WEIGHT = 16.0  # maximum weight of the past while exploring, in tokens
 _DWELL, _DWELL_LAST = 6, 64  # minimum and maximum steps between two choices
 _IDLE = 4  # factor on intervals at K = 0 without proposals: nothing new is learnt
 _SKIPS = 8  # then only one step in so many is processed, to save host time
@@ -138,8 +137,7 @@ class AdaptiveK:
 
     def _while_off(self, rounds: int) -> tuple[int, Reason]:
         rates, most, alone = self._goodput.rates, self._goodput.most_gain, self._sequences == 1
-        speedup, usual, explore = max(rates[1:]) / rates[0], self._usual, self._explore
-        kind = explore.while_off(usual, alone=alone, rounds=rounds, most=most, speedup=speedup)
+        kind = self._explore.while_off(self._usual, alone=alone, rounds=rounds, most=most)
         if kind == "trial":
             return max(range(1, len(rates)), key=rates.__getitem__), kind
         return int(kind == "probe"), "off" if kind == "usual" else kind
@@ -179,20 +177,22 @@ class AdaptiveK:
     def update(self, record: StepRecord) -> None:
         """Learn from the step after the last choice. Outcomes are taken from every step and learnt
         in batches; all else is learnt from one step in `_every`."""
+        if self._steps_at_zero >= _SETTLED and record.reason == "off":
+            self.costs.gather(record)
         if self._skipped and (record.reason == "off" or not record.k):  # cheap checks first
             return
-        seen, probe = record, self._explore.round == "probe"
-        if seen.k:  # also if another controller chose it: stop skipping
+        probe = self._explore.round == "probe"
+        if record.k:  # also if another controller chose it: stop skipping
             self._skips = 0
-            self._add(seen)
-            self._proposals.learn_second_best(seen.second_best)
+            self._add(record)
+            self._proposals.learn_second_best(record.second_best)
         else:  # without speculation only the number of steps counts
             self._proposals.add(0, (), ())
-        self._steps_at_zero = 0 if seen.k else self._steps_at_zero + 1
+        self._steps_at_zero = 0 if record.k else self._steps_at_zero + 1
         if self._learns:
-            self._learn(seen)
-        if (seen.k or self._caught_up) and seen.outcomes:
-            self._caught_up = seen.k > 0 and not probe
+            self._learn(record)
+        if (record.k or self._caught_up) and record.outcomes:
+            self._caught_up = record.k > 0 and not probe
 
     def _add(self, seen: StepRecord) -> None:
         outcomes, confidences = seen.outcomes, seen.confidences
@@ -204,8 +204,6 @@ class AdaptiveK:
 
     def _learn(self, seen: StepRecord) -> None:
         explore, probe = self._explore, self._explore.round == "probe"
-        if explore.probes and seen.k:
-            self._proposals.acceptance.limit_weight(_EXPLORING_WEIGHT)
         if seen.is_decode and seen.num_sequences:
             settled = not 0 < self._steps_at_zero <= _SETTLED
             self.costs.learn(seen, caught_up=self._caught_up, settled=settled)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from copy import copy
 from math import exp, inf, log
+from statistics import fmean
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _OUTLIER = 0.4  # log-seconds at which an error is clipped
 _MEMORY = 24  # rounds that the machine factor for predictions averages over
 _ROW = 5e-6  # prior host seconds per row
 _FAR = 1e6  # rows or sequences up to which curves are extrapolated
+_LEAST = 1e-7  # seconds; a logarithm is taken
 _KEEP = 0.97  # weight of an observation after one round
 
 
@@ -65,7 +67,7 @@ class Curve:
     """Seconds by size: linear between measured points, extrapolated beyond the last."""
 
     def __init__(self, points: Points) -> None:
-        table = sorted((size, max(seconds, 1e-7)) for size, seconds in points)
+        table = sorted((size, max(seconds, _LEAST)) for size, seconds in points)
         if len(table) == 1:
             table.append((table[0][0] + 1, table[0][1]))
         (x0, y0), (x1, y1), (x2, y2), (x3, y3) = *table[:2], *table[-2:]
@@ -144,7 +146,7 @@ class TargetCost:
         group, at = batch.bit_length(), np.array([float(rows)])
         own = self._sizes.setdefault(group, {})
         usual, place = float(self.seconds(at, batch, more)[0]), round(float(_places(at, batch)[0]))
-        error = log(max(seconds, 1e-7) / max(usual, 1e-9)) + self.machine - self.now
+        error = log(max(seconds, _LEAST) / max(usual, 1e-9)) + self.machine - self.now
         if error > 0 and not settled:
             return
         nearest = own[min(own, key=lambda key: abs(key - place))][0] if own else 0.0
@@ -193,6 +195,8 @@ class CostModel:
         self._draft_window = inf
         self.has_draft = False  # drafting runs forwards
         self._length = float(CONTEXT)
+        # Rows and sequences of the latest steps, and the logarithms of their target seconds.
+        self._alike, self._logs = (0, 0), list[float]()
         # Since `set_context`, by sequences: seconds without speculation, and per context token.
         self._plain: dict[int, tuple[float, float]] = {}
 
@@ -282,12 +286,21 @@ class CostModel:
         start, token = self._plain[sequences]
         return max(start + token * context, 0.0)
 
+    def gather(self, seen: StepRecord) -> None:
+        """Add a step to the mean that `learn` takes: single steps vary by tens of per cent."""
+        if (alike := (seen.rows, seen.num_sequences)) != self._alike:
+            self._alike, self._logs = alike, []
+        self._logs.append(log(max(seen.target_seconds, _LEAST)))
+
     def learn(self, seen: StepRecord, *, caught_up: bool, settled: bool = True) -> None:
         """Learn from a decode step. `caught_up`: the drafter had nothing to catch up with;
         `settled`: the CPU caches have settled."""
         sequences, steps = seen.num_sequences, max((o.offered for o in seen.outcomes), default=0)
         self._length = seen.context / sequences
         more, seconds = self._more(sequences, 0), seen.target_seconds
+        if self._alike == (seen.rows, sequences) and not steps:
+            seconds = exp(fmean(self._logs))
+        self._alike = 0, 0
         self._target.update(seen.rows, sequences, seconds, more, settled=settled)
         if not seen.prompt_rows:
             self._learn_host(seen, drafted=steps > 0, settled=settled)

@@ -15,8 +15,7 @@ PROBE_FIRST, _PROBE_LAST = 16, 48  # steps at K = 0 before a probe: at first, at
 _TRIAL_EVERY, _TRIAL_ROUNDS = 8, 3  # probes per trial; in its first step the drafter catches up
 _BASELINE_FIRST, _BASELINE_LAST, _BASELINE_CLOSE = 6, 512, 128  # steps at K > 0 before a baseline
 _BASELINE_ROUNDS = 4  # steps of a later baseline if K = 0 is close: caches must settle
-_SHARE, _SHARE_OF_GAIN = 0.01, 0.25  # shares of all time and of time saved that pay off debts
-_LEAST_SHARE = 0.5  # minimum factor of that share if speculation is far from paying
+_SHARE, _SHARE_OF_GAIN = 0.005, 0.25  # shares of all time and of time saved that pay off debts
 _CLOSE = 0.2  # below this gain the cost model's error may decide
 _LARGEST_DEBT = 10.0  # in usual steps; bound on a debt
 
@@ -60,15 +59,12 @@ class Exploration:
         for kind, factor in (("probe", probing), ("other", 1.0)):
             self._record[kind] = max(self._record[kind] - factor * share * seconds, 0.0)
 
-    def while_off(
-        self, seconds: float, *, alone: bool, rounds: int = 1, most: float = 1, speedup: float = 1
-    ) -> Round:
+    def while_off(self, seconds: float, *, alone: bool, rounds: int = 1, most: float = 1) -> Round:
         """Return the kind of the next step. `seconds`: of each of the `rounds` since the last call;
-        `alone`: there is one sequence, which has trials instead of probes; `speedup`: at the best
-        K > 0, which scales both shares; `most`: Goodput.most_gain, which scales that for probes."""
+        `alone`: there is one sequence, which has trials instead of probes; `most`:
+        Goodput.most_gain, which scales the share for probes."""
         seconds, self._idle = rounds * seconds, self._idle + rounds
-        share = _SHARE * max(speedup * speedup, _LEAST_SHARE)
-        self._pay(seconds, share, min(max(most, 0.1), 1.0))
+        self._pay(seconds, _SHARE, min(max(most, 0.1), 1.0))
         self.round = "usual"
         if self._left:
             self._left, self.round = self._left - 1, "trial"
@@ -102,11 +98,6 @@ class Exploration:
         return left if left >= 0 else _PROBE_LAST
 
     @property
-    def probes(self) -> bool:
-        """Whether this step explores proposals at K = 0."""
-        return self.round in ("probe", "trial")
-
-    @property
     def is_last(self) -> bool:
         """Whether this step is the last one of a probe, trial or baseline."""
         return self.round != "usual" and not self._left
@@ -117,6 +108,6 @@ class Exploration:
         if self.round != "usual":
             kind = "probe" if self.round == "probe" else "other"
             self._record[kind] = min(self._record[kind] + max(lost, 0.0), _LARGEST_DEBT * usual)
-        if self.probes and asked:
+        if self.round in ("probe", "trial") and asked:
             self._idle, self._interval = 0, min(2 * self._interval, _PROBE_LAST)
         self.round = "usual"

@@ -86,8 +86,7 @@ class Goodput:
         in addition to `behind` other rows."""
         ordered = sorted((chance for each in survivals for chance in each), reverse=True)
         before, *spent = self.by_row[self.sequences + behind :]
-        value = most = 0.0
-        least = 2.0
+        value, most, least = 0.0, 0.0, 2.0
         for chance, seconds in zip(ordered, spent, strict=False):
             value += chance
             if (worth := value - self.present * (seconds - before)) > most:

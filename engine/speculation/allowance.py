@@ -156,11 +156,11 @@ class Allowance:
 
     def _pause(self, seq: Sequence) -> None:
         """Skip some tokens before the next look-up, since no look-up proposal paid and look-ups
-        take time: twice as many as last time. At least an eighth of the sequences and at most four
+        take time: twice as many as last time. At least a quarter of the sequences and at most four
         times (sequences + K), since tokens of large batches cost less, and `FreeProposer.pause`."""
         names = [name for name in seq.sources or () if name != self._main]
         seq.pause = min(
-            max(2 * seq.pause, self._num_sequences // 8, _FIRST_PAUSE),
+            max(2 * seq.pause, self._num_sequences // 4, _FIRST_PAUSE),
             max(4 * (self._num_sequences + self._k), _LEAST_PAUSE),
             min([self._free[name].pause for name in names], default=0),
         )

@@ -109,7 +109,7 @@ class _State(LookUpState):
         return min(k, 2 * self._run)
 
     def chances(self, k: int) -> list[float]:
-        shares = self._planned(k)[1]
+        shares = self._planned(k)[1] if self._places else []
         by_run = self._evidence.chances(self._run, len(shares))
         return [*map(mul, by_run, accumulate(shares, mul))]
 

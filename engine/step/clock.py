@@ -25,8 +25,8 @@ class Stopwatch:
 class Overhead:
     """Host seconds that belong to a step's cost but lie outside its phases: between two consecutive
     steps, and after the phases (metrics, the controller's update). The controller's own time counts
-    at its usual value for steps of this kind, not as measured. Otherwise a baseline would look more
-    expensive than K = 0 is, and a trial more expensive than K > 0."""
+    at its usual value for steps of this kind, not as measured, since exploring steps learn more
+    than others. Until there were enough of a kind, steps without proposals stand for it."""
 
     def __init__(self) -> None:
         self._ended: float | None = None  # end of the previous step, if this one follows directly
@@ -56,17 +56,17 @@ class Overhead:
     def seconds(self, sequences: int, *, speculates: bool) -> float:
         """Return this step's overhead, to be added to the seconds of its phases."""
         self._kind = speculates, sequences.bit_length()
-        return self._between + self._usual.get(self._kind, (0.0, 0))[0] - self._choosing
+        usual, count = self._usual.get(self._kind, (0.0, 0))
+        if count < _FEW:
+            usual, _ = self._usual.get((False, self._kind[1]), (0.0, 0))
+        return self._between + usual - self._choosing
 
     def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
-        Explorations, and steps without proposals while K > 0 pays, do not count as usual; but
-        explorations lower a value of few steps, since the first steps at a K > 0 learn most."""
+        Explorations, and steps without proposals while K > 0 pays, do not count as usual."""
         self._after = lap()
         took, (mean, count) = self._choosing + self._after, self._usual.get(self._kind, (0.0, 0))
         if reason in ("pays" if self._kind[0] else "off", "fixed"):
             count = min(count + 1, _MEMORY)
             self._usual[self._kind] = mean + (took - mean) / count, count
-        elif reason in ("trial", "probe") and took < mean and count < _FEW:
-            self._usual[self._kind] = took, count
         self._ended = lap.last if more else None

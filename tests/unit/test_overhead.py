@@ -46,7 +46,7 @@ def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
     around it. K = 0 looked a tenth more expensive than it is, and speculation stayed on where it
     lost."""
     overhead, clock = Overhead(), Clock()
-    for _ in range(2):
+    for _ in range(9):
         seconds = step(overhead, clock, after=0.25, speculates=True)
     assert seconds == 0.25
     assert step(overhead, clock, after=0.25, speculates=False, reason="baseline") == -1.0
@@ -59,13 +59,13 @@ def test_what_the_first_steps_at_a_k_learn_is_not_charged_to_its_trials() -> Non
     the usual seconds. Their mean was charged to every later trial, so K stayed at 0 where K = 4
     makes 1.6 times the tokens per second."""
     overhead, clock = Overhead(), Clock()
-    step(overhead, clock, after=49.0, speculates=True)
-    step(overhead, clock, after=99.0, speculates=True, reason="trial")
-    assert step(overhead, clock, after=9.0, speculates=True, reason="trial") == 49.0
-    assert step(overhead, clock, after=9.0, speculates=True, reason="trial") == 9.0
+    step(overhead, clock, after=0.25, speculates=False)
+    for after in (49.0, 99.0, 9.0):
+        step(overhead, clock, after=after, speculates=True, reason="trial")
+    assert step(overhead, clock, after=9.0, speculates=True, reason="trial") == 0.25
     for _ in range(9):
         step(overhead, clock, after=19.0, speculates=True)
-    assert step(overhead, clock, after=99.0, speculates=True, reason="trial") > 17.0
+    assert step(overhead, clock, after=99.0, speculates=True, reason="trial") == 19.0
 
 
 def test_a_step_without_draft_tokens_where_they_pay_is_no_step_of_k_0() -> None:
@@ -92,7 +92,8 @@ def test_overhead_of_a_large_batch_is_not_charged_to_one_stream() -> None:
     """Bug: one stream after thirty-two stayed at K = 0 for thousands of steps at 95 % acceptance,
     because it was charged the controller's time for the whole batch."""
     overhead, clock = Overhead(), Clock()
-    step(overhead, clock, after=5.0, speculates=True, sequences=32)
+    for _ in range(8):
+        step(overhead, clock, after=5.0, speculates=True, sequences=32)
     assert step(overhead, clock, after=5.0, speculates=True, sequences=32) > 3.0
     assert step(overhead, clock, after=0.1, speculates=True, reason="trial") == -1.0
 
