@@ -54,7 +54,6 @@ def anthropic_router(services: Services) -> APIRouter:
         with request.renamed():
             ready = services.known(request.model)
             with services.admission.reserve(1):
-                request.chat.check_settings(services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"input_tokens": len(ids)})
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api.errors import ApiError, respond
@@ -62,12 +61,6 @@ def _with_limits(send: Send, tenant: Tenant) -> Send:
         await send(message)
 
     return add_headers
-
-
-def tenant_of(http: Request, keyring: Keyring) -> Tenant:
-    """Return the tenant of the request; `keyring.anyone` if no key was checked."""
-    found = getattr(http.state, "tenant", None)
-    return found if isinstance(found, Tenant) else keyring.anyone
 
 
 def check_admin(headers: Headers, *, keyring: Keyring, key: str | None) -> None:

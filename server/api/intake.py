@@ -18,7 +18,6 @@ import msgspec
 from starlette.requests import Request
 
 from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
-from server.api.auth import tenant_of
 from server.api.errors import invalid, too_long, unsupported
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
 from server.api.request import wrong
@@ -68,7 +67,8 @@ async def start(
     services: Services, http: Request, request: ChatRequest | CompletionRequest, *, prefix: str
 ) -> Call:
     """Start a generation of every choice of every prompt. `prefix`: of the reply's id."""
-    tenant, exchange = tenant_of(http, services.keyring), EXCHANGE.get()
+    tenant: Tenant = getattr(http.state, "tenant", services.keyring.anyone)  # set by `auth`
+    exchange = EXCHANGE.get()
     if request.request_id is not None and exchange is not None:
         exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
     ready = _check(services, request, tenant)
@@ -109,7 +109,6 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
     """Check all but the prompts against the engine, and return the engine's facts."""
     services.check_model(request.model)
     ready = services.client.require_open()
-    request.check_settings(services)
     if request.priority and not tenant.may_prioritise:
         raise unsupported("priority", "may not be set by this API key; it must be 0")
     check_ids(request.biases, ready=ready, param="logit_bias")

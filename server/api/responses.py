@@ -57,7 +57,6 @@ def responses_router(services: Services) -> APIRouter:
         with request.renamed():
             ready = services.known(request.model)
             with services.admission.reserve(1):
-                request.chat.check_settings(services)
                 ids = await chat_ids(services, request.chat, ready)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from server.api.errors import ApiError, as_api_error
 from server.api.schema import ChatRequest, Generating
+from server.api.services import Services
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
 
 QUOTED = re.compile(r"`([a-z_]+[\w.\[\]]*)`")
@@ -49,6 +50,10 @@ class Rewritten(Generating, ABC):
         shared = self.sent.keys() & self.CHAT.model_fields.keys()
         own = {**self.as_chat, "model": self.model, "messages": self.as_messages[0]}
         return self.CHAT.read({name: self.sent[name] for name in shared} | own)
+
+    def check_settings(self, services: Services) -> None:
+        with self.renamed():
+            self.chat.check_settings(services)
 
     @contextmanager
     def renamed(self) -> Iterator[None]:
