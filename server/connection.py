@@ -3,7 +3,7 @@ the API's error envelope for invalid HTTP.
 
 h11 reads one request at a time, so responses keep the order of the requests. It has no timeouts: a
 client that sends nothing or half a head, or that does not read the end of its reply, would hold its
-file descriptor for ever. Bodies have their own limits (`api.body`).
+file descriptor for ever. Bodies have their own limits (`api.body`); `sender` writes the replies.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.api.errors import ApiError
 from server.api.exchanges import exchange_of
 from server.observe.exchange import Exchange, request_id
+from server.sender import LINGER_SECONDS, Sender
 
-LINGER_SECONDS = 10.0  # how long the rest of a request is read and dropped before closing
 _TUNNEL = "CONNECT asks for a tunnel, and this server is no proxy"
 
 
@@ -55,7 +54,7 @@ class Connection(H11Protocol):
 
     async def _run(self, app: Any, scope: Any, receive: Any) -> None:
         cycle: Any = self.cycle
-        await app(scope, receive, _Sender(cycle))
+        await app(scope, receive, Sender(cycle))
         if cycle.response_started and not cycle.response_complete:
             self.cut()  # the client read nothing for too long
 
@@ -185,45 +184,3 @@ def _size(event: h11.Request | h11.EndOfMessage) -> int:
     """Return the approximate size in bytes: without the method and optional whitespace."""
     line = len(event.target) if isinstance(event, h11.Request) else 0
     return line + sum(len(name) + len(value) + 4 for name, value in event.headers)
-
-
-class _Sender:
-    """ASGI's `send`. Writes chunks of a chunked body directly to the transport: h11 would take
-    longer for a chunk than everything else on its path. If the connection closes after this
-    response, the last message first waits for the rest of the request's body (up to
-    LINGER_SECONDS), since closing earlier would reset the connection."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle: Any = cycle
-        self._waits = _closes(cycle)
-        self._in_chunks = False
-
-    async def __call__(self, message: Any) -> None:
-        cycle, more = self._cycle, message.get("more_body")
-        if message["type"] == "http.response.start":
-            names = {name.lower() for name, _ in message.get("headers", ())}
-            is_known = b"content-length" in names or cycle.scope["method"] == "HEAD"
-            self._in_chunks = cycle.scope["http_version"] == "1.1" and not is_known
-            await cycle.send(message)
-        elif more and self._in_chunks and message["body"]:
-            if cycle.flow.write_paused:
-                await cycle.flow.drain()
-            if not cycle.disconnected:
-                body = message["body"]
-                cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        elif not more and self._waits and cycle.more_body:
-            await cycle.send({**message, "more_body": True})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS):
-                    while (await cycle.receive()).get("more_body"):
-                        pass
-            await cycle.send({"type": "http.response.body", "body": b""})
-        else:
-            await cycle.send(message)
-
-
-def _closes(cycle: RequestResponseCycle) -> bool:
-    if not cycle.keep_alive or cycle.scope["http_version"] == "1.0":
-        return True
-    values = [value for name, value in cycle.scope["headers"] if name == b"connection"]
-    return b"close" in b",".join(values).lower()

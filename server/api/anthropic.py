@@ -7,7 +7,7 @@ headers `anthropic-version` and `anthropic-beta` have no effect.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic_core import from_json
 
 from server.api import replies
-from server.api.errors import MESSAGES
+from server.api.errors import MESSAGES, ApiError
 from server.api.gather import gather
 from server.api.intake import Call, start
 from server.api.prompts import chat_ids
@@ -24,12 +24,12 @@ from server.api.routes import REASONS, STREAM, BodyRouter, refusals
 from server.api.schema_anthropic import CountTokensRequest, MessagesRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape
-from server.api.sse import EventStream, as_event, as_logged_error
+from server.api.sse import EventStream, as_event, as_events
 from server.generation.choice import Delta
 
 Event = dict[str, Any]
 EXTRAS = ("provenance", "token_ids")
-PING = as_event({"type": "ping"}, "ping")
+PING = as_events([{"type": "ping"}])
 REFUSALS = refusals(REASONS, replies.MessagesError)
 
 
@@ -42,12 +42,12 @@ def anthropic_router(services: Services) -> APIRouter:
             call = await start(services, http, request.chat, prefix="msg_")
         reply = MessageReply(call, request)
         if request.stream:
-            return EventStream(call, reply.stream(), ping=PING)
+            return EventStream(call, reply, ping=PING)
         with request.renamed():
             [whole] = await gather(http, call.generation)
-        events = [*reply.of(whole), *reply.end()]
+        events = [*reply.of([whole]), *reply.last()]
         assert events[-1]["type"] == "message_stop"
-        return JSONResponse(reply.writer.message)
+        return JSONResponse(reply.events.message)
 
     @router.post(f"{MESSAGES}/count_tokens", response_model=replies.TokenCount, responses=REFUSALS)
     async def count_tokens(http: Request, request: CountTokensRequest) -> Response:
@@ -61,14 +61,15 @@ def anthropic_router(services: Services) -> APIRouter:
 
 
 class MessageReply:
-    """Writes one generation as a message."""
+    """Writes one generation as a message, or as its events."""
 
     def __init__(self, call: Call, request: MessagesRequest) -> None:
         self._call = call
         self._most = request.max_tokens
+        self._begun = False  # message_start was sent
         self._shape = ChatShape(call.id, call.use)
         prompt = call.generation.spec.prompts[0]
-        self.writer = MessageEvents(
+        self.events = MessageEvents(
             {
                 "id": call.id,
                 "type": "message",
@@ -80,31 +81,27 @@ class MessageReply:
             }
         )
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield encoded events; a failure ends with an `error` event. message_start waits for the
-        first tokens, since only then is the number of cached prompt tokens known."""
-        generation, begun = self._call.generation, False
-        try:
-            while not generation.finished:
-                await generation.wait()
-                deltas = generation.take()
-                events = [] if begun else [self.writer.begin(self._usage())]
-                begun = True
-                events += [event for delta in deltas for event in self.of(delta)]
-                events += self.end() if generation.finished else ()
-                if events:
-                    yield b"".join([as_event(event, event["type"]) for event in events])
-        except Exception as error:
-            yield as_event(as_logged_error(self._call, error).body_at(MESSAGES), "error")
-        finally:
-            generation.close()
+    def begin(self) -> bytes:
+        return b""  # message_start has the number of cached tokens, which first tokens bring
 
-    def of(self, delta: Delta) -> Iterator[Event]:
-        for choice in self._shape.choices(delta):
-            yield from self.writer.feed(choice)
+    async def feed(self, deltas: list[Delta]) -> bytes:
+        start = [] if self._begun else [self.events.begin(self._usage())]
+        self._begun = True
+        return as_events([*start, *self.of(deltas)])
 
-    def end(self) -> Iterator[Event]:
-        usage, finish, sequence = self._usage(), self.writer.finish, None
+    def end(self) -> bytes:
+        return as_events(self.last())
+
+    def fail(self, error: ApiError) -> bytes:
+        return as_event(error.body_at(MESSAGES), "error")
+
+    def of(self, deltas: list[Delta]) -> Iterator[Event]:
+        for delta in deltas:
+            for choice in self._shape.choices(delta):
+                yield from self.events.feed(choice)
+
+    def last(self) -> Iterator[Event]:
+        usage, finish, sequence = self._usage(), self.events.finish, None
         if finish == "length":
             is_full = usage["output_tokens"] < self._most
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
@@ -113,7 +110,7 @@ class MessageReply:
         else:
             sequence = self._call.generation.choices[0].stopped_by
             reason = "end_turn" if sequence is None else "stop_sequence"
-        return self.writer.end(reason, sequence, usage)
+        return self.events.end(reason, sequence, usage)
 
     def _usage(self) -> dict[str, Any]:
         """Return chat's usage under this API's names; input tokens exclude cached ones."""

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.api import replies
+from server.api.chunks import ChunkWriter, head
 from server.api.gather import gather
 from server.api.intake import Call, start
 from server.api.replies import MANY, encode, many, prompt_logprobs, usage_body
@@ -18,7 +19,7 @@ from server.api.routes import STREAMED, BodyRouter
 from server.api.schema import ChatRequest, CompletionRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape, CompletionShape
-from server.api.sse import EventStream, chunks
+from server.api.sse import EventStream
 from server.generation.choice import Delta
 
 TEXT, CHAT, CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"  # for `object`
@@ -38,7 +39,7 @@ def _add_completions(router: APIRouter, services: Services) -> None:
         prompts = call.generation.spec.prompts if request.return_token_ids else None
         shape = CompletionShape(prompts, request.n, resumes=request.resume is not None)
         if request.stream:
-            return EventStream(call, chunks(call, TEXT, shape.choices))
+            return EventStream(call, ChunkWriter(call, TEXT, shape.choices))
         deltas, count = await gather(http, call.generation), request.prompt_logprobs
 
         def reply() -> bytes:
@@ -66,8 +67,8 @@ def _add_chat(router: APIRouter, services: Services) -> None:
         if request.stream:
             begins = generation.choices if request.resume is None else []
             opening = [shape.opening(choice.index) for choice in begins]
-            events = chunks(call, CHUNK, shape.choices, opening=opening, first=extra)
-            return EventStream(call, events)
+            writer = ChunkWriter(call, CHUNK, shape.choices, opening=opening, first=extra)
+            return EventStream(call, writer)
         deltas, count = await gather(http, generation), request.prompt_logprobs
 
         def reply() -> bytes:
@@ -82,7 +83,7 @@ def _add_chat(router: APIRouter, services: Services) -> None:
 def _whole(call: Call, kind: str, choices: list[dict[str, Any]], extra: dict[str, Any]) -> bytes:
     """Encode a whole reply. `extra`: further fields, which depend on the request."""
     usage = usage_body(call.generation.usage)
-    reply = {**call.head(kind), "choices": choices, "usage": usage, "seed": call.seed, **extra}
+    reply = {**head(call, kind), "choices": choices, "usage": usage, "seed": call.seed, **extra}
     return encode(reply)
 
 

@@ -51,17 +51,6 @@ class Call:
     service_tier: str | None = None  # as requested; there is only one
     use: Reading | None = None  # how to parse the reply, unless all of it is content
 
-    def head(self, kind: str) -> dict[str, Any]:
-        tier = {} if self.service_tier is None else {"service_tier": "default"}
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            **tier,
-        }
-
 
 async def start(
     services: Services, http: Request, request: ChatRequest | CompletionRequest, *, prefix: str

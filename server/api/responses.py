@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,8 @@ from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import LOGPROBS, NOT_STORED, InputTokensRequest, ResponsesRequest
 from server.api.services import Services
 from server.api.shapes import ChatShape
-from server.api.sse import EventStream, as_event, as_logged_error
+from server.api.sse import EventStream, as_events
+from server.generation.choice import Delta
 
 Event = dict[str, Any]
 EXTRAS = ("provenance", "token_ids")
@@ -40,15 +41,13 @@ def responses_router(services: Services) -> APIRouter:
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
             call = await start(services, http, request.chat, prefix="resp_")
-        writer = ResponseEvents(_base(request, call), with_logprobs=LOGPROBS in request.include)
-        shape = ChatShape(call.id, call.use, scores_thinking=False)
+        reply = ResponseReply(call, request)
         if request.stream:
-            return EventStream(call, _stream(call, shape, writer))
+            return EventStream(call, reply)
         with request.renamed():
             [whole] = await gather(http, call.generation)
-        fed = [event for choice in shape.choices(whole) for event in writer.feed(choice)]
-        events = [*writer.begin(), *fed, *writer.end(_usage(call), now=int(time.time()))]
-        return JSONResponse(events[-1]["response"])
+        *_, last = [*reply.of([whole]), *reply.last()]
+        return JSONResponse(last["response"])
 
     @router.post(
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS
@@ -69,27 +68,34 @@ def responses_router(services: Services) -> APIRouter:
     return router
 
 
-async def _stream(
-    call: Call, shape: ChatShape, writer: ResponseEvents
-) -> AsyncGenerator[bytes, None]:
-    """Yield encoded events. A failed generation ends with response.failed; there is no [DONE]."""
-    generation = call.generation
-    try:
-        yield _written(writer.begin())
-        while not generation.finished:
-            await generation.wait()
-            choices = [choice for delta in generation.take() for choice in shape.choices(delta)]
-            if written := _written(event for choice in choices for event in writer.feed(choice)):
-                yield written
-        yield _written(writer.end(_usage(call), now=int(time.time())))
-    except Exception as error:
-        yield _written([writer.fail(as_logged_error(call, error))])
-    finally:
-        generation.close()
+class ResponseReply:
+    """Writes one generation as a Response, or as its events. There is no [DONE]."""
 
+    def __init__(self, call: Call, request: ResponsesRequest) -> None:
+        self._call = call
+        self._shape = ChatShape(call.id, call.use, scores_thinking=False)
+        scored = LOGPROBS in request.include
+        self._events = ResponseEvents(_base(request, call), with_logprobs=scored)
 
-def _written(events: Iterable[Event]) -> bytes:
-    return b"".join([as_event(event, event["type"]) for event in events])
+    def begin(self) -> bytes:
+        return as_events(self._events.begin())
+
+    async def feed(self, deltas: list[Delta]) -> bytes:
+        return as_events(self.of(deltas))
+
+    def end(self) -> bytes:
+        return as_events(self.last())
+
+    def fail(self, error: ApiError) -> bytes:
+        return as_events([self._events.fail(error)])
+
+    def of(self, deltas: list[Delta]) -> Iterator[Event]:
+        for delta in deltas:
+            for choice in self._shape.choices(delta):
+                yield from self._events.feed(choice)
+
+    def last(self) -> Iterator[Event]:
+        return self._events.end(_usage(self._call), now=int(time.time()))
 
 
 def _usage(call: Call) -> dict[str, Any]:

@@ -3,11 +3,7 @@
 sse-starlette is not used: docs/decisions.md has the measurement. One task sends, one watches for a
 disconnect, one sends pings and cuts off a client that stops reading.
 
-`[DONE]` is sent only after every choice has finished. If the engine is lost or refuses the request,
-the stream gets one `data: {"error": ...}` event and closes without `[DONE]`. The first and the last
-chunk have `seed`. As in OpenAI's API, usage is sent only if `stream_options` asks for it: with
-`include_usage` on a last chunk without choices, and null on those before; with
-`continuous_usage_stats` the counts so far on every chunk.
+If the engine is lost or refuses the request, the stream ends with an error (`EventWriter.fail`).
 A disconnect cancels the iterator, and in every case `close` aborts what is still running.
 """
 
@@ -15,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -27,7 +23,7 @@ from engine.errors import EngineError
 from server.api.errors import ApiError, as_api_error
 from server.api.gather import until_disconnect
 from server.api.intake import Call
-from server.api.replies import encode, many, usage_body
+from server.api.replies import encode
 from server.errors import GenerationFailed
 from server.generation.choice import Delta
 
@@ -39,28 +35,39 @@ PING_SECONDS = 15.0
 SEND_SECONDS = 60.0  # a client that reads nothing for this long is cut off
 DONE = b"data: [DONE]\n\n"
 
-Choices = list[dict[str, Any]]
+
+class EventWriter(Protocol):
+    """Encodes a reply as events. Each method returns whole events, or b"" for none."""
+
+    def begin(self) -> bytes:
+        """Return what is sent before any output of the engine."""
+
+    async def feed(self, deltas: list[Delta]) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def fail(self, error: ApiError) -> bytes:
+        """Return the end of a stream whose generation failed."""
 
 
 class EventStream(StreamingResponse):
-    """Streams one generation, and closes it even if the stream never began. `events` yields one or
-    several whole encoded events at a time, and is not advanced while the client does not read.
-    `ping`: an encoded event to send instead of a comment."""
+    """Streams one generation, and closes it even if the stream never began. While the client does
+    not read, nothing is encoded. `ping`: an encoded event to send instead of a comment."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         call: Call,
-        events: AsyncGenerator[bytes, None],
+        writer: EventWriter,
         *,
         ping: bytes | None = None,
         ping_seconds: float = PING_SECONDS,
         send_seconds: float = SEND_SECONDS,
     ) -> None:
-        super().__init__(events, headers=HEADERS)
+        self._events = events(call, writer)
+        super().__init__(self._events, headers=HEADERS)
         self._generation = call.generation
-        self._events = events
         self._ping = ping
         self._ping_seconds, self._send_seconds = ping_seconds, send_seconds
         self._sent = 0  # messages that `send` has accepted
@@ -118,72 +125,25 @@ def _body(body: bytes, *, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-class _Encoder:
-    """Encodes the chunks of one stream; the arguments are those of `chunks`."""
-
-    def __init__(
-        self, call: Call, kind: str, choices: Callable[[Delta], Choices], first: dict[str, Any]
-    ) -> None:
-        self._call, self._head, self._choices = call, call.head(kind), choices
-        self._seed: dict[str, Any] = {"seed": call.seed}
-        self._extra = {**self._seed, **first}  # until the first chunk is encoded
-        self._no_usage: dict[str, Any] = {"usage": None} if call.include_usage else {}
-
-    def usage(self) -> dict[str, Any]:
-        """Return the field `usage` of a chunk sent now."""
-        if not self._call.continuous_usage:
-            return self._no_usage
-        return {"usage": usage_body(self._call.generation.usage)}
-
-    def chunk(self, choices: Choices, usage: dict[str, Any], *, last: bool = False) -> bytes:
-        more = {**self._extra, **self._seed} if last else self._extra
-        event = as_event({**self._head, "choices": choices, **usage, **more})
-        self._extra.clear()
-        return event
-
-    def chunks(self, deltas: list[Delta], usage: dict[str, Any]) -> bytes:
-        """Return a chunk per choice of the deltas; the last may be the last of the stream."""
-        found = [choice for delta in deltas for choice in self._choices(delta)]
-        last = self._call.generation.finished and not self._call.include_usage
-        events = [self.chunk([choice], usage) for choice in found[:-1]]
-        events += [self.chunk([choice], usage, last=last) for choice in found[-1:]]
-        return b"".join(events)
-
-
-async def chunks(
-    call: Call,
-    kind: str,
-    choices: Callable[[Delta], Choices],
-    *,
-    opening: Sequence[dict[str, Any]] = (),
-    first: dict[str, Any] | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """Yield encoded chunks of the object `kind`, each with one choice. `choices` maps a delta to
-    choices; `opening` are those before any text, `first` fields of the first chunk only."""
-    generation, payload = call.generation, b""
-    encoder = _Encoder(call, kind, choices, first or {})
+async def events(call: Call, writer: EventWriter) -> AsyncGenerator[bytes, None]:
+    """Yield the encoded events of a generation, those of each read together."""
+    generation = call.generation
     try:
-        if opening:
-            yield b"".join([encoder.chunk([choice], encoder.usage()) for choice in opening])
+        payload = writer.begin()
         while not generation.finished:
-            await generation.wait()
-            deltas, usage = generation.take(), encoder.usage()
-            if generation.spec.show_logprobs and many(deltas):
-                payload = await asyncio.to_thread(encoder.chunks, deltas, usage)
-            else:
-                payload = encoder.chunks(deltas, usage)
-            if payload and not generation.finished:
+            if payload:
                 yield payload
+            await generation.wait()
+            payload = await writer.feed(generation.take())
         # Sent together, so that a client that has the finish has the end of the stream, too.
-        whole = {"usage": usage_body(generation.usage)}
-        yield payload + (encoder.chunk([], whole, last=True) if call.include_usage else b"") + DONE
+        yield payload + writer.end()
     except Exception as error:
-        yield as_event(as_logged_error(call, error).body)
+        yield writer.fail(_as_logged_error(call, error))
     finally:
         generation.close()
 
 
-def as_logged_error(call: Call, error: Exception) -> ApiError:
+def _as_logged_error(call: Call, error: Exception) -> ApiError:
     """Log the error that ended a stream, and return it as an ApiError."""
     if isinstance(error, EngineError):
         # The message of an error that the request caused may quote it, so it is not logged.
@@ -199,3 +159,8 @@ def as_logged_error(call: Call, error: Exception) -> ApiError:
 def as_event(data: dict[str, Any], name: str | None = None) -> bytes:
     head = b"" if name is None else b"event: %b\n" % name.encode()
     return b"%bdata: %b\n\n" % (head, encode(data))
+
+
+def as_events(events: Iterable[dict[str, Any]]) -> bytes:
+    """Encode events that are named by their `type`."""
+    return b"".join([as_event(event, event["type"]) for event in events])

@@ -17,7 +17,7 @@ from packaging.version import Version
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from server import connection
+from server import connection, sender
 from server.connection import Connection
 from tests.support.fake_client import FakeClient, make_ready
 from tests.support.serving import MODEL, Served, serve
@@ -432,7 +432,7 @@ def test_a_client_refused_in_mid_body_reads_the_error(path: str, status: bytes) 
 
 def test_a_refused_body_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law: the answer comes at once, and the connection soon ends, with or without the body."""
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "LINGER_SECONDS", 0.2)
     head = (
         b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9000000\r\n\r\n"
     )

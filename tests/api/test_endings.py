@@ -13,10 +13,11 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
+from server.api.chunks import ChunkWriter
 from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.shapes import CompletionShape
-from server.api.sse import EventStream, chunks
+from server.api.sse import EventStream
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
 from server.observe.metrics import Metrics
@@ -98,7 +99,7 @@ def test_client_leaves_before_the_stream_begins() -> None:
 
     async def main() -> None:
         generation.start(arrival=0.0)
-        response = EventStream(call, chunks(call, TEXT, CompletionShape().choices))
+        response = EventStream(call, ChunkWriter(call, TEXT, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}
         with pytest.raises(OSError, match="broken pipe"):
             await response(scope, receive, send)

@@ -16,10 +16,11 @@ import pytest
 from starlette.types import Message
 
 from engine.messages import SamplingParams
+from server.api.chunks import ChunkWriter
 from server.api.completions import TEXT
 from server.api.intake import Call
 from server.api.shapes import CompletionShape
-from server.api.sse import EventStream, chunks
+from server.api.sse import EventStream
 from server.connection import Connection
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
@@ -134,8 +135,8 @@ def test_a_reader_that_takes_nothing_is_cut() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = chunks(call, TEXT, CompletionShape().choices)
-        response = EventStream(call, stream, ping_seconds=0.01, send_seconds=0.05)
+        writer = ChunkWriter(call, TEXT, CompletionShape().choices)
+        response = EventStream(call, writer, ping_seconds=0.01, send_seconds=0.05)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
     asyncio.run(main())
@@ -157,8 +158,8 @@ def test_a_silent_stream_is_kept_alive() -> None:
 
     async def main() -> None:
         call = started(client)
-        stream = chunks(call, TEXT, CompletionShape().choices)
-        response = EventStream(call, stream, ping_seconds=0.01)
+        writer = ChunkWriter(call, TEXT, CompletionShape().choices)
+        response = EventStream(call, writer, ping_seconds=0.01)
         await asyncio.wait_for(response({"type": "http", "method": "POST"}, nothing, send), 30)
 
     asyncio.run(main())

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from engine.messages import SamplingParams
+from server.api.chunks import ChunkWriter
 from server.api.completions import CHUNK, TEXT
 from server.api.intake import Call
 from server.api.shapes import ChatShape, CompletionShape
-from server.api.sse import chunks
+from server.api.sse import events
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import GenerationSpec
@@ -46,10 +47,10 @@ def begun(
     )  # fmt: skip
 
 
-def events(call: Call, kind: str, **extra: Any) -> AsyncGenerator[bytes, None]:
+def pieces(call: Call, kind: str, **extra: Any) -> AsyncGenerator[bytes, None]:
     if kind == "completions":
-        return chunks(call, TEXT, CompletionShape().choices, **extra)
-    return chunks(call, CHUNK, ChatShape("id").choices, **extra)
+        return events(call, ChunkWriter(call, TEXT, CompletionShape().choices, **extra))
+    return events(call, ChunkWriter(call, CHUNK, ChatShape("id").choices, **extra))
 
 
 def stream(
@@ -58,7 +59,7 @@ def stream(
     async def main() -> bytes:
         client = FakeClient(script=listed_script('say "hä"\n'.encode(), then=EOS))
         call = begun(client, include_usage=include_usage, continuous=continuous, n=n)
-        return b"".join([piece async for piece in events(call, kind, first={"more": [1]})])
+        return b"".join([piece async for piece in pieces(call, kind, first={"more": [1]})])
 
     *found, done, rest = asyncio.run(main()).decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -108,7 +109,7 @@ def test_a_lost_engine_is_reported_once(kind: str) -> None:
     """Law: the stream ends with the error, after all earlier output, and without [DONE]."""
 
     async def read(call: Call) -> str:
-        return b"".join([piece async for piece in events(call, kind)]).decode()
+        return b"".join([piece async for piece in pieces(call, kind)]).decode()
 
     async def main() -> str:
         gate = asyncio.Semaphore(0)
@@ -136,7 +137,9 @@ def test_a_chunk_that_cannot_be_written_ends_the_stream(caplog: pytest.LogCaptur
 
     async def main() -> str:
         client = FakeClient(script=listed_script(b"abc", then=EOS))
-        text = b"".join([piece async for piece in chunks(begun(client), TEXT, choices)])
+        call = begun(client)
+        writer = ChunkWriter(call, TEXT, choices)
+        text = b"".join([piece async for piece in events(call, writer)])
         assert client.inflight == 0
         return text.decode()
 
@@ -155,7 +158,7 @@ def test_what_arrived_before_the_deadline_is_sent_to_a_slow_reader(kind: str) ->
         client = FakeClient(gate=gate, script=listed_script(b"ABCDEFGH", then=EOS))
         call, found = begun(client, seconds=0.05), list[bytes]()
         opening = [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]
-        async for piece in events(call, kind, opening=opening if kind == "chat" else ()):
+        async for piece in pieces(call, kind, opening=opening if kind == "chat" else []):
             found.append(piece)
             if len(found) == 1:  # the engine ends the reply; the client reads on after the deadline
                 for _ in range(20):

@@ -36,7 +36,7 @@ SERVER_LEVELS = {
     "server.observe": 2, "server.supervise": 2,
     "server.generation": 3,
     "server.api": 4,
-    "server.app": 5, "server.connection": 5,
+    "server.app": 5, "server.connection": 5, "server.sender": 5,
     "server.replicas.replica": 6, "server.listening": 6,
     "server.serve": 7, "server.replicas": 7, "server.cli": 8, "server.__main__": 9,
     "server.lab": 8,
@@ -79,7 +79,7 @@ ALLOWED_IMPORTERS = {
     "fastapi": ["server.app", "server.api"],
     "uvloop": ["server.serve"],
     "uvicorn": ["server.app", "server.cli", "server.__main__", "server.listening", "server.serve",
-                "server.connection"],
+                "server.connection", "server.sender"],
 }  # fmt: skip
 CPU_INTERFACE = {
     "engine.cpu.ahead", "engine.cpu.attention", "engine.cpu.decoder", "engine.cpu.draws",
