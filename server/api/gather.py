@@ -39,8 +39,10 @@ async def until_disconnect(receive: Receive) -> None:
 
 async def _collect(generation: Generation) -> list[Delta]:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
-    async for delta in generation.deltas():
-        parts[delta.index].append(delta)
+    while not generation.finished:
+        await generation.wait()
+        for delta in generation.take():
+            parts[delta.index].append(delta)
     return [_joined(i, parts[choice.index]) for i, choice in enumerate(generation.wanted)]
 
 

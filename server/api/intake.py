@@ -66,15 +66,16 @@ async def start(
         seed = request.given_seed if request.given_seed is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
         id, now = prefix + uuid.uuid4().hex, time.time()  # new even for `resume`: the first may run
+        spec = _spec(services, tenant, request, prompts, ready, id=id, seed=seed)
         generation = Generation(
-            _spec(services, tenant, request, prompts, ready, id=id, seed=seed),
+            spec,
+            spec.submit(services.client, arrival=now),
             client=services.client,
             tokenizer=services.tokenizer,
             metrics=services.metrics,
             charge=Charge(services.admission, tenant, num_tokens),
             progress=progress,
         )
-        generation.start(arrival=now)
         created, fingerprint = int(now), services.fingerprint(ready)
         if request.request_id is not None:
             id = prefix + request.request_id  # not necessarily unique

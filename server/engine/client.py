@@ -1,4 +1,5 @@
 """EngineClient: the front end's only access to the engine. Owns the sockets and the open requests.
+Commands leave here; Outputs come back through `events` and `mailbox`.
 
 Guarantees: `submit` and `abort` are synchronous and never block; every stream ends exactly once, by
 an Output with `finish` or by EngineLost; Outputs for a slow reader are merged into one.
@@ -13,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from math import ceil
-from typing import Any
 
 import msgspec
 import zmq
@@ -25,7 +25,6 @@ from engine.messages import (
     Drain,
     Estimates,
     Event,
-    Fatal,
     Outputs,
     Ready,
     SetSpeculation,
@@ -35,15 +34,13 @@ from engine.messages import (
     SwapDraft,
     mode_refusal,
 )
+from server.engine.events import EventReader, bound
 from server.engine.lifecycle import NOT_READY, EngineState
 from server.engine.mailbox import Stream
 from server.engine.open_requests import OpenRequests, ResumeOutcome
 from server.errors import NotReady
 
 logger = logging.getLogger(__name__)
-
-POLLIN = int(zmq.POLLIN)  # comparing an enum member would take longer than reading
-EVENTS_AT_ONCE = 32  # read before other callbacks of the event loop get their turn
 
 
 class EngineClient:
@@ -70,7 +67,10 @@ class EngineClient:
         self.loading = ""  # path of the draft that is being loaded
         self._swapped: asyncio.Future[Swap] | None = None
         self._requests = OpenRequests(self.send, seconds=resume_seconds, on_held=on_held)
-        self._link: _Link | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._commands: zmq.asyncio.Socket | None = None
+        self._events: EventReader | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
 
     @property
     def inflight(self) -> int:
@@ -127,20 +127,32 @@ class EngineClient:
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
         """Bind the endpoints of a new incarnation and start reading its events. No message of an
         earlier incarnation can arrive, since its endpoints are closed. Raises OSError."""
-        assert self._link is None, "the previous incarnation is still connected"
-        self._link = _Link(commands, events, lambda event: self._on_event(event, on_event))
+        assert self._context is None, "the previous incarnation is still connected"
+        context = self._context = zmq.asyncio.Context()
+        try:
+            self._commands = bound(context.socket(zmq.PUSH), commands)
+            reader = bound(zmq.Socket(context, zmq.PULL), events)
+        except OSError:
+            self.disconnect()
+            raise
+        self._events = EventReader(
+            reader, self._requests, lambda event: self._on_event(event, on_event)
+        )
 
     def disconnect(self) -> None:
         """Close this incarnation's endpoints; messages in transit are lost."""
-        if self._link is not None:
-            link, self._link = self._link, None
-            link.close()
+        if self._events is not None:
+            self._events.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        self._context = self._commands = self._events = None
         self._end_swap(EngineLost(NOT_READY["lost"]))
 
     def send(self, command: Command) -> None:
         """Send a command; dropped if no incarnation is connected."""
-        if self._link is not None:
-            self._link.send(command)
+        if self._commands is not None:
+            # Sent at once, or queued by zmq's asyncio socket until the engine has connected.
+            self._commands.send(self._encode(command))
 
     def drain(self) -> None:
         """Have this incarnation finish all requests and exit."""
@@ -171,9 +183,6 @@ class EngineClient:
                 if event.metrics.swap is not None:
                     self._end_swap(event.metrics.swap)
                 self.on_metrics(event.metrics)
-                # Outputs with a first token go first, for TTFT.
-                items = sorted(event.items, key=lambda output: output.cached_tokens is None)
-                self._requests.deliver(items)
         on_event(event)
 
     def _end_swap(self, end: Swap | EngineLost) -> None:
@@ -188,58 +197,3 @@ class EngineClient:
             waiting.set_exception(end)
             waiting.exception()  # mark it as retrieved: the caller may be gone
         self.loading, self._swapped = "", None
-
-
-class _Link:
-    """The two sockets of one incarnation. Commands are sent through zmq's asyncio socket, which
-    queues them until the engine has connected. Events are read in a callback of the event loop,
-    since a task and a future per step would cost more than all other work on a step."""
-
-    def __init__(self, commands: str, events: str, on_event: Callable[[Event], None]) -> None:
-        self._on_event = on_event
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(Event).decode
-        self._context = zmq.asyncio.Context()
-        self._commands = self._context.socket(zmq.PUSH)
-        self._events: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PULL)
-        self._loop = asyncio.get_running_loop()
-        self._bind(self._commands, commands)
-        self._bind(self._events, events)
-        self._loop.add_reader(self._events.FD, self._read)
-        self._read()  # the descriptor is edge-triggered
-
-    def send(self, command: Command) -> None:
-        # Sent at once, or queued by zmq until the engine has connected: nothing to await.
-        self._commands.send(self._encode(command))
-
-    def close(self) -> None:
-        self._stop_reading()
-        self._events.close(linger=0)  # the context does not close a plain zmq.Socket
-        self._context.destroy(linger=0)
-
-    def _bind(self, socket: zmq.Socket[Any], endpoint: str) -> None:
-        socket.set_hwm(0)  # unbounded: admission is the bound; neither side may block
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise OSError(error.errno, f"cannot bind {endpoint}: {error}") from error
-
-    def _read(self) -> None:
-        """Read events until there are none, since the descriptor is not signalled again for the
-        rest; after EVENTS_AT_ONCE, let the event loop run first."""
-        try:
-            for _ in range(EVENTS_AT_ONCE):
-                # Polling is cheaper than an exception from recv.
-                if self._events.closed or not int(self._events.get(zmq.EVENTS)) & POLLIN:
-                    return
-                self._on_event(self._decode(self._events.recv(zmq.NOBLOCK)))
-            self._loop.call_soon(self._read)
-        except Exception as error:  # a bug here or in a callback must not leave requests hanging
-            logger.exception("the engine's events are no longer read")
-            self._stop_reading()
-            self._on_event(Fatal(f"an event from the engine could not be processed: {error}"))
-
-    def _stop_reading(self) -> None:
-        if not self._events.closed:
-            self._loop.remove_reader(self._events.FD)

@@ -1,14 +1,18 @@
-"""Stream: the mailbox of one request, between the engine's events and its reader."""
+"""Mailboxes: from the engine's Outputs to the reader of each request."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable
 from itertools import chain
+from typing import Generic, TypeVar
 
 import msgspec
 
 from engine.errors import EngineLost
-from engine.messages import Output
+from engine.messages import Output, Submit
 
 
 class Stream:
@@ -16,12 +20,19 @@ class Stream:
     and sources are concatenated, counters replaced, `finish` kept. One reader at a time. `wake` is
     set when something arrives; a reader of several streams assigns one shared event to all before
     anything can arrive, and clears it before reading. `steps`: the Outputs merged by the last
-    `take`, for per-step counters."""
+    `take`, for per-step counters.
 
-    def __init__(self, id: str) -> None:
-        self.id = id
+    The reply so far, from which another engine can continue: `tokens`, 4 bytes each, and the `last`
+    Output. `cut_at`: monotonic time since which the request has no engine; None: it has one."""
+
+    def __init__(self, original: Submit) -> None:
+        self.id = original.id
+        self.original = original
         self.wake = asyncio.Event()
         self.steps: list[Output] = []
+        self.tokens = array("I", original.begun.tokens)
+        self.last: Output | None = None
+        self.cut_at: float | None = None
         self._arrived: list[Output] = []
         self._failure: str | None = None
         self._ended = False  # a `finish` or a failure has arrived
@@ -50,6 +61,8 @@ class Stream:
         """Add one Output. Asserts that the stream has not ended."""
         assert not self._ended, f"stream {self.id} got an output after its end"
         self._arrived.append(output)
+        self.tokens.extend(output.tokens)
+        self.last = output
         self._ended = output.finish is not None
         self.wake.set()
 
@@ -59,6 +72,36 @@ class Stream:
         self._failure = sentence
         self._ended = True
         self.wake.set()
+
+
+S = TypeVar("S", bound=Stream)
+
+
+class Mailboxes(ABC, Generic[S]):
+    """The streams of all requests that have not ended, by id."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, S] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def deliver(self, items: Iterable[Output]) -> None:
+        """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
+        of requests that have ended here."""
+        for output in sorted(items, key=lambda output: output.cached_tokens is None):
+            stream = self._open.get(output.id)
+            if stream is None:
+                continue
+            if output.finish is not None:
+                del self._open[output.id]
+            if stream.cut_at is not None:
+                self._on_resumed(stream, stream.cut_at)
+            stream.put(output)
+
+    @abstractmethod
+    def _on_resumed(self, stream: S, cut_at: float) -> None:
+        """The stream is about to get its first Output since it was cut."""
 
 
 def _merged(steps: list[Output]) -> Output:

@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import Literal
 
 from engine.errors import EngineLost
-from engine.messages import Output, SamplingParams, TokenLogprobs
+from engine.messages import Output, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.errors import GenerationFailed
 from server.generation.annotations import Origin, Provenance, TextLogprobs
@@ -40,7 +40,7 @@ class Delta:
 
 
 class Choice:
-    """One choice of a reply. `params`: those of its engine request."""
+    """One choice of a reply."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Choice:
         stream: Stream,
         *,
         spec: GenerationSpec,
-        params: SamplingParams,
         tokenizer: Tokenizer,
     ) -> None:
+        params = stream.original.params
         self.index = index
         self.stream = stream
         self.finish: Finish | None = None

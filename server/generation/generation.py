@@ -1,4 +1,4 @@
-"""Generation: one API call, as n engine requests for each of its prompts.
+"""Generation: the reply to one API call, from its engine requests, n for each of its prompts.
 
 Guarantees: every engine request ends exactly once: by its finish, by a stop string or by `close`,
 which is synchronous so that it can run during cancellation. Text never splits a character and never
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from engine.errors import EngineError
 from engine.messages import Output, TokenLogprobs
 from server.engine.admission import Charge
 from server.engine.client import EngineClient
+from server.engine.mailbox import Stream
 from server.errors import DeadlineExceeded, GenerationFailed
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import GenerationSpec
@@ -28,11 +29,13 @@ from server.text.tokenizer import Tokenizer
 
 
 class Generation:
-    """`start` submits everything; `deltas` may then be iterated once; `close` ends what is open."""
+    """Reads `streams`, the mailboxes of all choices (`GenerationSpec.submit`): `wait` and `take` by
+    turns until `finished`. `close` ends what is open, and must be called."""
 
     def __init__(
         self,
         spec: GenerationSpec,
+        streams: Sequence[Stream],
         *,
         client: EngineClient,
         tokenizer: Tokenizer,
@@ -41,10 +44,11 @@ class Generation:
         progress: ReplyProgress | None = None,
     ) -> None:
         self.spec = spec
-        self.choices: list[Choice] = []
-        self.skipped = ""  # text of the reply that the client already has
+        self.choices = [
+            Choice(index, stream, spec=spec, tokenizer=tokenizer)
+            for index, stream in enumerate(streams)
+        ]
         self._client = client
-        self._tokenizer = tokenizer
         self._metrics = metrics
         self._charge = charge
         self._progress = progress
@@ -55,53 +59,28 @@ class Generation:
         self._queued: float | None = None  # seconds until the first step that ran any choice
         self._exchange = EXCHANGE.get()
         self._arrivals: dict[int, float] = {}  # by choice: time of its last tokens
-        self._wake = asyncio.Event()
-        self._failure: BaseException | None = None  # raised by `take` after earlier deltas
+        self._failure: Exception | None = None  # raised by `take` after earlier deltas
         self._ended = False
-
-    def start(self, *, arrival: float) -> None:
-        """Submit all choices, or none. Raises EngineLost if the engine is not ready."""
-        try:
-            for index in range(len(self.spec.prompts) * self.spec.fan_out):
-                submit = self.spec.submit(index, arrival=arrival)
-                stream = self._client.submit(submit)
-                stream.wake = self._wake
-                choice = Choice(
-                    index, stream, spec=self.spec, params=submit.params, tokenizer=self._tokenizer
-                )
-                self.choices.append(choice)
-                if self.spec.begun is not None:
-                    self.skipped = choice.skip(self.spec.begun)
-            if (seconds := self.spec.seconds) is not None:
-                loop = asyncio.get_running_loop()
-                self._deadline = loop.call_later(seconds, self._expire, seconds)
-        except BaseException as error:
-            self._failure = error
-            self.close()
-            raise
-
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Yield deltas of all choices as they arrive; each choice's last one has its finish.
-        Outputs that arrive while nobody reads are merged in the mailboxes.
-
-        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence; both end
-        the whole call.
-        """
-        try:
-            while not self.finished:
-                await self.wait()
-                for delta in self.take():
-                    yield delta
-        finally:
-            self.close()
+        self._wake = asyncio.Event()
+        for stream in streams:
+            stream.wake = self._wake
+        # Text of the reply that the client already has.
+        self.skipped = "" if spec.begun is None else self.choices[0].skip(spec.begun)
+        if (seconds := spec.seconds) is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(seconds, self._expire, seconds)
 
     async def wait(self) -> None:
         """Wait until `take` may have something."""
         await self._wake.wait()
 
     def take(self) -> list[Delta]:
-        """Return the deltas since the last call; the caller must call `close`. Raises as `deltas`,
-        but only after all that arrived before the failure was returned."""
+        """Return the deltas since the last call; each choice's last one has its finish. Outputs
+        that arrive while nobody reads are merged in the mailboxes.
+
+        Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence, but only
+        after all that arrived before was returned. Both end the whole call.
+        """
         self._wake.clear()
         deltas, self._held = self._held, []
         try:

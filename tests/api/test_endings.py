@@ -79,16 +79,6 @@ def test_client_leaves_before_the_stream_begins() -> None:
     client = FakeClient(gate=asyncio.Semaphore(0))
     params = SamplingParams(seed=1, max_tokens=5)
     spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512)
-    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
-    call = Call(
-        id="x",
-        created=0,
-        model=MODEL,
-        fingerprint="fp",
-        seed=1,
-        include_usage=False,
-        generation=generation,
-    )
 
     async def send(message: Message) -> None:
         raise OSError("broken pipe")
@@ -98,7 +88,22 @@ def test_client_leaves_before_the_stream_begins() -> None:
         raise AssertionError
 
     async def main() -> None:
-        generation.start(arrival=0.0)
+        generation = Generation(
+            spec,
+            spec.submit(client, arrival=0.0),
+            client=client,
+            tokenizer=ByteTokenizer(),
+            metrics=Metrics(),
+        )
+        call = Call(
+            id="x",
+            created=0,
+            model=MODEL,
+            fingerprint="fp",
+            seed=1,
+            include_usage=False,
+            generation=generation,
+        )
         response = EventStream(call, ChunkWriter(call, TEXT, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}
         with pytest.raises(OSError, match="broken pipe"):

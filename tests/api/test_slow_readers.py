@@ -109,8 +109,10 @@ def test_a_stalled_reader_delays_nobody() -> None:
 def started(client: FakeClient) -> Call:
     params = SamplingParams(seed=1, max_tokens=500)
     spec = GenerationSpec(id="x", prompts=[[1]], params=params, context=512)
-    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
-    generation.start(arrival=0.0)
+    streams = spec.submit(client, arrival=0.0)
+    generation = Generation(
+        spec, streams, client=client, tokenizer=ByteTokenizer(), metrics=Metrics()
+    )
     return Call(
         id="x", created=0, model=MODEL, fingerprint="fp", seed=1, include_usage=False,
         generation=generation,

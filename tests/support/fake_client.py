@@ -112,7 +112,7 @@ class FakeClient(EngineClient):
         if self.state != "ready":
             raise EngineLost(f"the engine is {self.state}")
         assert submit.id not in self._streams, f"request id {submit.id} is used twice"
-        stream = Stream(submit.id)
+        stream = Stream(submit)
         self.submitted.append(submit)
         self._streams[submit.id] = stream
         self._tasks[submit.id] = asyncio.create_task(self._run(submit, stream))

@@ -38,8 +38,10 @@ def begun(
     spec = GenerationSpec(
         id="x", prompts=[[1]], params=params, context=512, n=n, stop=stop, seconds=seconds
     )
-    generation = Generation(spec, client=client, tokenizer=ByteTokenizer(), metrics=Metrics())
-    generation.start(arrival=0.0)
+    streams = spec.submit(client, arrival=0.0)
+    generation = Generation(
+        spec, streams, client=client, tokenizer=ByteTokenizer(), metrics=Metrics()
+    )
     return Call(
         id='x"y', created=1, model="m\u2028", fingerprint="fp", seed=1,
         include_usage=include_usage, continuous_usage=continuous, generation=generation,

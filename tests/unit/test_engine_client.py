@@ -31,12 +31,17 @@ from engine.messages import (
     SwapOutcome,
     TokenLogprobs,
 )
-from server.engine.client import EVENTS_AT_ONCE, EngineClient
+from server.engine.client import EngineClient
+from server.engine.events import EVENTS_AT_ONCE
 from server.engine.mailbox import Stream
 from tests.support.fake_client import make_ready
 from tests.support.streams import read
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
+
+
+def mailbox(id: str) -> Stream:
+    return Stream(Submit(id, [1], PARAMS, 0.0))
 
 
 def logprob(token: int) -> TokenLogprobs:
@@ -50,7 +55,7 @@ def test_unread_outputs_merge_into_one() -> None:
     """Law: unread outputs become one Output: tokens appended, counters replaced, finish kept."""
 
     async def scenario() -> Output:
-        stream = Stream("a")
+        stream = mailbox("a")
         stream.put(
             Output(
                 id="a",
@@ -96,7 +101,7 @@ def test_output_is_read_only_once() -> None:
     """Law: `take` takes: the second Output starts from nothing, one-time fields included."""
 
     async def scenario() -> tuple[Output, Output]:
-        stream = Stream("a")
+        stream = mailbox("a")
         stream.put(Output(id="a", tokens=[1], cached_tokens=0))
         first = await read(stream)
         stream.put(Output(id="a", tokens=[2], finish="length"))
@@ -111,7 +116,7 @@ def test_a_reader_waits_for_the_next_output() -> None:
     """Law: a reader sleeps while there is no output, and wakes for the next one."""
 
     async def scenario() -> Output:
-        stream = Stream("a")
+        stream = mailbox("a")
         reader = asyncio.create_task(read(stream))
         await asyncio.sleep(0)
         assert not reader.done()
@@ -125,7 +130,7 @@ def test_a_lost_engine_is_reported_after_the_tokens() -> None:
     """Law: tokens that arrived before the loss are returned first; then EngineLost is raised."""
 
     async def scenario() -> None:
-        stream = Stream("a")
+        stream = mailbox("a")
         stream.put(Output(id="a", tokens=[1]))
         stream.fail("it is gone")
         assert (await read(stream)).tokens == [1]
@@ -140,7 +145,7 @@ def test_a_second_terminal_event_is_refused(end: str) -> None:
     """Law: a request ends once; a second end is a bug and raises an AssertionError."""
 
     async def scenario() -> None:
-        stream = Stream("a")
+        stream = mailbox("a")
         match end:
             case "finish":
                 stream.put(Output(id="a", finish="stop"))
@@ -419,7 +424,7 @@ def test_one_event_wakes_the_reader_of_many_streams() -> None:
     """Law: the reader misses no output, nor a failure that follows the last tokens."""
 
     async def scenario() -> None:
-        streams, wake = [Stream("a"), Stream("b")], asyncio.Event()
+        streams, wake = [mailbox("a"), mailbox("b")], asyncio.Event()
         for stream in streams:
             stream.wake = wake
         streams[0].put(Output(id="a", tokens=[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +16,7 @@ from server.generation.annotations import token_text
 from server.generation.choice import Delta
 from server.generation.generation import Generation
 from server.generation.generation_spec import Echo, GenerationSpec, choice_seed
+from server.generation.usage import Usage
 from server.observe.metrics import Metrics
 from tests.support.byte_tokenizer import EOS, ByteTokenizer
 from tests.support.fake_client import FakeClient, Script, listed_script, make_ready
@@ -37,14 +37,29 @@ def spec(**changes: Any) -> GenerationSpec:
     return GenerationSpec(**{**base, **changes}, params=SamplingParams(**params))
 
 
-def generation(client: FakeClient, metrics: Metrics | None = None, **changes: Any) -> Generation:
-    tokenizer = ByteTokenizer()
-    return Generation(
-        spec(**changes),
-        client=client,
-        tokenizer=tokenizer,
-        metrics=metrics if metrics is not None else Metrics(),
-    )
+class Asked:
+    """A spec that `collect` submits in an event loop; then there is the generation."""
+
+    generation: Generation
+
+    def __init__(self, client: FakeClient, metrics: Metrics | None = None, **changes: Any) -> None:
+        self._spec = spec(**changes)
+        self._client = client
+        self._metrics = metrics if metrics is not None else Metrics()
+
+    def begin(self) -> Generation:
+        self.generation = Generation(
+            self._spec,
+            self._spec.submit(self._client, arrival=0.0),
+            client=self._client,
+            tokenizer=ByteTokenizer(),
+            metrics=self._metrics,
+        )
+        return self.generation
+
+    @property
+    def usage(self) -> Usage:
+        return self.generation.usage
 
 
 def run(main: Callable[[], Awaitable[T]]) -> T:
@@ -54,9 +69,15 @@ def run(main: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(inner())
 
 
-async def collect(generation: Generation) -> list[Delta]:
-    generation.start(arrival=0.0)
-    return [delta async for delta in generation.deltas()]
+async def collect(asked: Asked) -> list[Delta]:
+    generation, deltas = asked.begin(), list[Delta]()
+    try:
+        while not generation.finished:
+            await generation.wait()
+            deltas += generation.take()
+    finally:
+        generation.close()
+    return deltas
 
 
 def text_of(deltas: list[Delta], index: int = 0) -> str:
@@ -69,7 +90,7 @@ def test_text_does_not_depend_on_tokens_per_step(step: int, n: int) -> None:
     """Law: texts and counts are the same for any tokens per step, with one finish per choice."""
 
     def outcome(step: int) -> tuple[list[str], int]:
-        call = generation(fake(tokens_per_step=step), n=n, params={"max_tokens": 10})
+        call = Asked(fake(tokens_per_step=step), n=n, params={"max_tokens": 10})
         deltas = run(lambda: collect(call))
         finishes = [delta.index for delta in deltas if delta.finish is not None]
         assert sorted(finishes) == list(range(n))
@@ -81,7 +102,7 @@ def test_text_does_not_depend_on_tokens_per_step(step: int, n: int) -> None:
 def test_seeds_of_choices() -> None:
     """Law: choice 0 has the seed itself, others derived seeds, which are equal for all prompts."""
     client = fake()
-    call = generation(client, prompts=[[1], [2]], n=3, params={"seed": 7})
+    call = Asked(client, prompts=[[1], [2]], n=3, params={"seed": 7})
     run(lambda: collect(call))
     seeds = [submit.params.seed for submit in client.submitted]
     assert seeds[:3] == seeds[3:] == [choice_seed(7, i) for i in range(3)]
@@ -94,14 +115,14 @@ def test_seeds_of_choices() -> None:
 
 def test_characters_are_never_split() -> None:
     """Law: with one byte per step, every delta is still whole characters."""
-    call = generation(fake("añ🙂e".encode()))
+    call = Asked(fake("añ🙂e".encode()))
     deltas = run(lambda: collect(call))
     assert [delta.text for delta in deltas if delta.text] == ["a", "ñ", "🙂", "e"]
 
 
 def test_an_unfinished_character_at_the_end() -> None:
     """Law: if max_tokens cuts a character, the text ends with U+FFFD, and nothing fails."""
-    call = generation(fake("a🙂".encode()), params={"max_tokens": 3})
+    call = Asked(fake("a🙂".encode()), params={"max_tokens": 3})
     assert text_of(run(lambda: collect(call))) == "a\ufffd"
 
 
@@ -109,7 +130,7 @@ def test_an_unfinished_character_at_the_end() -> None:
 def test_a_stop_string_aborts_and_counts_to_the_match(step: int) -> None:
     """Law: text ends before the match, tokens count up to it, the request is aborted at once."""
     client = fake(b"ab<END>more text", tokens_per_step=step)
-    call = generation(client, stop=("<END>", "zzz"), params={"ignore_eos": True})
+    call = Asked(client, stop=("<END>", "zzz"), params={"ignore_eos": True})
     deltas = run(lambda: collect(call))
     assert text_of(deltas) == "ab"
     assert deltas[-1].finish == "stop"
@@ -120,13 +141,13 @@ def test_a_stop_string_aborts_and_counts_to_the_match(step: int) -> None:
 
 def test_a_stop_string_may_be_kept() -> None:
     """Law: include_stop keeps the match and nothing after it."""
-    call = generation(fake(b"ab<END>more", tokens_per_step=4), stop=("<END>",), include_stop=True)
+    call = Asked(fake(b"ab<END>more", tokens_per_step=4), stop=("<END>",), include_stop=True)
     assert text_of(run(lambda: collect(call))) == "ab<END>"
 
 
 def test_an_incomplete_stop_string_belongs_to_the_text() -> None:
     """Law: an incomplete stop string at the very end belongs to the text."""
-    call = generation(fake(b"ab<EN"), stop=("<END>",))
+    call = Asked(fake(b"ab<EN"), stop=("<END>",))
     deltas = run(lambda: collect(call))
     assert text_of(deltas) == "ab<EN"
     assert deltas[-1].finish == "stop"  # by EOS
@@ -134,14 +155,14 @@ def test_an_incomplete_stop_string_belongs_to_the_text() -> None:
 
 def test_no_stop_string_before_min_tokens() -> None:
     """Law: min_tokens applies to stop strings as to stop tokens."""
-    call = generation(fake(b"xxoxxoxx"), stop=("o",), params={"min_tokens": 4})
+    call = Asked(fake(b"xxoxxoxx"), stop=("o",), params={"min_tokens": 4})
     assert text_of(run(lambda: collect(call))) == "xxoxx"
 
 
 def test_a_stop_string_and_the_limit_in_one_step() -> None:
     """Law: the match wins over "length", and there is nothing to abort."""
     client = fake(b"abSTOP", tokens_per_step=6)
-    call = generation(client, stop=("STOP",), params={"max_tokens": 6})
+    call = Asked(client, stop=("STOP",), params={"max_tokens": 6})
     deltas = run(lambda: collect(call))
     assert deltas[-1].finish == "stop"
     assert client.aborted == []
@@ -149,10 +170,10 @@ def test_a_stop_string_and_the_limit_in_one_step() -> None:
 
 def test_the_stop_token_has_no_text_but_counts() -> None:
     """Law: a token of stop_token_ids that is an ordinary letter is not in the text."""
-    call = generation(fake(b"abc"), params={"stop_token_ids": (99,)})
+    call = Asked(fake(b"abc"), params={"stop_token_ids": (99,)})
     assert text_of(run(lambda: collect(call))) == "ab"
     assert call.usage.completion_tokens == 3
-    kept = generation(fake(b"abc"), include_stop=True, params={"stop_token_ids": (99,)})
+    kept = Asked(fake(b"abc"), include_stop=True, params={"stop_token_ids": (99,)})
     assert text_of(run(lambda: collect(kept))) == "abc"
 
 
@@ -160,7 +181,7 @@ def test_the_stop_token_has_no_text_but_counts() -> None:
 def test_logprobs_belong_to_the_text_that_was_sent(step: int) -> None:
     """Law: entries of tokens that a stop string cut off are never sent, streamed or not."""
     client = fake(b"abcSTOPxyz", tokens_per_step=step)
-    call = generation(client, stop=("STOP",), params={"logprobs": 1})
+    call = Asked(client, stop=("STOP",), params={"logprobs": 1})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
     assert "".join(entry.chosen.token for entry in entries) == text_of(deltas) == "abc"
@@ -170,7 +191,7 @@ def test_logprobs_belong_to_the_text_that_was_sent(step: int) -> None:
 
 def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
     """Law: logprobs are held back and released with their text."""
-    call = generation(fake(b"abST"), stop=("STOP",), params={"logprobs": 0})
+    call = Asked(fake(b"abST"), stop=("STOP",), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
     assert "".join(entry.chosen.token for entry in entries) == "abST"
@@ -178,7 +199,7 @@ def test_logprobs_of_a_held_back_end_come_at_the_end() -> None:
 
 def test_logprobs_of_split_characters() -> None:
     """Law: a token that is part of a character is named by its bytes, at the character's offset."""
-    call = generation(fake("añb".encode()), params={"logprobs": 0})
+    call = Asked(fake("añb".encode()), params={"logprobs": 0})
     deltas = run(lambda: collect(call))
     entries = [entry for delta in deltas for entry in delta.logprobs or []]
     assert [e.chosen.token for e in entries] == ["a", "bytes:\\xc3", "bytes:\\xb1", "b"]
@@ -188,7 +209,7 @@ def test_logprobs_of_split_characters() -> None:
 
 def test_echo_comes_first_and_once() -> None:
     """Law: each choice starts with its prompt; with prompt logprobs, the first token has none."""
-    call = generation(
+    call = Asked(
         fake(b"xyz", tokens_per_step=2),
         echoes=[Echo("hi", [104, 105], 1)],
         n=2,
@@ -207,14 +228,14 @@ def test_special_tokens_in_the_text() -> None:
     ready = make_ready(vocab_size=260)
     script = listed_script([97, EOS, 98], then=END)
     for skip, expected in ((True, "ab"), (False, "a<|endoftext|>b")):
-        call = generation(fake(script, ready=ready), skip_special_tokens=skip)
+        call = Asked(fake(script, ready=ready), skip_special_tokens=skip)
         assert text_of(run(lambda call=call: collect(call))) == expected  # type: ignore[misc]
 
 
 def test_max_tokens_is_clipped_to_the_context() -> None:
     """Law: each prompt's limit is what the context leaves."""
     client = fake()
-    call = generation(
+    call = Asked(
         client, prompts=[[1] * 10, [2] * 15], context=16, params={"max_tokens": 99, "min_tokens": 4}
     )
     run(lambda: collect(call))
@@ -224,7 +245,7 @@ def test_max_tokens_is_clipped_to_the_context() -> None:
 
 def test_usage_counts_a_prompt_once_and_choices_each() -> None:
     """Law: prompt_tokens with n=3 are those with n=1; speculation is summed over choices."""
-    call = generation(fake(tokens_per_step=3), prompts=[[1, 2], [3]], n=3, params={"max_tokens": 6})
+    call = Asked(fake(tokens_per_step=3), prompts=[[1, 2], [3]], n=3, params={"max_tokens": 6})
     run(lambda: collect(call))
     usage = call.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (3, 36)
@@ -238,7 +259,7 @@ def test_draft_tokens_after_a_stop_string_are_not_counted(steps_ahead: int) -> N
     before the abort; of that step's accepted draft tokens, those within the completion count."""
     client = fake(listed_script(list(b"abcdefghijkl"), then=EOS), tokens_per_step=3)
     gate = client._gate = asyncio.Semaphore(0)
-    call = generation(
+    call = Asked(
         client, stop=("d",), params={"max_tokens": 12, "prediction": tuple(b"abcdefghijkl")}
     )
 
@@ -262,18 +283,18 @@ def test_draft_tokens_after_a_stop_string_are_not_counted(steps_ahead: int) -> N
     assert (usage.predicted, usage.mispredicted) == (3, 1)
 
 
-def test_leaving_the_iterator_aborts_open_choices() -> None:
-    """Law: `aclose` in the middle aborts all choices, none of them twice."""
+def test_closing_aborts_open_choices() -> None:
+    """Law: `close` in the middle aborts all choices, none of them twice."""
     client = fake()
     metrics = Metrics()
-    call = generation(client, metrics, n=3)
+    call = Asked(client, metrics, n=3)
 
     async def main() -> None:
-        call.start(arrival=0.0)
-        async with aclosing(call.deltas()) as deltas:
-            async for _ in deltas:
-                break
-        call.close()
+        generation = call.begin()
+        await generation.wait()
+        generation.take()
+        generation.close()
+        generation.close()
 
     run(main)
     assert sorted(client.aborted) == ["x-0", "x-1", "x-2"]
@@ -285,7 +306,7 @@ def test_leaving_the_iterator_aborts_open_choices() -> None:
 def test_cancellation_aborts(n: int) -> None:
     """Law: a cancelled task (the client disconnected) aborts without awaiting anything."""
     client = fake(gate=asyncio.Semaphore(0))
-    call = generation(client, n=n)
+    call = Asked(client, n=n)
 
     async def main() -> None:
         task = asyncio.create_task(collect(call))
@@ -306,7 +327,7 @@ def test_engine_death_ends_the_call(n: int) -> None:
     """Law: EngineLost has the reason, it counts as an error, and no stray task raises."""
     client = fake(gate=asyncio.Semaphore(0))
     metrics = Metrics()
-    call = generation(client, metrics, n=n)
+    call = Asked(client, metrics, n=n)
     strays: list[dict[str, Any]] = []
 
     async def main() -> None:
@@ -326,7 +347,7 @@ def test_engine_death_ends_the_call(n: int) -> None:
 def test_one_refused_choice_ends_all() -> None:
     """Law: finish "error" raises GenerationFailed with the engine's sentence."""
     client = fake(refusal="not finite")
-    call = generation(client, n=2)
+    call = Asked(client, n=2)
     with pytest.raises(GenerationFailed, match="not finite"):
         run(lambda: collect(call))
     assert client.inflight == 0
@@ -342,7 +363,7 @@ def test_submitting_is_all_or_nothing() -> None:
             return super().submit(submit)
 
     client = Flaky()
-    call = generation(client, n=3)
+    call = Asked(client, n=3)
     with pytest.raises(EngineLost):
         run(lambda: collect(call))
     assert client.aborted == ["x-0"]
@@ -351,9 +372,9 @@ def test_submitting_is_all_or_nothing() -> None:
 def test_metrics_of_a_finished_call() -> None:
     """Law: one request, one TTFT, and one ITL per later token are recorded."""
     metrics = Metrics()
-    call = generation(fake(), metrics, n=2, params={"max_tokens": 5})
+    call = Asked(fake(), metrics, n=2, params={"max_tokens": 5})
     run(lambda: collect(call))
-    call.close()
+    call.generation.close()
     text = metrics.render().decode()
     assert 'foredraft_requests_total{reason="length"} 1.0' in text
     assert "foredraft_time_to_first_token_seconds_count 1.0" in text

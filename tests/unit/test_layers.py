@@ -72,7 +72,7 @@ ALLOWED_IMPORTERS = {
     "safetensors": ["engine.lab.demo", "engine.model.head_files", "engine.model.llama",
                     "engine.scheduling.memory",
                     "engine.lab.train.program"],
-    "zmq": ["engine.process", "server.engine.client"],
+    "zmq": ["engine.process", "server.engine.client", "server.engine.events"],
     "prometheus_client": ["server.observe.metrics"],
     "opentelemetry": ["server.observe.tracing"],
     "ray": ["server.replicas.ray_app", "server.replicas.ray_router"],

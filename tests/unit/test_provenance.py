@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Output, SamplingParams, TokenLogprobs
+from engine.messages import Output, SamplingParams, Submit, TokenLogprobs
 from server.engine.mailbox import Stream
 from server.generation.choice import Choice, Delta
 from server.generation.generation_spec import Echo, GenerationSpec
@@ -59,7 +59,7 @@ def read(outputs: list[Output], *, provenance: bool, **settings: Any) -> list[De
     deltas = []
 
     async def feed() -> None:
-        choice = Choice(0, Stream("a"), spec=spec, params=params, tokenizer=tokenizer)
+        choice = Choice(0, Stream(Submit("a", [1], params, 0.0)), spec=spec, tokenizer=tokenizer)
         for output in outputs:
             delta = choice.feed(output)
             if delta is not None:
@@ -145,7 +145,7 @@ def test_a_stop_string_cuts_within_a_token() -> None:
     async def feed() -> Delta | None:
         params = SamplingParams(seed=1, max_tokens=99, provenance=True)
         spec = GenerationSpec(id="a", prompts=[[1]], params=params, context=512, stop=("lo",))
-        choice = Choice(0, Stream("a"), spec=spec, params=params, tokenizer=Words())
+        choice = Choice(0, Stream(Submit("a", [1], params, 0.0)), spec=spec, tokenizer=Words())
         return choice.feed(
             Output(id="a", tokens=[97, 1, 98], sources=[("ngram", 2), ("target", 1)])
         )
