@@ -74,7 +74,7 @@ class MessageReply:
                 "id": call.id,
                 "type": "message",
                 "role": "assistant",
-                "model": call.model,
+                "model": request.model,
                 "system_fingerprint": call.fingerprint,
                 "seed": call.seed,
                 **({"prompt_token_ids": prompt} if request.return_token_ids else {}),

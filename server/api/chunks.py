@@ -24,12 +24,12 @@ Choices = list[dict[str, Any]]
 
 def head(call: Call, kind: str) -> dict[str, Any]:
     """Return the fields that a reply and all of its chunks have. `kind`: their `object`."""
-    tier = {} if call.service_tier is None else {"service_tier": "default"}
+    tier = {} if call.request.service_tier is None else {"service_tier": "default"}
     return {
         "id": call.id,
         "object": kind,
         "created": call.created,
-        "model": call.model,
+        "model": call.request.model,
         "system_fingerprint": call.fingerprint,
         **tier,
     }
@@ -49,10 +49,11 @@ class ChunkWriter:
         first: dict[str, Any] | None = None,
     ) -> None:
         self._call, self._head, self._choices = call, head(call, kind), choices
+        self._options = call.request.stream_options
         self._opening = opening or []
         self._seed: dict[str, Any] = {"seed": call.seed}
         self._extra = {**self._seed, **(first or {})}  # until the first chunk is encoded
-        self._no_usage: dict[str, Any] = {"usage": None} if call.include_usage else {}
+        self._no_usage: dict[str, Any] = {"usage": None} if self._options.include_usage else {}
 
     def begin(self) -> bytes:
         usage = self._usage()
@@ -66,7 +67,7 @@ class ChunkWriter:
         return self._chunks(deltas, usage)
 
     def end(self) -> bytes:
-        if not self._call.include_usage:
+        if not self._options.include_usage:
             return DONE
         usage = {"usage": usage_body(self._call.generation.usage)}
         return self._chunk([], usage, last=True) + DONE
@@ -76,13 +77,13 @@ class ChunkWriter:
 
     def _usage(self) -> dict[str, Any]:
         """Return the field `usage` of a chunk sent now."""
-        if not self._call.continuous_usage:
+        if not self._options.continuous_usage_stats:
             return self._no_usage
         return {"usage": usage_body(self._call.generation.usage)}
 
     def _chunks(self, deltas: list[Delta], usage: dict[str, Any]) -> bytes:
         found = [choice for delta in deltas for choice in self._choices(delta)]
-        last = self._call.generation.finished and not self._call.include_usage
+        last = self._call.generation.finished and not self._options.include_usage
         events = [self._chunk([choice], usage) for choice in found[:-1]]
         events += [self._chunk([choice], usage, last=last) for choice in found[-1:]]
         return b"".join(events)

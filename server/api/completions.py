@@ -60,7 +60,7 @@ def _add_chat(router: APIRouter, services: Services) -> None:
     async def create_chat_completion(http: Request, request: ChatRequest) -> Response:
         call = await start(services, http, request, prefix="chatcmpl-")
         generation, shape = call.generation, ChatShape(call.id, call.use)
-        shape.skip(generation.skipped)
+        shape.skip(generation.choices[0].skipped)
         extra: dict[str, Any] = {}
         if request.return_token_ids and request.resume is None:
             extra["prompt_token_ids"] = generation.spec.prompts[0]

@@ -40,15 +40,12 @@ SEED_BITS = 53  # of drawn seeds: exact also in clients whose numbers are double
 class Call:
     """A started generation and the metadata of its reply."""
 
+    request: CommonRequest
     id: str
     created: int
-    model: str  # the name that the client used
     fingerprint: str
     seed: int  # from the request, or drawn; the same seed gives the same text
-    include_usage: bool
-    continuous_usage: bool = False
     generation: Generation
-    service_tier: str | None = None  # as requested; there is only one
     use: Reading | None = None  # how to parse the reply, unless all of it is content
 
 
@@ -82,15 +79,12 @@ async def start(
         if progress is not None:
             id, created = progress.begin(id, created, seed=seed, fingerprint=fingerprint)
     return Call(
+        request=request,
         id=id,
         created=created,
-        model=request.model,
         fingerprint=fingerprint,
         seed=seed,
-        include_usage=request.stream_options.include_usage,
-        continuous_usage=request.stream_options.continuous_usage_stats,
         generation=generation,
-        service_tier=request.service_tier,
         use=prompts.use,
     )
 

@@ -121,7 +121,7 @@ def _base(request: ResponsesRequest, call: Call) -> dict[str, Any]:
         "id": call.id,
         "object": "response",
         "created_at": call.created,
-        "model": call.model,
+        "model": request.model,
         "system_fingerprint": call.fingerprint,
         "seed": call.seed,
         "instructions": request.instructions,

@@ -243,7 +243,27 @@ class ResponsesRequest(Rewritten, Labelled):
 
     @property
     def as_chat(self) -> dict[str, Any]:
-        return _as_chat(self.sent)
+        own = self.sent
+        text, reasoning = own.get("text", {}), own.get("reasoning", {})
+        fields = {
+            "max_completion_tokens": own.get("max_output_tokens"),
+            "reasoning_effort": reasoning.get("effort"),
+            "response_format": text.get("format"),
+            "tools": [_nested(tool, "function") for tool in own.get("tools", ())] or None,
+            "tool_choice": own.get("tool_choice"),
+        }
+        if LOGPROBS in own.get("include", ()):
+            fields |= {"logprobs": True, "top_logprobs": own.get("top_logprobs") or 0}
+        match fields["response_format"]:
+            case {"type": "json_schema"} as schema:
+                fields["response_format"] = _nested(schema, "json_schema")
+        match fields["tool_choice"]:
+            case {"type": "function"} as named:
+                fields["tool_choice"] = _nested(named, "function")
+            case {"type": "allowed_tools", "tools": tools} as allowed:
+                inner = [_nested(tool, "function") for tool in tools]
+                fields["tool_choice"] = _nested({**allowed, "tools": inner}, "allowed_tools")
+        return fields
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -262,30 +282,6 @@ def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.text} for part in content]
-
-
-def _as_chat(own: dict[str, Any]) -> dict[str, Any]:
-    """Return chat's fields, except the messages, for a request whose shape is valid."""
-    text, reasoning = own.get("text", {}), own.get("reasoning", {})
-    fields = {
-        "max_completion_tokens": own.get("max_output_tokens"),
-        "reasoning_effort": reasoning.get("effort"),
-        "response_format": text.get("format"),
-        "tools": [_nested(tool, "function") for tool in own.get("tools", ())] or None,
-        "tool_choice": own.get("tool_choice"),
-    }
-    if LOGPROBS in own.get("include", ()):
-        fields |= {"logprobs": True, "top_logprobs": own.get("top_logprobs") or 0}
-    match fields["response_format"]:
-        case {"type": "json_schema"} as schema:
-            fields["response_format"] = _nested(schema, "json_schema")
-    match fields["tool_choice"]:
-        case {"type": "function"} as named:
-            fields["tool_choice"] = _nested(named, "function")
-        case {"type": "allowed_tools", "tools": tools} as allowed:
-            inner = [_nested(tool, "function") for tool in tools]
-            fields["tool_choice"] = _nested({**allowed, "tools": inner}, "allowed_tools")
-    return fields
 
 
 def _nested(flat: dict[str, Any], name: str) -> dict[str, Any]:

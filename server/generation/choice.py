@@ -69,15 +69,15 @@ class Choice:
         self._echo = None if spec.echoes is None else spec.echoes[index // spec.fan_out]
         self._provenance = Provenance() if params.provenance else None
         self._logprobs: list[TextLogprobs] = []  # whose text is not emitted yet
-        self._skipped = False
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters emitted so far
+        self.skipped = self._skip(spec.begun or ())  # text that the client already has
+        self._skipped = bool(spec.begun)
 
-    def skip(self, tokens: Sequence[int]) -> str:
-        """Process tokens of the reply that the client already has. Returns their text."""
+    def _skip(self, tokens: Sequence[int]) -> str:
+        """Process tokens of the reply that the client already has, and return their text."""
         text = self._take(Output(id=self.stream.id, tokens=list(tokens)))
         self._position = self._emitted = len(text)
-        self._skipped = bool(tokens)
         return text
 
     def feed(self, output: Output) -> Delta | None:

@@ -52,7 +52,6 @@ class Generation:
         self._metrics = metrics
         self._charge = charge
         self._progress = progress
-        self._deadline: asyncio.TimerHandle | None = None
         self._held = list[Delta]()  # from `take` at the deadline
         self._began = time.monotonic()
         self._first_token: float | None = None  # time of the first token of any choice
@@ -64,11 +63,8 @@ class Generation:
         self._wake = asyncio.Event()
         for stream in streams:
             stream.wake = self._wake
-        # Text of the reply that the client already has.
-        self.skipped = "" if spec.begun is None else self.choices[0].skip(spec.begun)
-        if (seconds := spec.seconds) is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(seconds, self._expire, seconds)
+        later, seconds = asyncio.get_running_loop().call_later, spec.seconds
+        self._deadline = None if seconds is None else later(seconds, self._expire, seconds)
 
     async def wait(self) -> None:
         """Wait until `take` may have something."""

@@ -16,6 +16,7 @@ from engine.messages import SamplingParams
 from server.api.chunks import ChunkWriter
 from server.api.completions import TEXT
 from server.api.intake import Call
+from server.api.schema import CompletionRequest
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream
 from server.generation.generation import Generation
@@ -95,14 +96,9 @@ def test_client_leaves_before_the_stream_begins() -> None:
             tokenizer=ByteTokenizer(),
             metrics=Metrics(),
         )
+        request = CompletionRequest.read({"model": MODEL, "prompt": "a", "stream": True})
         call = Call(
-            id="x",
-            created=0,
-            model=MODEL,
-            fingerprint="fp",
-            seed=1,
-            include_usage=False,
-            generation=generation,
+            request=request, id="x", created=0, fingerprint="fp", seed=1, generation=generation
         )
         response = EventStream(call, ChunkWriter(call, TEXT, CompletionShape().choices))
         scope = {"type": "http", "method": "POST"}

@@ -19,6 +19,7 @@ from engine.messages import SamplingParams
 from server.api.chunks import ChunkWriter
 from server.api.completions import TEXT
 from server.api.intake import Call
+from server.api.schema import CompletionRequest
 from server.api.shapes import CompletionShape
 from server.api.sse import EventStream
 from server.connection import Connection
@@ -113,10 +114,8 @@ def started(client: FakeClient) -> Call:
     generation = Generation(
         spec, streams, client=client, tokenizer=ByteTokenizer(), metrics=Metrics()
     )
-    return Call(
-        id="x", created=0, model=MODEL, fingerprint="fp", seed=1, include_usage=False,
-        generation=generation,
-    )  # fmt: skip
+    request = CompletionRequest.read({"model": MODEL, "prompt": "a", "stream": True})
+    return Call(request=request, id="x", created=0, fingerprint="fp", seed=1, generation=generation)
 
 
 async def nothing() -> Message:

@@ -13,6 +13,7 @@ from engine.messages import SamplingParams
 from server.api.chunks import ChunkWriter
 from server.api.completions import CHUNK, TEXT
 from server.api.intake import Call
+from server.api.schema import CompletionRequest
 from server.api.shapes import ChatShape, CompletionShape
 from server.api.sse import events
 from server.generation.choice import Delta
@@ -42,11 +43,12 @@ def begun(
     generation = Generation(
         spec, streams, client=client, tokenizer=ByteTokenizer(), metrics=Metrics()
     )
+    options = {"include_usage": include_usage, "continuous_usage_stats": continuous}
+    fields = {"model": "m\u2028", "prompt": "a", "service_tier": "auto"}
+    request = CompletionRequest.read({**fields, "stream": True, "stream_options": options})
     return Call(
-        id='x"y', created=1, model="m\u2028", fingerprint="fp", seed=1,
-        include_usage=include_usage, continuous_usage=continuous, generation=generation,
-        service_tier="auto",
-    )  # fmt: skip
+        request=request, id='x"y', created=1, fingerprint="fp", seed=1, generation=generation
+    )
 
 
 def pieces(call: Call, kind: str, **extra: Any) -> AsyncGenerator[bytes, None]:
