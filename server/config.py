@@ -398,7 +398,7 @@ def explain(
     """Return the first validation error as a sentence; `hide`: without the given value."""
     first = error.errors(include_url=False)[0]
     path = _written_path(first["loc"], data)
-    key = ".".join(path) or "the configuration"
+    key, given = ".".join(path) or "the configuration", first["input"]
     match first["type"]:
         case "extra_forbidden":
             return _unknown_key(path, model, {} if hide else data)
@@ -409,16 +409,13 @@ def explain(
             key, given = f"{key}.kind", first["ctx"]["tag"]
             allowed = f"it must be one of {first['ctx']['expected_tags']}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            given, allowed = first["input"], "it must be a table"
+            allowed = "it must be a table"
         case "value_error":
             return f"{key} is not allowed: {first['ctx']['error']}"
         case "string_type":
-            given, allowed = first["input"], 'it must be a string (write "..." around it)'
+            allowed = 'it must be a string (write "..." around it)'
         case _:
-            given, allowed = (
-                first["input"],
-                re.sub("^(Input|String) should", "it must", first["msg"]),
-            )
+            allowed = re.sub("^(Input|String) should", "it must", first["msg"])
     shown = "(hidden)" if hide else _shown(path, given)
     return f"{key} = {shown} is not allowed: {allowed}"
 

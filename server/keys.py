@@ -92,33 +92,26 @@ class Tenant:
         """Return (reason, seconds to wait) if it may not send a request now, else None."""
         most = self.row.concurrency
         if most is not None and self.running >= most:
-            return (
-                f"the key `{self.name}` allows {most} requests at a time, and as many are running",
-                1.0,
-            )
+            text = f"allows {most} requests at a time, and as many are running"
+            return f"the key `{self.name}` {text}", 1.0
         for what, bucket in self._buckets.items():
             if bucket.left < 1:
-                limit, seconds = bucket.per_minute, bucket.seconds_until(1)
-                return f"the key `{self.name}` has {limit} {what} a minute, and they are used up", (
-                    seconds
-                )
+                text = f"has {bucket.per_minute} {what} a minute, and they are used up"
+                return f"the key `{self.name}` {text}", bucket.seconds_until(1)
         return None
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one running request."""
         self.running += 1
-        self._spend("requests", 1)
+        self.spend(1, "requests")
         try:
             yield
         finally:
             self.running -= 1
 
-    def spend(self, tokens: int) -> None:
-        """Charge prompt tokens, or reply tokens as they arrive."""
-        self._spend("tokens", tokens)
-
-    def _spend(self, what: str, count: int) -> None:
+    def spend(self, count: int, what: str = "tokens") -> None:
+        """Charge a request, prompt tokens, or reply tokens as they arrive."""
         if (bucket := self._buckets.get(what)) is not None:
             bucket.spend(count)
 

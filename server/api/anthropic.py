@@ -18,17 +18,15 @@ from server.api import replies
 from server.api.errors import MESSAGES, ApiError
 from server.api.gather import gather
 from server.api.intake import Call, start
-from server.api.prompts import chat_ids
 from server.api.replies import usage_body
 from server.api.routes import REASONS, STREAM, BodyRouter, refusals
 from server.api.schema_anthropic import CountTokensRequest, MessagesRequest
 from server.api.services import Services
-from server.api.shapes import ChatShape
+from server.api.shapes import EXTRAS, ChatShape
 from server.api.sse import EventStream, as_event, as_events
 from server.generation.choice import Delta
 
 Event = dict[str, Any]
-EXTRAS = ("provenance", "token_ids")
 PING = as_events([{"type": "ping"}])
 REFUSALS = refusals(REASONS, replies.MessagesError)
 
@@ -40,52 +38,59 @@ def anthropic_router(services: Services) -> APIRouter:
     async def create_message(http: Request, request: MessagesRequest) -> Response:
         with request.renamed():
             call = await start(services, http, request.chat, prefix="msg_")
-        reply = MessageReply(call, request)
+        reply = MessageEvents(call, request)
         if request.stream:
             return EventStream(call, reply, ping=PING)
         with request.renamed():
             [whole] = await gather(http, call.generation)
-        events = [*reply.of([whole]), *reply.last()]
-        assert events[-1]["type"] == "message_stop"
-        return JSONResponse(reply.events.message)
+        *_, last = [*reply.of([whole]), *reply.last()]
+        assert last["type"] == "message_stop"
+        return JSONResponse(reply.message)
 
     @router.post(f"{MESSAGES}/count_tokens", response_model=replies.TokenCount, responses=REFUSALS)
     async def count_tokens(http: Request, request: CountTokensRequest) -> Response:
-        with request.renamed():
-            ready = services.known(request.model)
-            with services.admission.reserve(1):
-                ids = await chat_ids(services, request.chat, ready)
-        return JSONResponse({"input_tokens": len(ids)})
+        return JSONResponse({"input_tokens": await request.num_tokens(services)})
 
     return router
 
 
-class MessageReply:
-    """Writes one generation as a message, or as its events."""
+class MessageEvents:
+    """Builds the content blocks of a message, and their events, from a chat reply.
+
+    The input is the choices of chat chunks; an unstreamed reply is a single chunk, so `message`
+    equals the sum of its stream's events. The tests check the order: message_start; for each block
+    content_block_start, content_block_delta ..., content_block_stop; message_delta, message_stop.
+    One block is open at a time. Extensions that a chat choice has beside its text (`EXTRAS`) are
+    in the message, and in streams on the next delta event."""
 
     def __init__(self, call: Call, request: MessagesRequest) -> None:
-        self._call = call
+        self._generation = call.generation
         self._most = request.max_tokens
-        self._begun = False  # message_start was sent
         self._shape = ChatShape(call.id, call.use)
+        self._begun = False  # message_start was sent
+        self._finish: str | None = None  # chat's finish reason
         prompt = call.generation.spec.prompts[0]
-        self.events = MessageEvents(
-            {
-                "id": call.id,
-                "type": "message",
-                "role": "assistant",
-                "model": request.model,
-                "system_fingerprint": call.fingerprint,
-                "seed": call.seed,
-                **({"prompt_token_ids": prompt} if request.return_token_ids else {}),
-            }
-        )
+        self._content: list[dict[str, Any]] = []
+        self.message: dict[str, Any] = {
+            "id": call.id,
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+            "system_fingerprint": call.fingerprint,
+            "seed": call.seed,
+            **({"prompt_token_ids": prompt} if request.return_token_ids else {}),
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        self._input = ""  # arguments of the open call
+        self._fresh: dict[str, list[Any]] = {}  # EXTRAS that are not sent yet
 
     def begin(self) -> bytes:
         return b""  # message_start has the number of cached tokens, which first tokens bring
 
     async def feed(self, deltas: list[Delta]) -> bytes:
-        start = [] if self._begun else [self.events.begin(self._usage())]
+        start = [] if self._begun else [self._start()]
         self._begun = True
         return as_events([*start, *self.of(deltas)])
 
@@ -98,57 +103,9 @@ class MessageReply:
     def of(self, deltas: list[Delta]) -> Iterator[Event]:
         for delta in deltas:
             for choice in self._shape.choices(delta):
-                yield from self.events.feed(choice)
+                yield from self._of_choice(choice)
 
-    def last(self) -> Iterator[Event]:
-        usage, finish, sequence = self._usage(), self.events.finish, None
-        if finish == "length":
-            is_full = usage["output_tokens"] < self._most
-            reason = "model_context_window_exceeded" if is_full else "max_tokens"
-        elif finish == "tool_calls":
-            reason = "tool_use"
-        else:
-            sequence = self._call.generation.choices[0].stopped_by
-            reason = "end_turn" if sequence is None else "stop_sequence"
-        return self.events.end(reason, sequence, usage)
-
-    def _usage(self) -> dict[str, Any]:
-        """Return chat's usage under this API's names; input tokens exclude cached ones."""
-        usage = usage_body(self._call.generation.usage)
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
-            "output_tokens": usage["completion_tokens"],
-            "service_tier": "standard",
-            "speculation": usage["speculation"],
-        }
-
-
-class MessageEvents:
-    """Builds the content blocks of a message, and their events, from a chat reply.
-
-    The input is the choices of chat chunks; an unstreamed reply is a single chunk, so `message`
-    equals the sum of its stream's events. The tests check the order: message_start; for each block
-    content_block_start, content_block_delta ..., content_block_stop; message_delta, message_stop.
-    One block is open at a time. Extensions that a chat choice has beside its text (`EXTRAS`) are
-    in the message, and in streams on the next delta event."""
-
-    def __init__(self, base: dict[str, Any]) -> None:
-        """`base`: the message without content, stop reason and usage."""
-        self.finish: str | None = None  # chat's finish reason
-        self.message: dict[str, Any] = {
-            **base, "content": [], "stop_reason": None, "stop_sequence": None
-        }  # fmt: skip
-        self._content: list[dict[str, Any]] = self.message["content"]
-        self._input = ""  # arguments of the open call
-        self._fresh: dict[str, list[Any]] = {}  # EXTRAS that are not sent yet
-
-    def begin(self, usage: dict[str, Any]) -> Event:
-        return {"type": "message_start", "message": {**self.message, "content": [], "usage": usage}}
-
-    def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
+    def _of_choice(self, choice: dict[str, Any]) -> Iterator[Event]:
         """Yield the events for one choice of a chat chunk."""
         delta = choice["delta"]
         for name in EXTRAS:
@@ -161,17 +118,43 @@ class MessageEvents:
             yield from self._text(text)
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
-        self.finish = choice["finish_reason"] or self.finish
+        self._finish = choice["finish_reason"] or self._finish
 
-    def end(self, reason: str, sequence: str | None, usage: dict[str, Any]) -> Iterator[Event]:
+    def last(self) -> Iterator[Event]:
         """Yield the last events. An empty reply has one empty text block."""
         if not self._content:
             yield from self._text("")
         yield from self._close()
+        usage, finish, sequence = self._usage(), self._finish, None
+        if finish == "length":
+            is_full = usage["output_tokens"] < self._most
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif finish == "tool_calls":
+            reason = "tool_use"
+        else:
+            sequence = self._generation.choices[0].stopped_by
+            reason = "end_turn" if sequence is None else "stop_sequence"
         ending = {"stop_reason": reason, "stop_sequence": sequence}
         self.message |= {**ending, "usage": usage}
         yield {"type": "message_delta", "delta": ending, "usage": usage, **self._fresh}
         yield {"type": "message_stop"}
+
+    def _start(self) -> Event:
+        message = {**self.message, "content": [], "usage": self._usage()}
+        return {"type": "message_start", "message": message}
+
+    def _usage(self) -> dict[str, Any]:
+        """Return chat's usage under this API's names; input tokens exclude cached ones."""
+        usage = usage_body(self._generation.usage)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+            "service_tier": "standard",
+            "speculation": usage["speculation"],
+        }
 
     def _text(self, text: str, kind: str = "text", **fields: str) -> Iterator[Event]:
         if not (self._content and self._content[-1]["type"] == kind):

@@ -40,8 +40,7 @@ async def until_disconnect(receive: Receive) -> None:
 async def _collect(generation: Generation) -> list[Delta]:
     parts: list[list[Delta]] = [[] for _ in generation.choices]
     while not generation.finished:
-        await generation.wait()
-        for delta in generation.take():
+        for delta in await generation.read():
             parts[delta.index].append(delta)
     return [_joined(i, parts[choice.index]) for i, choice in enumerate(generation.wanted)]
 

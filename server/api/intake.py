@@ -14,10 +14,10 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 
-from engine.messages import Grammar, Ready, SamplingParams, Speculation, proposers_of
+from engine.messages import Ready, SamplingParams, Speculation, proposers_of
 from server.api.errors import invalid, too_long, unsupported
 from server.api.prompts import Prompts, check_ids, of_chat, of_completion, of_prediction
 from server.api.request import wrong
@@ -59,11 +59,11 @@ async def start(
         exchange.rename(request.request_id, unless=http.headers.get("x-request-id"))
     ready = _check(services, request, tenant)
     with services.admission.reserve(request.num_sequences):
-        prompts, num_tokens = await _read_prompts(services, request, ready)
+        prompts, num_tokens, length = await _read_prompts(services, request, ready)
         seed = request.given_seed if request.given_seed is not None else secrets.randbits(SEED_BITS)
         progress: ReplyProgress | None = http.scope.get("extensions", {}).get(PROGRESS)
         id, now = prefix + uuid.uuid4().hex, time.time()  # new even for `resume`: the first may run
-        spec = _spec(services, tenant, request, prompts, ready, id=id, seed=seed)
+        spec = _spec(services, tenant, request, prompts, ready, length, id=id, seed=seed)
         generation = Generation(
             spec,
             spec.submit(services.client, arrival=now),
@@ -114,33 +114,25 @@ def _check(services: Services, request: CommonRequest, tenant: Tenant) -> Ready:
 
 async def _read_prompts(
     services: Services, request: ChatRequest | CompletionRequest, ready: Ready
-) -> tuple[Prompts, int]:
-    """Return the prompts as tokens, and how many tokens they have. Raises ApiError as
-    `_check_prompts`, or for a constraint that cannot be enforced."""
+) -> tuple[Prompts, int, int]:
+    """Return the prompts as tokens, how many they have with `resume`, and the limit on generated
+    tokens. Raises ApiError unless they fit the context, the limit on log-probabilities and the
+    queue, or for a constraint that cannot be enforced."""
     if isinstance(request, ChatRequest):
         prompts = await of_chat(services, request, ready)
     else:
         prompts = await of_completion(services, request, ready)
     prompts.ids = _last(prompts.ids, request, ready)
-    num_tokens = _check_prompts(services, prompts, request, ready)
+    for ids, param in zip(prompts.ids, prompts.params, strict=True):
+        _check_context(len(ids), request, ready, param=param)
+    num_tokens = sum(map(len, prompts.ids))
+    length = _length(num_tokens, request, ready, most=services.config.server.max_logprobs)
+    num_tokens += len(request.resume.token_ids) if request.resume is not None else 0
+    services.admission.check_tokens(num_tokens)
     if (constraint := request.constraint) is not None:
         await services.grammars.check(constraint.grammar, param=constraint.param)
     prompts.prediction = await of_prediction(services, request, ready)
-    return prompts, num_tokens
-
-
-def _check_prompts(
-    services: Services, prompts: Prompts, request: CommonRequest, ready: Ready
-) -> int:
-    """Return the number of tokens in the prompts and in `resume`. Raises ApiError unless they fit
-    the context, the limit on log-probabilities and the queue."""
-    for ids, param in zip(prompts.ids, prompts.params, strict=True):
-        _check_length(len(ids), request, ready, param=param)
-    num_tokens = sum(map(len, prompts.ids))
-    _check_logprobs(num_tokens, request, most=services.config.server.max_logprobs)
-    num_tokens += len(request.resume.token_ids) if request.resume is not None else 0
-    services.admission.check_tokens(num_tokens)
-    return num_tokens
+    return prompts, num_tokens, length
 
 
 def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> list[list[int]]:
@@ -154,7 +146,7 @@ def _last(prompts: list[list[int]], request: CommonRequest, ready: Ready) -> lis
     return [ids[-keep:] for ids in prompts]
 
 
-def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:
+def _check_context(size: int, request: CommonRequest, ready: Ready, *, param: str) -> None:
     """Raises ApiError for `param` unless prompt and reply fit the context. Only a `max_tokens` that
     the client set counts; a default is clipped. litellm and langchain look for OpenAI's wording."""
     context = ready.max_model_len
@@ -172,32 +164,24 @@ def _check_length(size: int, request: CommonRequest, ready: Ready, *, param: str
         )
 
 
-def _logprobs(num_tokens: int, request: CommonRequest) -> tuple[int, int]:
-    """Return how many log-probabilities, alternatives included, a reply has for its prompts, and
-    how many for one generated token in each of its sequences."""
+def _length(num_tokens: int, request: CommonRequest, ready: Ready, *, most: int) -> int:
+    """Return the limit on generated tokens; if the request sets none, `most` log-probabilities
+    (alternatives included) bound it. Raises ApiError if more are certain, or possible with the
+    length that is set."""
     per_token = 0 if request.prompt_logprobs is None else request.prompt_logprobs + 1
-    each = 0 if request.alternatives is None else request.alternatives + 1
+    alternatives = 0 if request.alternatives is None else request.alternatives + 1
     echoed = num_tokens * request.fan_out if request.echoes else 0
-    return num_tokens * per_token + echoed * each, each * request.num_sequences
-
-
-def _check_logprobs(num_tokens: int, request: CommonRequest, *, most: int) -> None:
-    """Raises ApiError if more than `most` are certain, or possible with the length that is set."""
-    count, each = _logprobs(num_tokens, request)
-    count += each * max(request.min_tokens, request.length or 0 if request.sets_length else 0)
+    of_prompts = num_tokens * per_token + echoed * alternatives
+    each = alternatives * request.num_sequences  # for one generated token of each sequence
+    set_length = request.length or 0 if request.sets_length else 0
+    count = of_prompts + each * max(request.min_tokens, set_length)
     if count > most:
         name = "prompt_logprobs" if request.prompt_logprobs is not None else request.LOGPROBS
         problem = f"asks for up to {count} log-probabilities in one reply, alternatives included;"
         raise invalid(name, f"{problem} at most {most} are given (`server.max_logprobs`)")
-
-
-def _most_tokens(num_tokens: int, request: CommonRequest, ready: Ready, *, most: int) -> int:
-    """Return the length limit. If the request sets none, `most` log-probabilities bound it."""
-    tokens = request.length if request.length is not None else ready.max_model_len
-    count, each = _logprobs(num_tokens, request)
-    if each and not request.sets_length:
-        tokens = min(tokens, max((most - count) // each, 1))
-    return tokens
+    length = request.length if request.length is not None else ready.max_model_len
+    bounded = each and not request.sets_length
+    return min(length, max((most - of_prompts) // each, 1)) if bounded else length
 
 
 def _speculation(options: SpeculationOptions | None, ready: Ready) -> Speculation | None:
@@ -217,25 +201,19 @@ def _speculation(options: SpeculationOptions | None, ready: Ready) -> Speculatio
     return Speculation(max_draft=bound if options.enabled else 0, proposers=proposers)
 
 
-def _with_lead(grammar: Grammar | None, lead: str) -> Grammar | None:
-    """Return the grammar, which was checked without a lead, with its lead."""
-    return None if grammar is None else msgspec.structs.replace(grammar, lead=lead)
-
-
 def _spec(
     services: Services,
     tenant: Tenant,
     request: CommonRequest,
     prompts: Prompts,
     ready: Ready,
+    length: int,
     *,
     id: str,
     seed: int,
 ) -> GenerationSpec:
-    num_tokens, most = sum(map(len, prompts.ids)), services.config.server.max_logprobs
-    max_tokens = _most_tokens(num_tokens, request, ready, most=most)
     salt = tenant.salt(request.cache_salt)
-    params = _sampling_params(request, prompts, ready, max_tokens=max_tokens, seed=seed, salt=salt)
+    params = _sampling_params(request, prompts, ready, max_tokens=length, seed=seed, salt=salt)
     bounds = (services.config.server.request_timeout_seconds, request.timeout)
     grammar_param = request.constraint.param if request.constraint is not None else None
     return GenerationSpec(
@@ -279,6 +257,7 @@ def _sampling_params(
     logprobs = request.alternatives
     if logprobs is None and request.fan_out > request.n:
         logprobs = 0  # to rank the candidates
+    grammar = prompts.grammar or request.grammar
     changed: dict[str, Any] = {
         "seed": seed & MASK,
         "max_tokens": max_tokens,
@@ -290,7 +269,7 @@ def _sampling_params(
         "prompt_logprobs": max((count for count in counts if count is not None), default=None),
         "prediction": prompts.prediction,
         "speculation": _speculation(request.speculation, ready),
-        "grammar": _with_lead(prompts.grammar or request.grammar, prompts.lead),
+        "grammar": grammar and replace(grammar, lead=prompts.lead),  # it was checked without
         "cache_salt": salt,
     }
     same = CommonRequest.model_fields.keys() & set(SamplingParams.__struct_fields__)

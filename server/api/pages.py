@@ -79,9 +79,8 @@ def _serving(file: File) -> Callable[[Request], Awaitable[Response]]:
     headers = {**HEADERS, "ETag": file.tag}
 
     async def serve(http: Request) -> Response:
-        if file.tag in http.headers.get(
-            "if-none-match", ""
-        ):  # may be a list; proxies that compress make tags weak
+        # The header may be a list; proxies that compress make tags weak.
+        if file.tag in http.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(file.body, media_type=file.type, headers=headers)
 

@@ -21,17 +21,15 @@ from server.api import replies
 from server.api.errors import ApiError
 from server.api.gather import gather
 from server.api.intake import Call, start
-from server.api.prompts import chat_ids
 from server.api.replies import usage_body
 from server.api.routes import REFUSALS, STREAMED, BodyRouter
 from server.api.schema_responses import LOGPROBS, NOT_STORED, InputTokensRequest, ResponsesRequest
 from server.api.services import Services
-from server.api.shapes import ChatShape
+from server.api.shapes import EXTRAS, ChatShape
 from server.api.sse import EventStream, as_events
 from server.generation.choice import Delta
 
 Event = dict[str, Any]
-EXTRAS = ("provenance", "token_ids")
 
 
 def responses_router(services: Services) -> APIRouter:
@@ -41,7 +39,12 @@ def responses_router(services: Services) -> APIRouter:
     async def create_response(http: Request, request: ResponsesRequest) -> Response:
         with request.renamed():
             call = await start(services, http, request.chat, prefix="resp_")
-        reply = ResponseReply(call, request)
+        reply = ResponseEvents(
+            _base(request, call),
+            ChatShape(call.id, call.use, scores_thinking=False),
+            lambda: _usage(call),
+            with_logprobs=LOGPROBS in request.include,
+        )
         if request.stream:
             return EventStream(call, reply)
         with request.renamed():
@@ -53,11 +56,8 @@ def responses_router(services: Services) -> APIRouter:
         "/v1/responses/input_tokens", response_model=replies.InputTokens, responses=REFUSALS
     )
     async def count_input_tokens(http: Request, request: InputTokensRequest) -> Response:
-        with request.renamed():
-            ready = services.known(request.model)
-            with services.admission.reserve(1):
-                ids = await chat_ids(services, request.chat, ready)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+        count = await request.num_tokens(services)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
     @router.api_route(
         "/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
@@ -66,36 +66,6 @@ def responses_router(services: Services) -> APIRouter:
         raise ApiError(404, NOT_STORED.rstrip("."), code="not_stored")
 
     return router
-
-
-class ResponseReply:
-    """Writes one generation as a Response, or as its events. There is no [DONE]."""
-
-    def __init__(self, call: Call, request: ResponsesRequest) -> None:
-        self._call = call
-        self._shape = ChatShape(call.id, call.use, scores_thinking=False)
-        scored = LOGPROBS in request.include
-        self._events = ResponseEvents(_base(request, call), with_logprobs=scored)
-
-    def begin(self) -> bytes:
-        return as_events(self._events.begin())
-
-    async def feed(self, deltas: list[Delta]) -> bytes:
-        return as_events(self.of(deltas))
-
-    def end(self) -> bytes:
-        return as_events(self.last())
-
-    def fail(self, error: ApiError) -> bytes:
-        return as_events([self._events.fail(error)])
-
-    def of(self, deltas: list[Delta]) -> Iterator[Event]:
-        for delta in deltas:
-            for choice in self._shape.choices(delta):
-                yield from self._events.feed(choice)
-
-    def last(self) -> Iterator[Event]:
-        return self._events.end(_usage(self._call), now=int(time.time()))
 
 
 def _usage(call: Call) -> dict[str, Any]:
@@ -147,10 +117,6 @@ def _base(request: ResponsesRequest, call: Call) -> dict[str, Any]:
     }
 
 
-def draw_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
-
-
 @dataclass
 class ResponseEvents:
     """Builds the output items of a Response, and their events, from a chat reply.
@@ -165,11 +131,13 @@ class ResponseEvents:
     also on the next delta event.
 
     `base` is the Response without its output, status, usage and error. Log-probabilities cover only
-    the text before the first call."""
+    the text before the first call. A failed reply ends with response.failed; there is no [DONE]."""
 
     base: dict[str, Any]
+    shape: ChatShape
+    usage: Callable[[], dict[str, Any]]
     with_logprobs: bool = False
-    draw_id: Callable[[str], str] = draw_id
+    draw_id: Callable[[str], str] = lambda prefix: f"{prefix}_{uuid.uuid4().hex}"
     output: list[dict[str, Any]] = field(default_factory=list, init=False)
     _finish: str | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
@@ -181,11 +149,22 @@ class ResponseEvents:
     _extras: dict[str, list[Any]] = field(default_factory=dict, init=False)
     _fresh: dict[str, list[Any]] = field(default_factory=dict, init=False)  # not sent yet
 
-    def begin(self) -> Iterator[Event]:
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self.response("in_progress"))
+    def begin(self) -> bytes:
+        kinds = ("response.created", "response.in_progress")
+        return as_events(self._event(kind, response=self.response("in_progress")) for kind in kinds)
 
-    def feed(self, choice: dict[str, Any]) -> Iterator[Event]:
+    async def feed(self, deltas: list[Delta]) -> bytes:
+        return as_events(self.of(deltas))
+
+    def end(self) -> bytes:
+        return as_events(self.last())
+
+    def of(self, deltas: list[Delta]) -> Iterator[Event]:
+        for delta in deltas:
+            for choice in self.shape.choices(delta):
+                yield from self.of_choice(choice)
+
+    def of_choice(self, choice: dict[str, Any]) -> Iterator[Event]:
         """Yield the events for one choice of a chat chunk."""
         delta = choice["delta"]
         for name in EXTRAS:
@@ -202,39 +181,32 @@ class ResponseEvents:
             yield from self._call(call)
         self._finish = choice["finish_reason"] or self._finish
 
-    def end(self, usage: dict[str, Any], *, now: int) -> Iterator[Event]:
+    def last(self) -> Iterator[Event]:
         """Yield the last events of a reply that ended by itself or at its length limit."""
         status = "incomplete" if self._finish == "length" else "completed"
         if not self.output or (self._spare and not self._called):
             yield from self._text("", last=True)
         if self._open:
             yield from self._close(status)
-        yield self._event(f"response.{status}", response=self.response(status, usage, now=now))
+        yield self._event(f"response.{status}", response=self.response(status))
 
-    def fail(self, error: ApiError) -> Event:
+    def fail(self, error: ApiError) -> bytes:
         """Return the last event of a reply that failed; its open item stays unfinished."""
         code = "invalid_prompt" if error.status == 400 else "server_error"  # this API's error codes
         cause = {"code": code, "message": error.message}
-        return self._event("response.failed", response=self.response("failed", error=cause))
+        return as_events([self._event("response.failed", response=self.response("failed", cause))])
 
-    def response(
-        self,
-        status: str,
-        usage: dict[str, Any] | None = None,
-        *,
-        error: dict[str, Any] | None = None,
-        now: int | None = None,
-    ) -> dict[str, Any]:
+    def response(self, status: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the Response in its present state."""
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self.base,
             "status": status,
-            "completed_at": now if status == "completed" else None,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "error": error,
             "incomplete_details": cut,
             "output": list(self.output),
-            "usage": usage,
+            "usage": self.usage() if status in ("completed", "incomplete") else None,
             **self._extras,
         }
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from server.api.errors import ApiError, as_api_error
+from server.api.prompts import chat_ids
 from server.api.schema import ChatRequest, Generating
 from server.api.services import Services
 from server.errors import ChatTemplateError, GenerationFailed, GrammarRefused
@@ -54,6 +55,13 @@ class Rewritten(Generating, ABC):
     def check_settings(self, services: Services) -> None:
         with self.renamed():
             self.chat.check_settings(services)
+
+    async def num_tokens(self, services: Services) -> int:
+        """Return the number of tokens in the prompt."""
+        with self.renamed():
+            ready = services.known(self.model)
+            with services.admission.reserve(1):
+                return len(await chat_ids(services, self.chat, ready))
 
     @contextmanager
     def renamed(self) -> Iterator[None]:

@@ -15,6 +15,8 @@ from server.api.tool_use import Reading
 from server.generation.choice import Delta, Finish
 from server.text.reply_parser import Piece
 
+EXTRAS = ("provenance", "token_ids")  # extensions that a chat choice has beside its text
+
 
 class CompletionShape:
     """Formats the choices of a completion, whole or in chunks. `prompts`: their ids, if the request

@@ -37,17 +37,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventWriter(Protocol):
-    """Encodes a reply as events. Each method returns whole events, or b"" for none."""
+    """Encodes a reply as whole events, or b"" for none: `begin` before there is any output of the
+    engine, `fail` in place of `end` if the generation failed."""
 
-    def begin(self) -> bytes:
-        """Return what is sent before any output of the engine."""
-
+    def begin(self) -> bytes: ...
     async def feed(self, deltas: list[Delta]) -> bytes: ...
-
     def end(self) -> bytes: ...
-
-    def fail(self, error: ApiError) -> bytes:
-        """Return the end of a stream whose generation failed."""
+    def fail(self, error: ApiError) -> bytes: ...
 
 
 class EventStream(StreamingResponse):
@@ -133,8 +129,7 @@ async def events(call: Call, writer: EventWriter) -> AsyncGenerator[bytes, None]
         while not generation.finished:
             if payload:
                 yield payload
-            await generation.wait()
-            payload = await writer.feed(generation.take())
+            payload = await writer.feed(await generation.read())
         # Sent together, so that a client that has the finish has the end of the stream, too.
         yield payload + writer.end()
     except Exception as error:

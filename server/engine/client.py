@@ -126,15 +126,12 @@ class EngineClient:
 
     def connect(self, commands: str, events: str, *, on_event: Callable[[Event], None]) -> None:
         """Bind the endpoints of a new incarnation and start reading its events. No message of an
-        earlier incarnation can arrive, since its endpoints are closed. Raises OSError."""
+        earlier incarnation can arrive, since its endpoints are closed. Raises OSError; then, too,
+        `disconnect` is needed."""
         assert self._context is None, "the previous incarnation is still connected"
         context = self._context = zmq.asyncio.Context()
-        try:
-            self._commands = bound(context.socket(zmq.PUSH), commands)
-            reader = bound(zmq.Socket(context, zmq.PULL), events)
-        except OSError:
-            self.disconnect()
-            raise
+        self._commands = bound(context.socket(zmq.PUSH), commands)
+        reader = bound(zmq.Socket(context, zmq.PULL), events)
         self._events = EventReader(
             reader, self._requests, lambda event: self._on_event(event, on_event)
         )

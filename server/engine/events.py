@@ -51,8 +51,9 @@ class EventReader:
         self._read()  # the descriptor is edge-triggered
 
     def close(self) -> None:
-        self._stop()
-        self._socket.close(linger=0)
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.FD)
+            self._socket.close(linger=0)
 
     def _read(self) -> None:
         """Read events until there are none, since the descriptor is not signalled again for the
@@ -69,9 +70,5 @@ class EventReader:
             self._loop.call_soon(self._read)
         except Exception as error:  # a bug here or in a callback must not leave requests hanging
             logger.exception("the engine's events are no longer read")
-            self._stop()
+            self.close()
             self._on_event(Fatal(f"an event from the engine could not be processed: {error}"))
-
-    def _stop(self) -> None:
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.FD)

@@ -37,20 +37,16 @@ class Stream:
         self._failure: str | None = None
         self._ended = False  # a `finish` or a failure has arrived
 
-    @property
-    def has_output(self) -> bool:
-        """Whether `take` may be called."""
-        return bool(self._arrived) or self._failure is not None
-
-    def take(self) -> Output:
-        """Return everything since the last call as one Output; requires `has_output`.
+    def take(self) -> Output | None:
+        """Return everything since the last call as one Output; None if nothing has arrived.
 
         Raises EngineLost if the engine was lost, once all earlier Outputs were read. Must not be
         called again after an Output with `finish` or an EngineLost.
         """
         if not self._arrived:
-            assert self._failure is not None, f"stream {self.id} has nothing to be read"
-            raise EngineLost(self._failure)
+            if self._failure is not None:
+                raise EngineLost(self._failure)
+            return None
         self.steps, self._arrived = self._arrived, []
         output = self.steps[0] if len(self.steps) == 1 else _merged(self.steps)
         if self._failure is not None:

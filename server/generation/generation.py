@@ -29,8 +29,8 @@ from server.text.tokenizer import Tokenizer
 
 
 class Generation:
-    """Reads `streams`, the mailboxes of all choices (`GenerationSpec.submit`): `wait` and `take` by
-    turns until `finished`. `close` ends what is open, and must be called."""
+    """Reads `streams`, the mailboxes of all choices (`GenerationSpec.submit`). Call `read` until
+    `finished`; `close` ends what is open, and must be called."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Generation:
         self._metrics = metrics
         self._charge = charge
         self._progress = progress
-        self._held = list[Delta]()  # from `take` at the deadline
+        self._held = list[Delta]()  # taken at the deadline
         self._began = time.monotonic()
         self._first_token: float | None = None  # time of the first token of any choice
         self._queued: float | None = None  # seconds until the first step that ran any choice
         self._exchange = EXCHANGE.get()
         self._arrivals: dict[int, float] = {}  # by choice: time of its last tokens
-        self._failure: Exception | None = None  # raised by `take` after earlier deltas
+        self._failure: Exception | None = None  # raised by `read` after earlier deltas
         self._ended = False
         self._wake = asyncio.Event()
         for stream in streams:
@@ -66,26 +66,26 @@ class Generation:
         later, seconds = asyncio.get_running_loop().call_later, spec.seconds
         self._deadline = None if seconds is None else later(seconds, self._expire, seconds)
 
-    async def wait(self) -> None:
-        """Wait until `take` may have something."""
-        await self._wake.wait()
-
-    def take(self) -> list[Delta]:
-        """Return the deltas since the last call; each choice's last one has its finish. Outputs
-        that arrive while nobody reads are merged in the mailboxes.
+    async def read(self) -> list[Delta]:
+        """Wait until something has arrived, and return the deltas since the last call, perhaps
+        none; each choice's last one has its finish. Outputs that arrive while nobody reads are
+        merged in the mailboxes.
 
         Raises EngineLost if the engine dies, GenerationFailed if it refuses a sequence, but only
         after all that arrived before was returned. Both end the whole call.
         """
+        await self._wake.wait()
+        return self._take()
+
+    def _take(self) -> list[Delta]:
         self._wake.clear()
         deltas, self._held = self._held, []
         try:
             if self._failure is not None:
                 raise self._failure
             for choice in self.choices:
-                if choice.finish is not None or not choice.stream.has_output:
+                if choice.finish is not None or (output := choice.stream.take()) is None:
                     continue
-                output = choice.stream.take()
                 if output.tokens:
                     self._observe(choice.index, output)
                 if (delta := choice.feed(output)) is not None:
@@ -106,7 +106,7 @@ class Generation:
     def _expire(self, seconds: float) -> None:
         """Fail at the deadline. What arrived in time is still returned."""
         with suppress(EngineError):  # a failure at the deadline
-            self._held = self.take()
+            self._held = self._take()
         if self._failure is None and any(choice.finish is None for choice in self.choices):
             sentence = f"the request was not finished within the {seconds:g} s that it may take"
             self._failure = DeadlineExceeded(sentence)
@@ -173,7 +173,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all choices have ended, and `take` has returned all of their deltas."""
+        """Whether all choices have ended, and `read` has returned all of their deltas."""
         return not self._held and all(choice.finish is not None for choice in self.choices)
 
     @property

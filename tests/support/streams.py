@@ -1,4 +1,4 @@
-"""A reader of one stream that waits for the next Output."""
+"""Readers of one stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from server.engine.mailbox import Stream
 
 async def read(stream: Stream) -> Output:
     """Return `stream.take()` as soon as something has arrived."""
-    while not stream.has_output:
+    while (output := stream.take()) is None:
         stream.wake.clear()
         await stream.wake.wait()
-    return stream.take()
+    return output
+
+
+def take(stream: Stream) -> Output:
+    """Return what has arrived, which must be something."""
+    output = stream.take()
+    assert output is not None
+    return output

@@ -73,8 +73,7 @@ async def collect(asked: Asked) -> list[Delta]:
     generation, deltas = asked.begin(), list[Delta]()
     try:
         while not generation.finished:
-            await generation.wait()
-            deltas += generation.take()
+            deltas += await generation.read()
     finally:
         generation.close()
     return deltas
@@ -291,8 +290,7 @@ def test_closing_aborts_open_choices() -> None:
 
     async def main() -> None:
         generation = call.begin()
-        await generation.wait()
-        generation.take()
+        await generation.read()
         generation.close()
         generation.close()
 

@@ -22,6 +22,7 @@ from engine.messages import (
 from server.engine.mailbox import Stream
 from server.engine.open_requests import OpenRequests, ResumeOutcome
 from tests.support.fake_client import make_ready
+from tests.support.streams import take
 
 PARAMS = SamplingParams(seed=1, max_tokens=10)
 READY = make_ready()
@@ -91,7 +92,7 @@ async def test_the_next_engine_gets_the_tokens_so_far() -> None:
     assert again.prompt == [1, 2]
     assert again.begun == ResumedReply([5, 6, 7], rounds=2, proposed=8, accepted=1, predicted=2)
     world.say("a", 8, rounds=3, finish="length")
-    output = stream.take()
+    output = take(stream)
     assert (output.tokens, output.rounds, output.finish) == ([5, 6, 7, 8], 3, "length")
     assert output.cached_tokens == 0
     assert world.outcomes == ["resumed"]
@@ -120,11 +121,11 @@ async def test_a_reply_is_not_cut_short_by_a_smaller_engine() -> None:
     world.taken()
     world.requests.resume_on(make_ready(max_model_len=99))
     assert world.taken() == ["short"]
-    assert long.take().tokens == [5]
+    assert take(long).tokens == [5]
     with pytest.raises(EngineLost, match="may take 100 tokens, the engine now takes 99"):
-        long.take()
+        take(long)
     world.say("short", 6, finish="stop")
-    assert short.take().finish == "stop"
+    assert take(short).finish == "stop"
     assert world.outcomes == ["given_up", "resumed"]
 
 
@@ -159,8 +160,8 @@ async def test_a_suspect_is_tried_alone_and_an_innocent_one_is_not_blamed() -> N
     assert world.taken() == []
     assert world.die_and_return() == ["bad"]  # alone for the first time: this may be chance
     assert world.lose() == 3  # losses before this one
-    assert good.take().finish is None
-    end = bad.take()
+    assert take(good).finish is None
+    end = take(bad)
     assert end.finish == "error"
     assert end.error is not None
     assert "4 times in a row" in end.error
@@ -182,7 +183,7 @@ async def test_progress_clears_a_request_of_suspicion() -> None:
         world.say("a", token)
         assert world.die_and_return()[-1] == "a"
     world.say("a", 10, finish="length")
-    assert stream.take().tokens == [*range(11)]
+    assert take(stream).tokens == [*range(11)]
 
 
 @in_a_loop
@@ -236,7 +237,7 @@ def test_requests_that_kill_the_engine_are_found(seed: int) -> None:
                     del running[name]
         assert losses <= 5 * len(fatal)
         for name, stream in streams.items():
-            ends = stream.take()
+            ends = take(stream)
             assert ends.tokens == [*range(1, 1 + arrived[name])]
             assert ends.finish == ("error" if name in fatal else "length")
 
@@ -254,15 +255,15 @@ async def test_no_request_is_held_forever() -> None:
     world.requests.resume_on(READY)
     world.say("goes on", 6)
     await asyncio.sleep(0.1)
-    assert late.take().tokens == [5]
+    assert take(late).tokens == [5]
     with pytest.raises(EngineLost, match=r"could not be resumed within 0\.05 s"):
-        late.take()
+        take(late)
     assert world.outcomes == ["resumed", "too_late"]
     assert all(0 <= seconds < 5 for _, seconds in world.held)
     assert Abort(["late"]) in world.commands
     world.say("late", 9)  # this output crosses the abort
     world.say("goes on", 7, finish="length")
-    assert continuing.take().tokens == [6, 7]
+    assert take(continuing).tokens == [6, 7]
 
 
 @in_a_loop
@@ -277,7 +278,7 @@ async def test_a_request_behind_a_suspect_is_not_held_forever_either() -> None:
     world.lose()
     await asyncio.sleep(0.2)
     with pytest.raises(EngineLost, match=r"could not be resumed within 0\.05 s"):
-        stream.take()
+        take(stream)
     assert world.outcomes == ["too_late"] * 3
     assert len(world.requests) == 0
 
@@ -289,7 +290,7 @@ async def test_with_zero_seconds_no_request_is_held() -> None:
     (stream,) = world.add("a")
     world.lose()
     with pytest.raises(EngineLost, match="SIGKILL"):
-        stream.take()
+        take(stream)
     assert world.held == []
     assert len(world.requests) == 0
 
@@ -351,5 +352,5 @@ async def test_a_request_between_two_engines_is_held_as_well() -> None:
     world.say("between", 5, cached_tokens=0)
     await asyncio.sleep(0.1)
     with pytest.raises(EngineLost, match=r"within 0\.05 s"):
-        late.take()
+        take(late)
     assert world.outcomes == ["resumed", "too_late", "too_late"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.api.errors import ApiError
 from server.api.responses import ResponseEvents
+from server.api.shapes import ChatShape
 from tests.support.response_stream_rules import read_response
 
 Choice = dict[str, Any]
@@ -50,6 +52,10 @@ def chunks(pieces: list[Any], finish: str, *, logprobs: bool) -> list[Choice]:
     return [*made, chunk({}, finish)]
 
 
+def sent(payload: bytes) -> list[dict[str, Any]]:
+    return [json.loads(event.partition(b"data: ")[2]) for event in payload.split(b"\n\n")[:-1]]
+
+
 def events_of(
     choices: list[Choice],
     *,
@@ -59,16 +65,18 @@ def events_of(
     numbers = itertools.count()
     telling = ResponseEvents(
         {"id": "resp_1"},
+        ChatShape("resp_1"),
+        lambda: {"input_tokens": 1},
         with_logprobs=with_logprobs,
         draw_id=lambda prefix: f"{prefix}_{next(numbers)}",
     )
-    yield from telling.begin()
+    yield from sent(telling.begin())
     for choice in choices[:cut]:
-        yield from telling.feed(choice)
+        yield from telling.of_choice(choice)
     if cut is None:
-        yield from telling.end({"input_tokens": 1}, now=5)
+        yield from sent(telling.end())
     else:
-        yield telling.fail(ApiError(503, "the engine died"))
+        yield from sent(telling.fail(ApiError(503, "the engine died")))
 
 
 @given(pieces=PIECES, finish=FINISH, logprobs=st.booleans())
