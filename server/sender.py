@@ -19,7 +19,6 @@ class Sender:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle: Any = cycle
-        self._waits = _closes(cycle)
         self._in_chunks = False
 
     async def __call__(self, message: Any) -> None:
@@ -35,7 +34,7 @@ class Sender:
             if not cycle.disconnected:
                 body = message["body"]
                 cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        elif not more and self._waits and cycle.more_body:
+        elif not more and cycle.more_body and _closes(cycle):
             await cycle.send({**message, "more_body": True})
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):

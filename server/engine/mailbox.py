@@ -79,9 +79,6 @@ class Mailboxes(ABC, Generic[S]):
     def __init__(self) -> None:
         self._open: dict[str, S] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def deliver(self, items: Iterable[Output]) -> None:
         """Put each Output into its mailbox, those with a first token first, for TTFT; drop Outputs
         of requests that have ended here."""

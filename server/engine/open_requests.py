@@ -80,6 +80,9 @@ class OpenRequests(Mailboxes[OpenRequest]):
         self._ready: Ready | None = None
         self._sentence = ""  # how the last engine was lost
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def add(self, submit: Submit, *, waits: bool = False) -> Stream:
         """Submit at once, unless a suspect is being tried; return the mailbox. `waits`: hold it for
         the next engine instead."""

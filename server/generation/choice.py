@@ -40,7 +40,7 @@ class Delta:
 
 
 class Choice:
-    """One choice of a reply."""
+    """One choice of a reply. `skipped`: its text that the client already has."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Choice:
         self._logprobs: list[TextLogprobs] = []  # whose text is not emitted yet
         self._position = 0  # characters decoded so far
         self._emitted = 0  # characters emitted so far
-        self.skipped = self._skip(spec.begun or ())  # text that the client already has
-        self._skipped = bool(spec.begun)
+        self._resumes = bool(spec.begun)
+        self.skipped = self._skip(spec.begun) if spec.begun else ""
 
     def _skip(self, tokens: Sequence[int]) -> str:
-        """Process tokens of the reply that the client already has, and return their text."""
+        """Process the tokens of the reply that the client already has. Return their text."""
         text = self._take(Output(id=self.stream.id, tokens=list(tokens)))
         self._position = self._emitted = len(text)
         return text
@@ -98,8 +98,8 @@ class Choice:
         self.usage.take(self.stream.steps or (output,), len(tokens), stopped=self._hit)
         if output.logprobs is not None:
             self._logprob += sum(entry.logprob for entry in output.logprobs[: len(tokens)])
-        known = self._skipped and not tokens  # the reply was complete already
-        self._skipped = False
+        known = self._resumes and not tokens  # the reply was complete already
+        self._resumes = False
         if output.finish is not None and not (self._hit or known):
             text += self._tail()
         if output.finish is not None or self._hit:
