@@ -14,17 +14,13 @@ import pytest
 from engine.config import DraftModelConfig, EngineConfig, NgramConfig, NoProposerConfig
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run
-from engine.lab.comparison.options import build_parser, settings
-from engine.lab.comparison.report import as_dict as bench_as_dict
 from engine.lab.comparison.workload import OFF, Arm, Lane, Request
-from engine.lab.tune import check
 from engine.lab.tune.estimate import ratio, t_quantile
 from engine.lab.tune.measuring import Found, Measuring, loops
 from engine.lab.tune.prompts import built_in, from_file, requests
 from engine.lab.tune.report import as_dict, lines, sentence
 from engine.lab.tune.settings import AGAIN, NGRAM, config_text, settings_of
 from server.config import load_config
-from tests.unit.test_comparison import compared
 
 DRAFT, OTHER = Arm("auto", label="draft a"), Arm("auto", label="draft b")
 ARMS = (OFF, AGAIN, NGRAM, DRAFT)
@@ -323,42 +319,3 @@ def test_every_prompt_meets_every_temperature() -> None:
         assert {each.temperature for each in made if each.prompt == prompt} == {0.0, 1.0}
     assert len({request.seed for request in made}) == 18
     assert all(request.ends and request.tokens == 50 for request in made)
-
-
-def test_the_check_counts_intervals_that_hold_the_benchs_ratio(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Law: the bench's ratio is one of times over all cells of its JSON. The exit code is 1 if
-    fewer than nine of ten intervals hold it, one came late, or a useless draft is recommended.
-    Bench takes the given options; recorded results are not run again."""
-    commands: list[list[str]] = []
-    bench = bench_as_dict(compared())
-    for cell in bench["cells"]:
-        cell["modes"]["draft_model"] = cell["modes"]["auto"]
-    found = {**as_dict(found_in(World({DRAFT: 1.35}, 1, texts=0.05))), "took": 59.0}
-
-    def figures_of(module: str, options: Sequence[str]) -> object:
-        commands.append([module, *options])
-        return found if module == "engine.lab.tune" else bench
-
-    monkeypatch.setattr(check, "figures_of", figures_of)
-    truth = check.bench_ratio(bench).value
-    assert truth == pytest.approx(1.35, abs=0.01)
-    results = ["--minutes", "1", "--results", str(tmp_path / "r.jsonl")]
-    assert check.main(["--runs", "7", *results]) == 0
-    assert check.main(["--runs", "10", *results]) == 0
-    assert len(commands) == 11
-    assert "10 of 10 intervals hold what the bench found" in capsys.readouterr().out
-    assert len({tuple(words) for words in commands[1:]}) == 10
-    race = settings(build_parser("x").parse_args(commands[0][1:]), variants=["draft_model"])
-    assert {workload.tokens for workload in race.workloads} == {200}
-    assert all(workload.ends and workload.concurrency == 1 for workload in race.workloads)
-    assert {workload.kind for workload in race.workloads} == {"chat", "json", "code", "prose"}
-    assert check.main(["--minutes", "0.9"]) == 1
-    assert check.main(["--bench-minutes", "0"]) == 1
-    found["loads"][0]["against_off"]["draft a"] = [1.1, 1.0, truth - 0.01]
-    assert check.main(["--runs", "10"]) == 1
-    found["best"] = "n-gram"
-    assert check.main(["--bench-minutes", "0"]) == 0
-    found["loads"] = []
-    assert check.main(["--runs", "1"]) == 1

@@ -1,9 +1,8 @@
 """`foredraft bench record --output DIR`: record traces of the engine on built-in texts.
 
-`foredraft replay` and `engine.lab.replay.ablate` read them. There is one file per kind of text,
-temperature and number of requests at a time, and for mixed batches (half predictable, half random).
-The controller chooses K half of the time; in between, each K runs for a few steps, so that a replay
-knows its cost on this machine.
+`foredraft replay` reads them. There is one file per kind of text, temperature and number of
+requests at a time, and for mixed batches (half predictable, half random). The controller chooses K
+half of the time; in between, each K runs for a few steps, so that a replay knows its cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Policies by name: the controller, and the controller with one refinement removed.
 
 Variants are never served. Each overrides a few lines of the controller, so that it follows changes
-of the controller; `engine.lab.replay.ablate` measures the gain of each refinement.
+of the controller; `foredraft replay --ablate` measures the gain of each refinement.
 """
 
 from __future__ import annotations
