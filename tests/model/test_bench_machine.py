@@ -14,7 +14,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.lab.bench.__main__ import main
-from engine.lab.bench.costs import COPIES, _copy, measure_costs
+from engine.lab.bench.costs import measure_costs
+from engine.lab.plan import machine
 from engine.lab.synthetic import main as synthesise
 from engine.model.pair import load_pair
 from engine.model.runner import HostTimer
@@ -64,11 +65,10 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_copy_on_cuda_is_timed_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the host's clock also counts launch and wait: copies looked 15 to 20 % too slow."""
-    monkeypatch.setattr(
-        "engine.lab.bench.costs.DeviceTimer", lambda: HostTimer(iter((1, 3)).__next__)
-    )
-    source: Any = SimpleNamespace(is_cuda=True, nbytes=10)
-    assert _copy(source, Mock(), Mock(side_effect=AssertionError)) == COPIES * 10.0
+    readings = iter((1, 3, 4, 9, 10, 14, 20, 23))
+    monkeypatch.setattr(machine, "DeviceTimer", lambda: HostTimer(readings.__next__))
+    device: Any = SimpleNamespace(type="cuda")
+    assert machine.fastest(device, Mock(), Mock(side_effect=AssertionError)) == 2
 
 
 def test_forwards_are_timed_on_a_pool_of_an_engines_size(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from statistics import mean, median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.cpu.fused import FusedDecoder
@@ -22,24 +23,22 @@ from engine.lab.bench.offline import Clock
 from engine.lab.comparison.figures import Comparison
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import OFF
+from engine.lab.plan.machine import fastest
 from engine.lab.plan.roofline import expected_tokens
-from engine.model.kv_cache import KVCache, bytes_per_token
+from engine.model.kv_cache import bytes_per_token
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair, build_cache, runner_of
-from engine.model.runner import DeviceTimer, HostTimer, ModelRunner
-from engine.scheduling.segment import Segment
-from engine.step.profiling import CHAINED, ForwardTimer
+from engine.step.profiling import CHAINED, ForwardTimer, profile_draft
 
 CONTEXT, ROWS = 256, 17  # tokens before the timed rows; the most rows
-COPIED, COPIES = 1 << 26, 8  # float32 numbers, more than caches hold; how often they are copied
-SETTLING = 4  # untimed forwards that bring a small model back into the caches after a copy
+COPIED = 1 << 26  # float32 numbers, more than caches hold
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """`rows[i]`: seconds of a target forward of i + 1 rows; `ratios[i]`: relative to one row.
-    `draft`: seconds of a draft step after a target forward; `draft_ratio`: relative to a one-row
-    target forward; both 0 without a draft. Bandwidths in bytes per second: `copy` counts reads and
+    `draft`: seconds of a draft step; `draft_ratio`: relative to a one-row target forward; both 0
+    without a draft. Bandwidths in bytes per second: `copy` counts reads and
     writes, `read` what a one-row forward must read."""
 
     rows: list[float]
@@ -52,75 +51,47 @@ class Costs:
 
 
 def measure_costs(config: EngineConfig, pair: Pair, *, rounds: int, clock: Clock) -> Costs:
-    """Measure all costs once per round and return the medians, for ratios those of per-round ones.
-    Raises EngineError."""
-    longest = min(CONTEXT + ROWS, pair.target.max_model_len)
-    start = longest - ROWS
-    found = _measured(config, pair, longest, rounds=rounds, clock=clock)
+    """Measure all costs once per round and return the medians. Forwards run as steps run them, see
+    ForwardTimer, on a KV pool of an engine's size. Raises EngineError."""
+    start = min(CONTEXT, pair.target.max_model_len - ROWS)
+    cache, _ = build_cache(config, pair)
+    target = runner_of(config, pair.target, cache, clock)
+    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
+    timer, sizes = ForwardTimer(target, cache, draft), [(1, n) for n in range(1, ROWS + 1)]
+    drafts = ForwardTimer(draft, cache) if draft else None
+    found = [
+        [*timer.seconds(sizes, contexts=repeat(start)), _drafted(drafts) if drafts else 0.0]
+        for _ in range(rounds)
+    ]
+    *rows, drafted = map(median, zip(*found, strict=True))
+    copied = _copy(pair.target.device, clock)
     if pair.target.device.type == "cuda":
+        del timer, drafts, target, draft, cache
         gc.collect()
         torch.cuda.empty_cache()  # the engines' memory planning asks the device what is free
-    *rows, drafted, copied = (median(column) for column in zip(*found, strict=True))
-    shares = [[second / round_[0] for second in round_] for round_ in found]
-    *ratios, draft_ratio, _ = (median(column) for column in zip(*shares, strict=True))
     weights = weight_bytes(pair.target)
     return Costs(
         rows=rows,
-        ratios=ratios,
+        ratios=[seconds / rows[0] for seconds in rows],
         draft=drafted,
-        draft_ratio=draft_ratio,
+        draft_ratio=drafted / rows[0],
         copy=copied,
         read=(weights + start * bytes_per_token(pair.target.layers, pair.target.dtype)) / rows[0],
         weight_bytes=weights,
     )
 
 
-def _measured(
-    config: EngineConfig, pair: Pair, longest: int, *, rounds: int, clock: Clock
-) -> list[list[float]]:
-    """Return per round: seconds of 1 to ROWS rows and of a draft step, and the rate of a copy.
-    Uses a KV pool of an engine's size, since the cost of a step may depend on it."""
-    cache, _ = build_cache(config, pair)
-    blocks = list(cache.own[: -(-longest // cache.block_size)])
-    target = runner_of(config, pair.target, cache, clock)
-    draft = runner_of(config, pair.draft, cache, clock) if pair.draft else None
-    start = longest - ROWS
-    source = torch.ones(COPIED, device=cache.device)
+def _drafted(timer: ForwardTimer) -> float:
+    """Return the seconds of a draft step, within a chain if drafts run in chains here."""
+    ((_, seconds),) = profile_draft(timer, CHAINED, (1,))
+    return seconds
+
+
+def _copy(device: torch.device, clock: Clock) -> float:
+    """Return bytes per second read plus written."""
+    source = torch.ones(COPIED, device=device)
     sink = torch.empty_like(source)
-    found: list[list[float]] = []
-    for _ in range(rounds + 1):
-        for _ in range(SETTLING):
-            _forward(target, start, blocks, 1)
-        seconds = [_forward(target, start, blocks, n) for n in range(1, ROWS + 1)]
-        seconds.append(_drafted(draft, cache, start, blocks) if draft else 0.0)
-        found.append([*seconds, _copy(source, sink, clock)])
-    return found[1:]  # the first round is a warm-up
-
-
-def _drafted(draft: ModelRunner, cache: KVCache, start: int, blocks: list[int]) -> float:
-    """Return the seconds of a draft step; on CUDA of a step within a chain, as drafts run there."""
-    timer = ForwardTimer(draft, cache)
-    if cache.device.type == "cuda" and timer.chains(1, CHAINED):
-        return timer.chained(1, CHAINED)
-    return _forward(draft, start, blocks, 1)
-
-
-def _forward(runner: ModelRunner, start: int, blocks: list[int], rows: int) -> float:
-    """Return the seconds of a forward of `rows` rows."""
-    tokens = [row % runner.model.vocab_size for row in range(rows)]  # equal tokens share experts
-    runner.forward([Segment(tokens, start, blocks, rows)])
-    runner.wait()
-    return runner.seconds
-
-
-def _copy(source: Tensor, sink: Tensor, clock: Clock) -> float:
-    """Return bytes per second read plus written; on CUDA by the device's clock."""
-    timer = DeviceTimer() if source.is_cuda else HostTimer(clock)
-    with timer:
-        for _ in range(COPIES):
-            sink.copy_(source)
-    timer.wait()
-    return COPIES * 2 * source.nbytes / timer.read()
+    return 2 * source.nbytes / fastest(device, partial(sink.copy_, source), clock)
 
 
 def weight_bytes(model: LoadedModel) -> int:
@@ -170,8 +141,7 @@ def cost_lines(costs: Costs, comparison: Comparison) -> Iterator[str]:
     )
     if costs.draft:
         yield (
-            f"a draft step right after a target step: {costs.draft * 1e3:.2f} ms, "
-            f"{costs.draft_ratio:.3f} of a target step"
+            f"a draft step: {costs.draft * 1e3:.2f} ms, {costs.draft_ratio:.3f} of a target step"
         )
     yield "verification, t(K+1 rows) / t(1 row):"
     for first in (1, 9):
