@@ -12,8 +12,8 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from engine.demo.tokens import SPECIAL, VOCABULARY
 from engine.errors import ConfigError
 from engine.lab.bench.options import set_threads
 from engine.lab.files import new_folder
-from engine.lab.train.agreement import matched
+from engine.lab.train.agreement import Agreement, matched
 from engine.model.loader import pick_device
 
 # The draft has the target's first layers. Later layers write to the residual stream through scaled
@@ -52,22 +52,19 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def config_of(
-    width: int, layers: int, inner: int, heads: int, kv_heads: int, *,
-    head_dim: int = HEAD_DIM, vocabulary: int = VOCABULARY,
-) -> LlamaConfig:  # fmt: skip
+    width: int, layers: int, inner: int, heads: int, kv_heads: int, **others: Any
+) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=POSITIONS,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
+        **{"head_dim": HEAD_DIM, "vocab_size": VOCABULARY, **others},
     )
 
 
@@ -96,7 +93,7 @@ def config_named(size: str) -> LlamaConfig:
     """Return the config of `8b` (as Llama 3.1 8B) or of a number of parameters. Raises
     ArgumentTypeError."""
     if size.lower() == "8b":
-        return config_of(4096, 32, 14336, 32, 8, head_dim=128, vocabulary=128256)
+        return config_of(4096, 32, 14336, 32, 8, head_dim=128, vocab_size=128256)
     return sized(number(SMALLEST, LARGEST)(size))
 
 
@@ -161,38 +158,19 @@ def scaler(target: Any, layers: int) -> Callable[[float], None]:
     return scale
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Acceptances at temperature 0 and 1, as shares of tokens from 0 to 1."""
-
-    greedy: float
-    sampled: float
-
-    @property
-    def mean(self) -> float:
-        return (self.greedy + self.sampled) / 2
-
-
 class Text:
     """About `tokens` tokens of text that the draft writes, with its logits."""
 
     def __init__(self, draft: Any, tokens: int, seed: int) -> None:
-        self._generator = torch.Generator(draft.device).manual_seed(seed)
-        self.ids = self._write(draft, sequences=max(1, tokens // LENGTH), length=LENGTH)
+        torch.manual_seed(seed)
+        given = torch.randint(
+            len(SPECIAL), draft.config.vocab_size, (max(1, tokens // LENGTH), PROMPT)
+        ).to(draft.device)
+        self.ids: Tensor = draft.generate(
+            given, attention_mask=torch.ones_like(given), do_sample=True, top_k=0,
+            min_new_tokens=LENGTH, max_new_tokens=LENGTH,
+        )  # fmt: skip
         self._logits = self.logits(draft)
-
-    @torch.inference_mode()
-    def _write(self, draft: Any, sequences: int, length: int) -> Tensor:
-        """Sample ids `[sequences, PROMPT + length]`; `generate` would use the global generator."""
-        known, shape = (len(SPECIAL), draft.config.vocab_size), (sequences, PROMPT)
-        ids = torch.randint(*known, shape, generator=self._generator, device=draft.device)
-        given, past = ids, None
-        for _ in range(length):
-            output = draft(given, past_key_values=past, use_cache=True)
-            past, chances = output.past_key_values, output.logits[:, -1].softmax(-1)
-            given = torch.multinomial(chances, 1, generator=self._generator)
-            ids = torch.cat([ids, given], dim=1)
-        return ids
 
     @torch.inference_mode()
     def logits(self, model: Any) -> Tensor:
@@ -205,43 +183,20 @@ class Text:
     def agreement(self, target: Any) -> Agreement:
         """Return the target's agreement with the draft that wrote this text."""
         same, drawn, count = matched(self.logits(target), self._logits).tolist()
-        return Agreement(same / count, drawn / count)
+        return same / count, drawn / count
 
 
 def find_scale(wanted: float, measure: Callable[[float], Agreement]) -> float:
-    """Return the scale whose agreement is nearest to `wanted`, by bisection of its logarithm.
+    """Return the scale whose mean agreement is nearest to `wanted`, by bisection of its logarithm.
     Agreement falls as the scale grows. Returns the best scale seen, so late noise does no harm."""
     low, high = QUIETEST, LOUDEST
-    best, nearest = float(2.0**low), float("inf")
+    far: dict[float, float] = {}  # distance from `wanted` by scale
     for _ in range(STEPS):
         middle = (low + high) / 2
-        scale = float(2.0**middle)
-        found = measure(scale).mean
-        if abs(found - wanted) < nearest:
-            best, nearest = scale, abs(found - wanted)
+        found = mean(measure(2.0**middle))
+        far[2.0**middle] = abs(found - wanted)
         low, high = (middle, high) if found > wanted else (low, middle)
-    return best
-
-
-def make_pair(
-    config: LlamaConfig, layers: int, acceptance: float, *, tokens: int = 768, seed: int = 0,
-    device: str = "cpu", report: Callable[[str, Agreement], None] = lambda *_: None,
-) -> tuple[Any, Any]:  # fmt: skip
-    """Return a target and its draft of `layers` layers, with about the wanted acceptance; on CUDA
-    in bfloat16, else in float32. `report` is called with each scale that is tried."""
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    target = random_target(config, seed, device, dtype)
-    draft = draft_of(target, layers)
-    text, rescale = Text(draft, tokens, seed), scaler(target, layers)
-
-    def measure(scale: float) -> Agreement:
-        rescale(scale)
-        found = text.agreement(target)
-        report(f"{scale:.5f}", found)
-        return found
-
-    rescale(find_scale(acceptance, measure))
-    return target, draft
+    return min(far, key=lambda scale: far[scale])
 
 
 def save(folder: Path, target: Any, draft: Any, dtype: torch.dtype) -> None:
@@ -298,7 +253,8 @@ def build_parser() -> Parser:
 
 
 def write(parsed: argparse.Namespace, config: LlamaConfig, device: str, folder: Path) -> None:
-    """Build, calibrate and save the pair; print a line for each scale that is tried."""
+    """Build, calibrate and save the pair, on CUDA in bfloat16, else in float32; print a line for
+    each scale that is tried."""
     layers, of_all = parsed.draft_layers, config.num_hidden_layers
     print(
         f"target {parameters_of(config, of_all) / 1e6:.1f} M parameters, {of_all} layers of "
@@ -307,17 +263,24 @@ def write(parsed: argparse.Namespace, config: LlamaConfig, device: str, folder: 
         flush=True,
     )
     print("     scale     T=0    T=1   mean", flush=True)
-    target, draft = make_pair(
-        config, layers, parsed.acceptance, tokens=parsed.tokens, seed=parsed.seed,
-        device=device, report=row,
-    )  # fmt: skip
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    target = random_target(config, parsed.seed, device, dtype)
+    draft = draft_of(target, layers)
+    text, rescale = Text(draft, parsed.tokens, parsed.seed), scaler(target, layers)
+
+    def measure(scale: float) -> Agreement:
+        rescale(scale)
+        return shown(f"{scale:.5f}", text.agreement(target))
+
+    rescale(find_scale(parsed.acceptance, measure))
     for other in range(parsed.seed + 1, parsed.seed + 1 + CHECKS):
-        row(f"other text {other}", Text(draft, parsed.tokens, other).agreement(target))
+        shown(f"other text {other}", Text(draft, parsed.tokens, other).agreement(target))
     save(folder, target, draft, getattr(torch, parsed.dtype))
 
 
-def row(name: str, found: Agreement) -> None:
-    print(f"{name:>12}  {found.greedy:.3f}  {found.sampled:.3f}  {found.mean:.3f}", flush=True)
+def shown(name: str, found: Agreement) -> Agreement:
+    print(f"{name:>12}  {found[0]:.3f}  {found[1]:.3f}  {mean(found):.3f}", flush=True)
+    return found
 
 
 if __name__ == "__main__":
