@@ -93,9 +93,9 @@ def parts_of(
     yield figures("transformers", "is it faster than transformers' own generation?", 240,
                   "engine.lab.bench --modes off,4,transformers,assisted --concurrency 1",
                   *greedy)  # fmt: skip
-    yield part("host", "what does the host add to a step?", 120,
-               f"engine.lab.host_time --modes off,4 --rounds {1 if quick else 3}",
-               "--sequences", "1", "32", "64", *ours)  # fmt: skip
+    yield figures("host", "what does the host add to a step?", 120,
+                  "engine.lab.bench host --modes off,4 --tokens 48 --concurrency 1,32,64",
+                  "--rounds", "1" if quick else "2")  # fmt: skip
     for name, words in FORWARDS.items():
         if name != "sdpa" and device == "cpu":
             continue

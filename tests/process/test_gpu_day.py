@@ -30,7 +30,7 @@ def test_every_part_runs_and_one_page_reports_all(tmp_path: Path) -> None:
     page = (day / "gpu_day.md").read_text()
     assert all(f"## {name}\n" in page for name in only.split(","))
     assert "a step of the draft's chain, 1 sequences" in page
-    assert all(f"\nx{sequences} " in page for sequences in (1, 32, 64))  # the host's time
+    assert all(f"\ncode T=1 x{sequences} " in page for sequences in (1, 32, 64))  # the host
     assert not (day / "pair").exists()
 
 

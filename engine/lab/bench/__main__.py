@@ -1,5 +1,5 @@
 """`foredraft bench`: compare modes on engines in this process. The presets `suite` and `machine`
-also report the cost of forwards; `record` is a separate program.
+also report the cost of forwards, `host` the rest of a step; `record` is a separate program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.lab.bench.offline import ALL, PROPOSERS, TREE, Offline
 from engine.lab.bench.options import add_pair, clock_of, load, pair_facts, proposer_of, set_threads
 from engine.lab.comparison.options import GRID, QUICK, Preset, build_parser, settings
 from engine.lab.comparison.race import LONGEST
-from engine.lab.comparison.report import show
+from engine.lab.comparison.report import host_lines, show
 from engine.lab.comparison.workload import KINDS, RANDOM, Arm
 from engine.lab.replay.variants import VARIANTS, WHOLE
 
@@ -32,11 +32,13 @@ SUITE = Preset(
 MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
 TEXTS = (*(kind for kind in KINDS if kind != RANDOM),)
 ALONE = Preset(f"off,auto,{ALL},{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
+HOST = Preset("off,4,auto", ("code",), (1.0,), (1, 4, 16), minutes=2.0)
 # Each preset, and its --quick version.
 PRESETS = {
     "": (GRID, QUICK),
     "suite": (SUITE, replace(SUITE, rounds=2, minutes=1.0)),
     "proposers": (ALONE, replace(ALONE, rounds=2, minutes=3.0)),
+    "host": (HOST, replace(HOST, rounds=1, minutes=0.5)),
     "machine": (MACHINE, replace(MACHINE, rounds=2, minutes=0.5)),
 }
 RECORD = "record"
@@ -88,6 +90,8 @@ def compare(name: str, parsed: argparse.Namespace) -> int:
     code = show("Foredraft bench", facts, comparison, json=parsed.json, more=more)
     if costs is not None:
         print("\n".join(cost_lines(costs, comparison)))
+    if name == "host":
+        print("\n".join(host_lines(comparison)))
     return code
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+PARTS = ("forwards", "host", "schedule", "propose", "verify", "accept", "commit", "emit", "around")
 
 
 @dataclass(slots=True)
@@ -34,8 +35,8 @@ class Reply:
 class StepSums:
     """Sums over steps. `proposed_at[d]`, `accepted_at[d]`: proposals that reached depth d+1, and
     those accepted there; `k_counts[k]`: sequences' rounds with this K; `*_behind`: the main
-    proposer's draft tokens by messages.CONTEXTS; seconds of steps and of forwards. `decoding`: each
-    step without prompt tokens; empty if steps are not known."""
+    proposer's draft tokens by messages.CONTEXTS; seconds of steps and of forwards. `decoding`: the
+    PARTS of each step without prompt tokens; empty if steps are not known."""
 
     proposed_at: list[float] = field(default_factory=list)
     accepted_at: list[float] = field(default_factory=list)
@@ -44,7 +45,7 @@ class StepSums:
     accepted_behind: list[float] = field(default_factory=list)
     seconds: float = 0.0
     forward_seconds: float = 0.0
-    decoding: list[StepSeconds] = field(default_factory=list)
+    decoding: list[list[float]] = field(default_factory=list)
 
     def add(self, step: StepMetrics) -> None:
         lists = ("proposed_at", "accepted_at", "k_counts", "proposed_behind", "accepted_behind")
@@ -54,7 +55,7 @@ class StepSums:
         s = step.seconds
         self.seconds += s.schedule + s.propose + s.verify + s.accept + s.commit + s.emit
         self.forward_seconds += s.propose_forward + s.verify_forward
-        self.decoding += [] if step.num_prompt_tokens else [s]
+        self.decoding += [] if step.num_prompt_tokens else [parts_of(s)]
 
     @property
     def acceptance(self) -> list[float]:
@@ -67,6 +68,14 @@ class StepSums:
         """The main proposer's share of accepted draft tokens by context length."""
         behind = zip(CONTEXTS, self.accepted_behind, self.proposed_behind, strict=False)
         return {name: round(accepted / count, 4) for name, accepted, count in behind if count}
+
+
+def parts_of(seconds: StepSeconds) -> list[float]:
+    """Return PARTS: a step's seconds in forwards, on the host, and of the host by part."""
+    s = seconds
+    host = [s.schedule, s.propose - s.propose_forward, s.verify - s.verify_forward]
+    host += [s.accept, s.commit, s.emit, s.around]
+    return [s.propose_forward + s.verify_forward, sum(host), *host]
 
 
 @dataclass(slots=True)
@@ -87,8 +96,9 @@ class Run:
 class Figures:
     """The figures of one run. `rate` (tokens per second), `tokens` and `seconds` cover the part
     that `figures` counts; the others cover the whole run, None if unknown. `between`: ITL in
-    seconds, median over replies. `host`: share of step time outside forwards. `chance`: probability
-    that a draft token is accepted, given that all before it were."""
+    seconds, median over replies. `host`: share of step time outside forwards; `parts`: mean PARTS
+    of a decode step. `chance`: probability that a draft token is accepted, given that all before it
+    were."""
 
     rate: float
     tokens: int
@@ -97,6 +107,7 @@ class Figures:
     mean_k: float | None = None
     tokens_per_round: float | None = None
     host: float | None = None
+    parts: list[float] = field(default_factory=list)
     chance: float = 0.0
     acceptance: list[float] = field(default_factory=list)
     kept_by_context: dict[str, float] = field(default_factory=dict)
@@ -140,6 +151,7 @@ def figures(run: Run, *, lanes: int, upto: int | None = None) -> Figures:
         mean_k=sum(k * n for k, n in enumerate(steps.k_counts)) / rounds if rounds else None,
         tokens_per_round=1 + sum(steps.accepted_at) / rounds if rounds else None,
         host=1 - steps.forward_seconds / steps.seconds if steps.seconds else None,
+        parts=[fmean(part) for part in zip(*steps.decoding, strict=True)],
         chance=chance_of(steps.proposed_at, steps.accepted_at),
         acceptance=steps.acceptance,
         kept_by_context=steps.kept_by_context,

@@ -32,6 +32,7 @@ and assisted-4: transformers' own generation. Each of these has a --help of its 
 
   bench suite      code, with transformers, and what forwards cost; all options below
   bench machine    what forwards cost, by rows; all options below
+  bench host       the time of a step outside forwards, by its parts; all options below
   bench proposers  every proposer, alone and with K chosen live, against off and auto; the same
   bench record     traces for replay: --output DIR, --tokens, and pair, device and timing as below
   bench front      the front end alone: --streams, --rate, --seconds, --tokens, --tokens-per-step,

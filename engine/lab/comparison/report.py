@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-from engine.lab.comparison.figures import Cell, Comparison, Estimate, Figures
+from engine.lab.comparison.figures import PARTS, Cell, Comparison, Estimate, Figures
 from engine.lab.comparison.workload import OFF, SERVED, Arm
 from engine.lab.files import write_json
 
@@ -86,6 +86,16 @@ def _rows(comparison: Comparison) -> Iterator[list[str]]:
                 *(_by_context(runs[0]) for _ in contexts),
                 *(_interval(cell.ratio(arm, base(cell))) for base in bases.values()),
             ]
+
+
+def host_lines(comparison: Comparison) -> Iterator[str]:
+    """Yield a table of the microseconds of a decode step by PARTS, means of the rounds."""
+    rows = [["us of a decode step", "arm", *PARTS]]
+    for cell in comparison.cells:
+        for arm, runs in cell.rounds.items():
+            parts = zip(*(run.parts for run in runs), strict=True)
+            rows.append([cell.workload.name, arm.name, *(f"{1e6 * fmean(p):.0f}" for p in parts)])
+    yield from table(rows, left=2)
 
 
 def _by_context(run: Figures) -> str:
