@@ -43,13 +43,15 @@ def test_every_arm_says_the_same_over_one_target(folders: list[str]) -> None:
     ticks = itertools.count()
     stream = requests(["name", "true"], (0.0, 1.0), 24, 5)
     found = Measuring(
-        player, list(settings), stream, many=3, end=400, clock=lambda: float(next(ticks))
-    ).run()
-    assert found.arms == [OFF, AGAIN, NGRAM, *(Arm("auto", label=f"draft {d}") for d in drafts)]
-    assert found.equal == found.texts > 0
-    assert min(found.one.rounds, found.many.rounds) > 0
+        player, list(settings), stream, many=3, exact=True, end=400,
+        clock=lambda: float(next(ticks)),
+    ).run()  # fmt: skip
+    assert found.arms == (OFF, AGAIN, NGRAM, *(Arm("auto", label=f"draft {d}") for d in drafts))
+    assert found.texts_equal == found.texts_compared > 0
+    assert found.one.tokens
+    assert found.many.tokens
     for load in (found.one, found.many):
-        assert all(len(load.seconds[arm]) == load.rounds for arm in settings)
+        assert all(len(load.seconds(arm)) == len(load.tokens) for arm in settings)
     planes = {id(engine._runner._plane) for engine, _ in player.engines.values()}
     assert len(planes) == 1
     assert {engine._runner.model for engine, _ in player.engines.values()} == {pair.target}

@@ -17,13 +17,13 @@ from engine.lab.comparison.figures import (
     Run,
     StepSums,
     equal_texts,
-    estimate,
     figures,
     under_load,
 )
 from engine.lab.comparison.options import build_parser, settings
 from engine.lab.comparison.prompt_files import read_texts
 from engine.lab.comparison.race import LONGEST, SHORTEST, Race, rotated
+from engine.lab.comparison.ratio import median_of
 from engine.lab.comparison.report import card, show
 from engine.lab.comparison.workload import (
     AUTO,
@@ -224,10 +224,10 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_intervals_hold_the_median() -> None:
     """Law: intervals are deterministic, ordered, and within the range of the values."""
-    found = estimate([1.0, 1.1, 0.9, 1.05, 0.95])
+    found = median_of([1.0, 1.1, 0.9, 1.05, 0.95])
     assert found.value == 1.0
     assert 0.9 <= found.low < found.value < found.high <= 1.1
-    assert estimate([1.0, 1.1, 0.9, 1.05, 0.95]) == found
+    assert median_of([1.0, 1.1, 0.9, 1.05, 0.95]) == found
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from engine.config import DraftModelConfig, EngineConfig, NgramConfig, NoProposerConfig
 from engine.errors import ConfigError
 from engine.lab.comparison.figures import Reply, Run
+from engine.lab.comparison.ratio import ratio, t_quantile
 from engine.lab.comparison.workload import OFF, Arm, Lane, Request
-from engine.lab.tune.estimate import ratio, t_quantile
 from engine.lab.tune.measuring import Found, Measuring, loops
 from engine.lab.tune.prompts import built_in, from_file, requests
 from engine.lab.tune.report import as_dict, lines, sentence
@@ -79,7 +79,7 @@ def request_stream(longest: int = 200) -> Iterator[Request]:
 
 def found_in(world: World, *, arms: Sequence[Arm] = ARMS, minutes: float = MINUTES) -> Found:
     return Measuring(
-        world, arms, request_stream(), many=4, end=60 * minutes, clock=world.clock,
+        world, arms, request_stream(), many=4, exact=True, end=60 * minutes, clock=world.clock,
         stopped=lambda: world.now >= world.signal_at,
     ).run()  # fmt: skip
 
@@ -151,7 +151,7 @@ def test_a_signal_ends_it_with_the_results_so_far() -> None:
     assert sentence(found_in(early)).startswith("no answer yet: ")
     never = World({DRAFT: 1.5}, 2)
     never.signal_at = 0.0
-    sentences = list(lines(found_in(never), exact=True))
+    sentences = list(lines(found_in(never)))
     assert len(sentences) == 1
     assert sentences[0].startswith("no answer yet: ")
 
@@ -185,7 +185,7 @@ def test_a_wide_interval_is_no_answer() -> None:
     """Bug: after a few rounds it printed "off: no difference found" next to [0.15, 7.08]."""
     world = World({NGRAM: 1.0, DRAFT: 1.0}, 4, texts=0.5, noise=0.3)
     found = found_in(world, minutes=2)
-    assert found.one.rounds >= 4
+    assert len(found.one.tokens) >= 4
     assert not found.is_answered
     assert sentence(found).startswith("no answer yet: ")
     assert sentence(found).endswith("; give more --minutes")
@@ -210,9 +210,9 @@ def test_loops_are_found_and_reported() -> None:
     assert not loops([])
     world = World({DRAFT: 1.3}, 3)
     found = found_in(world)
-    assert not any("loop" in line for line in lines(found, exact=True))
+    assert not any("loop" in line for line in lines(found))
     found.one.looped = found.one.replies // 2
-    [warning] = [line for line in lines(found, exact=True) if "loop" in line]
+    [warning] = [line for line in lines(found) if "loop" in line]
     assert warning.startswith(f"warning: {found.one.looped} of {found.one.replies} replies loop")
 
 
@@ -224,13 +224,13 @@ def test_every_arm_answers_and_half_a_round_counts() -> None:
     lane = [Request("p", 0.0, 1, 50, ends=True)]
     runs = world.round(ARMS, [lane], stop=lambda: False)
     del runs[DRAFT].replies[0].arrivals[9:]
-    before, tokens = found.one.rounds, sum(found.one.tokens)
-    found.one.add(runs)
+    before, tokens = len(found.one.tokens), sum(found.one.tokens)
+    found.add(found.one, runs)
     assert sum(found.one.tokens) == tokens + 9
     assert found.against(OFF, DRAFT).value == pytest.approx(2.0, rel=0.01)
     runs[DRAFT].replies[0].arrivals.clear()
-    found.one.add(runs)
-    assert found.one.rounds == before + 1
+    found.add(found.one, runs)
+    assert len(found.one.tokens) == before + 1
 
 
 def test_figures_are_written_for_programs() -> None:

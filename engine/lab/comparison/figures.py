@@ -1,6 +1,4 @@
-"""The results of an arm's rounds, the figures computed from them, and their statistics: medians of
-paired ratios with bootstrap confidence intervals (Efron 1979).
-"""
+"""The results of an arm's rounds, the figures computed from them, and their comparison by cell."""
 
 from __future__ import annotations
 
@@ -9,13 +7,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from statistics import fmean, median
 
-import numpy as np
-
+from engine.lab.comparison.ratio import Ratio, median_of
 from engine.lab.comparison.workload import Arm, Workload
 from engine.messages import CONTEXTS, StepMetrics, StepSeconds
 
-RESAMPLES = 2000
-CONFIDENCE = 0.95
 PARTS = ("forwards", "host", "schedule", "propose", "verify", "accept", "commit", "emit", "around")
 
 
@@ -175,24 +170,6 @@ def equal_texts(first: Run, second: Run) -> tuple[int, int]:
     return len(pairs), equal
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A median with its bootstrap percentile interval. With few values, the interval is roughly
-    their range."""
-
-    value: float
-    low: float
-    high: float
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return the estimate from at least one value. Deterministic."""
-    draws = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(np.median(draws, axis=1), (tail, 1 - tail))
-    return Estimate(median(values), float(low), float(high))
-
-
 @dataclass
 class Cell:
     """The results of all arms for one workload. `rounds[arm]`: figures by round;
@@ -210,12 +187,12 @@ class Cell:
         arms = [arm for arm in self.rounds if arm.mode == mode]
         return max(arms, key=lambda arm: median(self.rates(arm)), default=None)
 
-    def ratio(self, ours: Arm, theirs: Arm | None) -> Estimate | None:
+    def ratio(self, ours: Arm, theirs: Arm | None) -> Ratio | None:
         """Return the per-round ratio of tokens per second; None if either arm was not run."""
         if theirs is None or ours not in self.rounds or theirs not in self.rounds:
             return None
         pairs = zip(self.rates(ours), self.rates(theirs), strict=True)
-        return estimate([one / other for one, other in pairs])
+        return median_of([one / other for one, other in pairs])
 
 
 @dataclass

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from statistics import fmean, median
 from typing import Any
 
-from engine.lab.comparison.figures import PARTS, Cell, Comparison, Estimate, Figures
+from engine.lab.comparison.figures import PARTS, Cell, Comparison, Figures
+from engine.lab.comparison.ratio import Ratio
 from engine.lab.comparison.workload import OFF, SERVED, Arm
 from engine.lab.files import write_json
 
@@ -107,7 +108,7 @@ def _median(values: Sequence[float | None], digits: int) -> str:
     return f"{median(known):.{digits}f}" if known else "-"
 
 
-def _interval(ratio: Estimate | None) -> str:
+def _interval(ratio: Ratio | None) -> str:
     return "-" if ratio is None else f"{ratio.value:.3f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 

@@ -105,10 +105,10 @@ def tune(parsed: argparse.Namespace) -> int:
     player, stream = load(parsed, plain, settings)
     with asked_to_stop() as stopped, bar(end) as move:
         found = Measuring(
-            player, list(settings), stream, many=parsed.concurrency, end=end,
+            player, list(settings), stream, many=parsed.concurrency, exact=player.exact, end=end,
             clock=time.monotonic, stopped=lambda: move() or stopped(),
         ).run()  # fmt: skip
-    show("\n".join(lines(found, exact=player.exact)))
+    show("\n".join(lines(found)))
     if parsed.json is not None:
         write_json(parsed.json, as_dict(found))
     if parsed.output is not None and not found.is_answered:
@@ -119,7 +119,7 @@ def tune(parsed: argparse.Namespace) -> int:
         comment = f"foredraft tune, {date.today().isoformat()}: {sentence(found)}"
         write_text(parsed.output, config_text(plain.model_copy(update=update), comment))
         sys.stderr.write(f"written; to use it: foredraft serve {parsed.output}\n")
-    return int(player.exact and found.equal < found.texts)
+    return int(not found.passed)
 
 
 def load(

@@ -11,15 +11,16 @@ repeated looks would otherwise make the intervals wrong more often than they cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import log
 from typing import Protocol
 
-from engine.lab.comparison.figures import Run, equal_texts, figures, under_load
-from engine.lab.comparison.workload import OFF, Arm, Lane, Request
-from engine.lab.tune.estimate import LEAST, Ratio, ratio
+from engine.lab.comparison.figures import Cell, Comparison, Run
+from engine.lab.comparison.ratio import LEAST, Ratio, ratio
+from engine.lab.comparison.workload import OFF, Arm, Lane, Request, Workload
 from engine.lab.tune.settings import AGAIN, NGRAM
 
 WRONG = 0.05  # share of runs in which any interval may miss
@@ -49,59 +50,56 @@ def loops(reply: Sequence[int]) -> bool:
 
 
 @dataclass
-class Load:
-    """Results with `requests` requests at a time. `seconds[arm][i]`: time of round i for the common
-    `tokens[i]` tokens; `spent`: seconds on all arms. `replies`, `looped`: counts for `off`."""
+class Load(Cell):
+    """Results with one number of requests at a time. `spent`: seconds on all arms. `replies`,
+    `looped`: counts for `off`."""
 
-    requests: int
-    seconds: dict[Arm, list[float]] = field(default_factory=dict)
-    tokens: list[int] = field(default_factory=list)
     spent: float = 0.0
     replies: int = 0
     looped: int = 0
 
-    def add(self, runs: dict[Arm, Run]) -> None:
-        """Add a round, complete or not. Ignored if a lane of any arm got no tokens."""
-        try:
-            upto = min(under_load(run, self.requests) for run in runs.values())
-        except ValueError:
-            return
-        self.tokens.append(upto)
-        for arm, run in runs.items():
-            rate = figures(run, lanes=self.requests, upto=upto).rate
-            self.seconds.setdefault(arm, []).append(upto / rate)
-        texts = [reply.text for reply in runs[OFF].replies if isinstance(reply.text, list)]
-        self.replies += len(texts)
-        self.looped += sum(map(loops, texts))
+    @property
+    def requests(self) -> int:
+        return self.workload.concurrency
 
     @property
-    def rounds(self) -> int:
-        return len(self.tokens)
+    def tokens(self) -> list[int]:
+        """The tokens that plain decoding generated in each round."""
+        return [run.tokens for run in self.rounds.get(OFF, ())]
 
-    def rate(self, arm: Arm) -> float:
-        return sum(self.tokens) / sum(self.seconds[arm])
+    def seconds(self, arm: Arm) -> list[float]:
+        """Return the time that each round's `tokens` take."""
+        return [n / rate for n, rate in zip(self.tokens, self.rates(arm), strict=True)]
 
-    def ratio(self, theirs: Arm, ours: Arm, alpha: float) -> Ratio:
+    def speed(self, arm: Arm) -> float:
+        return sum(self.tokens) / sum(self.seconds(arm))
+
+    def speed_up(self, theirs: Arm, ours: Arm, alpha: float) -> Ratio:
         """Return their seconds over ours. OFF is its mean with AGAIN, unless `ours` is AGAIN."""
-        base, again = self.seconds[theirs], self.seconds[AGAIN]
+        base, again = self.seconds(theirs), self.seconds(AGAIN)
         if ours == AGAIN:
             return ratio(base, again, alpha=alpha)
         if theirs == OFF:
             base = [(a + b) / 2 for a, b in zip(base, again, strict=True)]
-        floor = abs(log(self.rate(OFF) / self.rate(AGAIN)))
-        return ratio(base, self.seconds[ours], alpha=alpha, floor=floor)
+        floor = abs(log(self.speed(OFF) / self.speed(AGAIN)))
+        return ratio(base, self.seconds(ours), alpha=alpha, floor=floor)
 
 
 @dataclass
-class Found:
-    """Results at one request at a time and at many. `texts`: number of texts compared with plain
-    decoding's, of which `equal` were the same."""
+class Found(Comparison):
+    """Results at one request at a time and at many."""
 
-    arms: Sequence[Arm]
-    one: Load
-    many: Load
-    texts: int = 0
-    equal: int = 0
+    one: Load = field(default_factory=lambda: Load(Workload("", None, 1)))
+    many: Load = field(default_factory=lambda: Load(Workload("", None, 16)))
+
+    def add(self, cell: Cell, runs: Mapping[Arm, Run]) -> None:
+        """Add a round, complete or not. Ignored if a lane of any arm got no tokens."""
+        with suppress(ValueError):
+            super().add(cell, runs)
+            assert isinstance(cell, Load)
+            texts = [reply.text for reply in runs[OFF].replies if isinstance(reply.text, list)]
+            cell.replies += len(texts)
+            cell.looped += sum(map(loops, texts))
 
     @property
     def speculating(self) -> list[Arm]:
@@ -114,35 +112,36 @@ class Found:
         return WRONG / (LOOKS * len(self.speculating))
 
     def against(self, theirs: Arm, ours: Arm, load: Load | None = None) -> Ratio:
-        return (load or self.one).ratio(theirs, ours, self.alpha)
+        return (load or self.one).speed_up(theirs, ours, self.alpha)
 
     def best(self) -> Arm:
         """Return the fastest draft that is found faster than plain decoding and than n-gram lookup,
         which needs no model; else n-gram lookup if found faster; else plain decoding."""
 
         def is_faster(arm: Arm, *others: Arm) -> bool:
-            return self.one.rounds > 0 and all(self.against(each, arm).low > 1 for each in others)
+            return bool(self.one.rounds) and all(self.against(each, arm).low > 1 for each in others)
 
         drafts = [arm for arm in self.speculating if arm != NGRAM and is_faster(arm, OFF, NGRAM)]
-        return max(drafts, key=self.one.rate, default=NGRAM if is_faster(NGRAM, OFF) else OFF)
+        return max(drafts, key=self.one.speed, default=NGRAM if is_faster(NGRAM, OFF) else OFF)
 
     @property
     def is_answered(self) -> bool:
         """Whether an arm is found faster, or the fastest arm's interval is not too wide."""
-        if self.one.rounds < LEAST or self.best() != OFF:
-            return self.one.rounds >= LEAST
-        fastest = max(self.speculating, key=self.one.rate)
+        if len(self.one.tokens) < LEAST or self.best() != OFF:
+            return len(self.one.tokens) >= LEAST
+        fastest = max(self.speculating, key=self.one.speed)
         return self.against(OFF, fastest).width <= WIDE
 
     @property
     def is_narrow(self) -> bool:
         """Whether the intervals at one request are narrow, and those at many exist."""
-        known = min(self.one.rounds, self.many.rounds) >= LEAST
+        known = min(len(self.one.tokens), len(self.many.tokens)) >= LEAST
         return known and all(self.against(OFF, arm).width <= NARROW for arm in self.speculating)
 
 
 class Measuring:
-    """Runs the rounds. `stream` yields requests without end; `many`: how many requests at a time.
+    """Runs the rounds. `stream` yields requests without end; `many`: how many requests at a time;
+    `exact`: texts must equal plain decoding's.
     Ends when `clock` (seconds) reaches `end` or when `stopped`, checked after each turn."""
 
     def __init__(
@@ -152,16 +151,18 @@ class Measuring:
         stream: Iterator[Request],
         *,
         many: int,
+        exact: bool,
         end: float,
         clock: Callable[[], float],
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._turns, self._stream, self._clock, self._stopped = turns, stream, clock, stopped
-        self._end, self.found = end, Found(arms, Load(1), Load(many))
+        self._end = end
+        self.found = Found(tuple(arms), exact, many=Load(Workload("", None, many)))
 
     def run(self) -> Found:
         """Run all rounds that fit in the time."""
-        found, began, warm_up = self.found, self._clock(), Load(1)
+        found, began, warm_up = self.found, self._clock(), Load(Workload("", None, 1))
         whole = self._end - began
         looks = [began + whole * look / LOOKS for look in range(1, LOOKS)]
         while not self._is_over() and self._clock() < began + WARM_UP * whole:
@@ -186,19 +187,14 @@ class Measuring:
             if self._is_over():
                 return
             self._turns.warm([request.prompt])
-        runs = self._turns.round(self.found.arms, lanes, stop=self._is_over)
-        load.add(runs)
-        for run in runs.values():
-            compared, equal = equal_texts(runs[OFF], run) if run is not runs[OFF] else (0, 0)
-            self.found.texts += compared
-            self.found.equal += equal
+        self.found.add(load, self._turns.round(self.found.arms, lanes, stop=self._is_over))
         load.spent += self._clock() - began
 
     def _alone(self, known: Load) -> list[Lane]:
         """Return one lane with as many requests as are answered in about TURN seconds."""
         size = 1
         if known.rounds:
-            size = round(TURN * known.rate(OFF) * known.replies / sum(known.tokens))
+            size = round(TURN * known.speed(OFF) * known.replies / sum(known.tokens))
         return [list(islice(self._stream, min(max(size, 1), MOST)))]
 
     def _together(self) -> list[Lane]:

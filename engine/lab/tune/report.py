@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from engine.lab.comparison.ratio import LEAST
 from engine.lab.comparison.report import table
 from engine.lab.comparison.workload import OFF, Arm
-from engine.lab.tune.estimate import LEAST
 from engine.lab.tune.measuring import LOOPED, PERIOD, Found
 from engine.lab.tune.settings import NGRAM
 
@@ -15,8 +15,8 @@ FLATTERED = 0.1  # share of looping replies above which a warning is printed
 PLAIN = "of plain decoding"
 
 
-def lines(found: Found, *, exact: bool) -> Iterator[str]:
-    """Yield all lines; the sentence comes last. `exact`: texts must equal plain decoding's."""
+def lines(found: Found) -> Iterator[str]:
+    """Yield all lines; the sentence comes last."""
     one, many, best = found.one, found.many, found.best()
     loads = [load for load in (one, many) if load.rounds]
     rows = [["", *(title for load in loads for title in (f"tokens/s x{load.requests}", PLAIN))]]
@@ -24,7 +24,7 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
         row = [f"{arm.name}, K auto" if arm in found.speculating else arm.name]
         for load in loads:
             row += [
-                f"{load.rate(arm):.1f}",
+                f"{load.speed(arm):.1f}",
                 "" if arm == OFF else str(found.against(OFF, arm, load)),
             ]
         rows.append(row)
@@ -35,8 +35,9 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
             f" more are one piece of up to {PERIOD} repeated), which inflates every speed-up: use"
             " --prompts with your users' prompts"
         )
-    if exact and found.equal < found.texts:
-        yield f"warning: {found.texts - found.equal} of {found.texts} texts differ from plain ones"
+    if not found.passed:
+        texts = found.texts_compared
+        yield f"warning: {texts - found.texts_equal} of {texts} texts differ from plain ones"
     if best != OFF and many.rounds and found.against(OFF, best, many).high < 1:
         yield f"warning: at {many.requests} requests it is slower than plain decoding"
     yield sentence(found)
@@ -45,12 +46,12 @@ def lines(found: Found, *, exact: bool) -> Iterator[str]:
 def sentence(found: Found) -> str:
     """Return the result in one sentence."""
     one, best = found.one, found.best()
-    if one.rounds < LEAST:
-        few = f"{one.rounds} rounds at 1 request, and an interval needs {LEAST}"
+    if len(one.tokens) < LEAST:
+        few = f"{len(one.tokens)} rounds at 1 request, and an interval needs {LEAST}"
         return f"no answer yet: there was time for {few}; give more --minutes"
     if best != OFF:
         return _sentence(found, best)
-    fastest = max(found.speculating, key=one.rate)
+    fastest = max(found.speculating, key=one.speed)
     if not found.is_answered:
         return f"no answer yet: {_sentence(found, fastest)}; give more --minutes"
     if all(found.against(OFF, arm).high < 1 for arm in found.speculating):
@@ -78,9 +79,9 @@ def as_dict(found: Found) -> dict[str, Any]:
         known = {name: [r.value, r.low, r.high] for name, r in ratios.items() if r.low}
         loads.append({
             "requests": load.requests, "tokens": load.tokens, "against_off": known,
-            "seconds": {arm.name: load.seconds[arm] for arm in found.arms},
+            "seconds": {arm.name: load.seconds(arm) for arm in found.arms},
             "replies": load.replies, "replies_that_loop": load.looped,
         })  # fmt: skip
     facts = {"sentence": sentence(found), "best": found.best().name, "alpha": found.alpha}
-    texts = {"texts_compared": found.texts, "texts_equal": found.equal}
+    texts = {"texts_compared": found.texts_compared, "texts_equal": found.texts_equal}
     return {"format": "foredraft-tune", "version": 1, **facts, **texts, "loads": loads}

@@ -1,9 +1,11 @@
-"""Estimate a speed-up with its uncertainty: a ratio of sums with a jackknife interval.
+"""Estimate a speed-up with its uncertainty.
 
-A round gives, for the same tokens, seconds a[i] of plain decoding and b[i] of another arm. The
-ratio is sum(a) / sum(b): the factor by which the total time of all replies shrinks. With L(-i) its
-logarithm without round i, and M the mean of these (Efron and Stein 1981: the variance is biased
-upwards, which is safe):
+`median_of`, for few rounds: their median ratio, with a bootstrap percentile interval (Efron 1979).
+
+`ratio`, for many rounds: a ratio of sums with a jackknife interval. A round gives, for the same
+tokens, seconds a[i] of plain decoding and b[i] of another arm. The ratio is sum(a) / sum(b): the
+factor by which the total time of all replies shrinks. With L(-i) its logarithm without round i, and
+M the mean of these (Efron and Stein 1981: the variance is biased upwards, which is safe):
 
     variance = (n - 1) / n * sum((L(-i) - M)^2)
     interval = exp(log(ratio) -+ (t(1 - alpha / 2, n - 1) * sqrt(variance) + floor))
@@ -18,10 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
-LEAST = 4  # rounds needed for an interval
+RESAMPLES, CONFIDENCE = 2000, 0.95  # of the bootstrap
+LEAST = 4  # rounds needed for a jackknife interval
 GRID = 10_000  # points of the integral in `t_quantile`
 
 
@@ -40,6 +44,15 @@ class Ratio:
 
     def __str__(self) -> str:
         return f"{self.value:.2f}x" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low else "")
+
+
+def median_of(ratios: Sequence[float]) -> Ratio:
+    """Return the median of at least one ratio. Deterministic. With few ratios, the interval is
+    roughly their range."""
+    draws = np.random.default_rng(0).choice(np.asarray(ratios), (RESAMPLES, len(ratios)))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.median(draws, axis=1), (tail, 1 - tail))
+    return Ratio(median(ratios), float(low), float(high))
 
 
 def ratio(
