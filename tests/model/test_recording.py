@@ -127,7 +127,7 @@ def test_a_recording_under_load_is_repeated(
         for i in range(12)
     ]
     lanes = [requests[lane::4] for lane in range(4)]
-    session = EngineSession(engine, clock, lanes, whole=True)
+    session = EngineSession(engine=engine, clock=clock, lanes=lanes, whole=True)
     if explore:
         drive(engine, session)
     else:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from engine.config import model_folder
-from engine.lab.bench.offline import OtherArm, Session, TurnClock
+from engine.lab.bench.offline import OtherArm, Session
 from engine.lab.comparison.workload import Arm
-from engine.messages import Submit
 from engine.model.checkpoint import quietly
 from engine.model.loaded import LoadedModel
 from engine.model.pair import Pair
@@ -37,7 +37,7 @@ def other_arms(pair: Pair, arms: Sequence[Arm], target: str, draft: str) -> dict
                 assistant.generation_config.num_assistant_tokens_schedule = "constant"
                 assistant.generation_config.assistant_confidence_threshold = 0
         model = load_plain(model_folder(target, "target"), pair.target)
-        found[arm] = partial(TransformersSession, model, options)
+        found[arm] = partial(TransformersSession, model=model, options=options)
     return found
 
 
@@ -53,21 +53,13 @@ def load_plain(folder: str, like: LoadedModel) -> Any:
     return model
 
 
+@dataclass(kw_only=True)
 class TransformersSession(Session):
-    """Runs `generate`, one request after the other. Prefill time counts in a `cold` run only: in
+    """Runs `generate`, one request after the other. Prefill time counts in a `whole` run only: in
     others our prompts are in the prefix cache, which transformers lacks. Is its own streamer."""
 
-    def __init__(
-        self,
-        model: Any,
-        options: Mapping[str, Any],
-        clock: TurnClock,
-        lanes: Sequence[Sequence[Submit]],
-        cold: bool,
-    ) -> None:
-        super().__init__(clock, lanes, whole=cold)
-        self._model, self._options = model, options
-        self._submitted_at, self._has_prompt = 0.0, False
+    model: Any
+    options: Mapping[str, Any]
 
     @property
     def is_over(self) -> bool:
@@ -81,11 +73,11 @@ class TransformersSession(Session):
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature := submit.params.temperature:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        ids = torch.tensor([submit.prompt], device=self._model.device)
+        ids = torch.tensor([submit.prompt], device=self.model.device)
         with torch.inference_mode():
-            self._model.generate(
+            self.model.generate(
                 ids, attention_mask=torch.ones_like(ids), streamer=self, eos_token_id=None,
-                max_new_tokens=submit.params.max_tokens, **sampling, **self._options,
+                max_new_tokens=submit.params.max_tokens, **sampling, **self.options,
             )  # fmt: skip
 
     def put(self, ids: torch.Tensor) -> None:

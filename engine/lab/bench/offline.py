@@ -14,6 +14,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import get_args
@@ -70,16 +71,19 @@ class TurnClock:
         self._away += self() - reading
 
 
+@dataclass(kw_only=True)
 class Session(ABC):
     """One run of one arm, until its first lane runs out of requests (`whole`: until all do).
     Seconds count from its start; `clock` runs during its turns only."""
 
-    def __init__(
-        self, clock: TurnClock, lanes: Sequence[Sequence[Submit]], *, whole: bool = False
-    ) -> None:
-        self.run, self.tokens, self.clock, self.whole = Run(), 0, clock, whole
-        self.left = [list(reversed(lane)) for lane in lanes]
-        self._began = clock()
+    clock: TurnClock
+    lanes: Sequence[Sequence[Submit]]
+    whole: bool = False
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.run, self.left = Run(), [list(reversed(lane)) for lane in self.lanes]
+        self._began = self.clock()
 
     @property
     def seconds(self) -> float:
@@ -112,21 +116,16 @@ class Session(ABC):
         reply.arrivals.append((now, tokens))
 
 
+@dataclass(kw_only=True)
 class EngineSession(Session):
     """A run on an engine that uses the same clock."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: TurnClock,
-        lanes: Sequence[Sequence[Submit]],
-        *,
-        whole: bool = False,
-    ) -> None:
-        super().__init__(clock, lanes, whole=whole)
-        self._engine = engine
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._open: dict[str, Reply] = {}
-        for lane in range(len(lanes)):
+        for lane in range(len(self.lanes)):
             self._next(lane)
 
     @property
@@ -135,7 +134,7 @@ class EngineSession(Session):
 
     def step(self) -> None:
         """Run an engine step. Raises ConfigError if the engine refuses a request."""
-        outputs = self._engine.step()
+        outputs = self.engine.step()
         now = self.seconds
         self.run.steps.add(outputs.metrics)
         for output in outputs.items:
@@ -152,18 +151,18 @@ class EngineSession(Session):
 
     def close(self) -> None:
         """Abort all requests that still run."""
-        self._engine.abort(self._open)
-        while self._engine.has_work:
-            self._engine.step()
+        self.engine.abort(self._open)
+        while self.engine.has_work:
+            self.engine.step()
 
     def _next(self, lane: int) -> None:
         if self.left[lane]:
             submit, reply = self.begin(lane)
             self._open[submit.id] = reply
-            self._engine.add(submit)
+            self.engine.add(submit)
 
 
-OtherArm = Callable[[TurnClock, Sequence[Sequence[Submit]], bool], Session]
+OtherArm = Callable[..., Session]  # takes the fields of Session
 
 
 class Offline:
@@ -256,8 +255,9 @@ class Offline:
         """Start a run of an arm. Raises ConfigError for a prompt without tokens."""
         submits = [[self._submit(request, salt) for request in lane] for lane in lanes]
         if arm in self._others:
-            return self._others[arm](TurnClock(self._clock), submits, whole)
-        return EngineSession(*self.engines[arm], submits, whole=whole)
+            return self._others[arm](clock=TurnClock(self._clock), lanes=submits, whole=whole)
+        engine, clock = self.engines[arm]
+        return EngineSession(engine=engine, clock=clock, lanes=submits, whole=whole)
 
     def _submit(self, request: Request, salt: str) -> Submit:
         if (ids := self._ids.get(request.prompt)) is None:
