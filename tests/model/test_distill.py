@@ -15,7 +15,7 @@ from engine import demo
 from engine.demo.tokens import CONTEXT, Rows
 from engine.lab.demo.card import agreement
 from engine.lab.demo.distill import LENGTH, PROMPTS, ROWS, continued, mixed, written
-from engine.lab.train.learning import Run, distance, fit, follow, optimizer_of
+from engine.lab.train.learning import Run, distance, fit, follow, optimizers_of
 from engine.messages import SamplingParams
 from tests.support.reference import Reference
 
@@ -109,7 +109,7 @@ def test_a_draft_that_follows_comes_nearer_and_the_target_stays(
     counted = torch.ones_like(batch) > 0
     fit(
         lambda ids: follow(target, draft, ids, counted),
-        optimizer_of(draft, scale=0.5),
+        optimizers_of(draft, scale=0.5),
         itertools.repeat(batch),
         Run(0, steps=60),
     )

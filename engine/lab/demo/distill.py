@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from engine.demo.tokens import CONTEXT, Rows
 from engine.lab.demo.model import load, save
-from engine.lab.train.learning import Run, fit, follow, optimizer_of
+from engine.lab.train.learning import Run, fit, follow, optimizers_of
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 # Acceptance in chats is already close to 1; the draft can learn most from code and prose.
@@ -83,6 +83,6 @@ def run(output: Path, minutes: float, seed: int) -> None:
     left = minutes - (time.monotonic() - start) / 60
     fit(
         lambda ids: follow(target, draft, ids[:, :-1], torch.ones_like(ids[:, 1:]) > 0),
-        optimizer_of(draft, scale=0.5), mixed(own, rows), Run(max(left, 1e-9)),
+        optimizers_of(draft, scale=0.5), mixed(own, rows), Run(max(left, 1e-9)),
     )  # fmt: skip
     save(draft, tokenizer, output / "draft")

@@ -115,7 +115,7 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
     rows = Rows(tokenizer, options.seed + round(options.resume))
     if options.compile:
         compile_layers(target, draft)
-    optimizer, recent, tokens = learning.optimizer_of(target, draft), list[Tensor](), 0
+    optimizers, recent, tokens = learning.optimizers_of(target, draft), list[Tensor](), 0
     before: object = None
     for step in itertools.count():
         elapsed = clock() - start
@@ -127,11 +127,11 @@ def train(target: Any, draft: Any, tokenizer: Any, options: Namespace) -> None:
             model.grow(target, layers)
             if options.compile:
                 compile_layers(target)
-            optimizer = learning.optimizer_of(target, draft)
+            optimizers = learning.optimizers_of(target, draft)
         threads = options.threads if (layers, length) == before else 1  # one thread compiles
         recent.append(accumulate(target, draft, rows, length, options, threads))
         before = layers, length
-        optimizer.step(rate(share))
+        learning.update(optimizers, rate(share))
         tokens += options.passes * max(TOKENS_PER_PASS, length)
         if step < 5 or step % 25 == 24:
             learned, followed = torch.stack(recent).mean(0).tolist()

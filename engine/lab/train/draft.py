@@ -24,10 +24,10 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import ALL, Agreement, agreement, report
 from engine.lab.train.data import Rows
-from engine.lab.train.learning import HEAD_SIZE, Run, follow, llama, optimizer_of
+from engine.lab.train.learning import HEAD_SIZE, Run, follow, llama, optimizers_of
 from engine.lab.train.program import parser_of, storing, trained
 
-RATE = 0.5  # factor on the full learning rates of `optimizer_of`
+RATE = 0.5  # factor on the full learning rates of `optimizers_of`
 
 
 def build_parser() -> Parser:
@@ -83,7 +83,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
     draft, kind = beginning(parsed, target)
     held = {name: Rows(*rows) for name, rows in data["held"].items()}
     before, run = trained(
-        parsed, work, data, draft, optimizer_of(draft, scale=RATE),
+        parsed, work, data, draft, optimizers_of(draft, scale=RATE),
         lambda batch: follow(target, draft, *batch), lambda: agreement(target, draft, held),
     )  # fmt: skip
     after = agreement(target, draft.to(kind).float(), held)

@@ -25,7 +25,7 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself, matched
 from engine.lab.train.data import Rows, all_of
-from engine.lab.train.learning import NUMBERS, least_squares, optimizer_of, states
+from engine.lab.train.learning import NUMBERS, least_squares, optimizers_of, states
 from engine.lab.train.program import first, parser_of, sentence, storing, trained
 from engine.model.checkpoint import rotary_of
 from engine.model.eagle_head import EMBEDDING, EagleHead, HeadConfig, save_eagle
@@ -35,7 +35,7 @@ from engine.scheduling.segment import LAST
 
 BEGUN = "fc.weight", "o_proj.weight", "down_proj.weight"  # start at zero: the layer is the identity
 DECAY = 0.8  # factor of a depth's weight in the loss relative to the previous depth
-RATE = 0.2  # factor on the full learning rates of `optimizer_of`
+RATE = 0.2  # factor on the full learning rates of `optimizers_of`
 
 
 def build_parser() -> Parser:
@@ -224,7 +224,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         return accuracy(target, learner, held)
 
     before, run = trained(
-        parsed, work, data, learner, optimizer_of(learner, scale=RATE),
+        parsed, work, data, learner, optimizers_of(learner, scale=RATE),
         lambda batch: follow(target, learner, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:

@@ -27,6 +27,7 @@ NUMBERS = 1 << 24  # most logits in one pass, unless a single row has more
 WARM_UP = 20  # steps
 
 Batch = TypeVar("Batch")
+Optimizers = list[torch.optim.Optimizer]
 
 log = logging.getLogger("foredraft.train")
 
@@ -53,37 +54,29 @@ def llama(width: int, inner: int, layers: int, *, vocabulary: int, **config: Any
     return model
 
 
-class Optimizer:
-    """Optimizers with one schedule. `parts`: each optimizer and its full learning rate."""
-
-    def __init__(self, *parts: tuple[torch.optim.Optimizer, float]) -> None:
-        self._parts = parts
-
-    def step(self, rate: float) -> None:
-        """Update the weights with `rate`, 0 to 1, times the full learning rates."""
-        for optimizer, full in self._parts:
-            for group in optimizer.param_groups:
-                group["lr"] = full * rate
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def state(self) -> list[Any]:
-        return [optimizer.state_dict() for optimizer, _ in self._parts]
-
-    def restore(self, state: list[Any]) -> None:
-        for (optimizer, _), optimizer_state in zip(self._parts, state, strict=True):
-            optimizer.load_state_dict(optimizer_state)
-
-
-def optimizer_of(*models: nn.Module, scale: float = 1.0) -> Optimizer:
+def optimizers_of(*models: nn.Module, scale: float = 1.0) -> Optimizers:
     """Return Muon for matrices inside layers, AdamW for embeddings, heads and norms."""
     named = [pair for model in models for pair in model.named_parameters()]
     inner = [weight for name, weight in named if _is_inner(name, weight)]
     other = [weight for name, weight in named if not _is_inner(name, weight)]
-    return Optimizer(
-        (torch.optim.Muon(inner, weight_decay=0.01, ns_steps=4), 0.02 * scale),
-        (torch.optim.AdamW(other, betas=(0.9, 0.95), weight_decay=0.0), 0.003 * scale),
-    )
+    return [
+        torch.optim.Muon([group(inner, 0.02 * scale)], weight_decay=0.01, ns_steps=4),
+        torch.optim.AdamW([group(other, 0.003 * scale)], betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def group(weights: list[Any], full: float) -> dict[str, Any]:
+    """Return a parameter group with its full learning rate, for `update`."""
+    return {"params": weights, "full": full}
+
+
+def update(optimizers: Optimizers, rate: float) -> None:
+    """Update the weights with `rate`, 0 to 1, times the full learning rates."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["full"] * rate
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _is_inner(name: str, weight: Tensor) -> bool:
@@ -169,7 +162,7 @@ class Run:
 
 
 def fit(
-    learn: Callable[[Batch], float], optimizer: Optimizer, batches: Iterator[Batch], run: Run,
+    learn: Callable[[Batch], float], optimizers: Optimizers, batches: Iterator[Batch], run: Run,
     *, save: Callable[[], None] = lambda: None, every: float = 60.0,
 ) -> None:  # fmt: skip
     """Train until the budget is used up. `learn` adds a batch's gradients and returns its loss;
@@ -178,7 +171,7 @@ def fit(
     with tqdm(total=100, unit="%", disable=None, leave=False) as bar:
         while (share := run.share) < 1:
             far = learn(next(batches))
-            optimizer.step(min((run.step + 1) / WARM_UP, 1 - share))
+            update(optimizers, min((run.step + 1) / WARM_UP, 1 - share))
             run.step, run.seconds = run.step + 1, time.monotonic() - began
             bar.update(round(100 * share) - bar.n)
             bar.set_postfix(step=run.step, distance=f"{far:.3f}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from engine.lab.files import new_folder
 from engine.lab.train import program
 from engine.lab.train.agreement import Shares, each_by_itself
 from engine.lab.train.data import Rows, all_of
-from engine.lab.train.learning import Optimizer, least_squares, states
+from engine.lab.train.learning import Optimizers, group, least_squares, states
 from engine.lab.train.program import first, parser_of, sentence, storing, trained
 from engine.model.medusa_heads import MedusaHeads, save_heads
 from engine.scheduling.segment import LAST
@@ -48,11 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program.main(build_parser(), arguments, train)
 
 
-def optimizer_of(heads: MedusaHeads) -> Optimizer:
+def optimizers_of(heads: MedusaHeads) -> Optimizers:
     """Return AdamW, with a smaller learning rate for the vocabulary matrices."""
-    adam = partial(torch.optim.AdamW, betas=(0.9, 0.98), weight_decay=0.0)
-    inner, words = adam([heads.mix, heads.bias]), adam([heads.vocabulary])
-    return Optimizer((inner, RATE), (words, RATE * OF_WORDS))
+    groups = group([heads.mix, heads.bias], RATE), group([heads.vocabulary], RATE * OF_WORDS)
+    return [torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
 def examples(target: Any, ids: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +129,7 @@ def train(parsed: argparse.Namespace, work: Path, target: Any, data: Any) -> str
         return before
 
     before, run = trained(
-        parsed, work, data, heads, optimizer_of(heads),
+        parsed, work, data, heads, optimizers_of(heads),
         lambda batch: follow(target, heads, *batch), begin,
     )  # fmt: skip
     with storing(parsed.output), new_folder(parsed.output) as folder:

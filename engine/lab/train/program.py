@@ -30,7 +30,7 @@ from engine.errors import ConfigError, one_line
 from engine.lab.comparison.prompt_files import read_text, read_texts, renderer
 from engine.lab.files import replace_file, writable
 from engine.lab.train.data import Rows, Text, all_of, batches, passages, rows_of, split, written
-from engine.lab.train.learning import Optimizer, Run, fit, log
+from engine.lab.train.learning import Optimizers, Run, fit, log
 from engine.model.checkpoint import quietly
 from engine.model.loader import pick_device
 from engine.model.pair import Pair, load_pair
@@ -236,7 +236,7 @@ def frozen(parsed: argparse.Namespace) -> Any:
 
 
 def trained(
-    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizer: Optimizer,
+    parsed: argparse.Namespace, work: Path, data: Any, model: nn.Module, optimizers: Optimizers,
     learn: Callable[[Rows], float], begin: Callable[[], Any],
 ) -> tuple[Any, Run]:  # fmt: skip
     """Train from the last checkpoint to the end of the budget. Return the run, after the result of
@@ -245,7 +245,8 @@ def trained(
 
     def restore(state: Any) -> None:
         model.load_state_dict(state["model"])
-        optimizer.restore(state["optimizer"])
+        for optimizer, own in zip(optimizers, state["optimizer"], strict=True):
+            optimizer.load_state_dict(own)
         run.step, run.seconds = state["step"], state["seconds"]
 
     if (work / "state").exists():
@@ -255,13 +256,13 @@ def trained(
 
     def save() -> None:
         keep(work / "state", {
-            "model": model.state_dict(), "optimizer": optimizer.state(), "before": before,
-            "step": run.step, "seconds": run.seconds,
+            "model": model.state_dict(), "optimizer": [each.state_dict() for each in optimizers],
+            "before": before, "step": run.step, "seconds": run.seconds,
         })  # fmt: skip
 
     save()
     stream = batches(rows, ROWS, parsed.seed, run.step)
-    fit(learn, optimizer, stream, run, save=save, every=CHECKPOINT)
+    fit(learn, optimizers, stream, run, save=save, every=CHECKPOINT)
     save()
     return before, run
 
