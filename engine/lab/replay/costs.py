@@ -1,5 +1,5 @@
-"""Estimate the seconds of a step from a trace: means by size, interpolated with the shape of the
-start-up profile.
+"""Estimate the seconds of a step from a trace: means by size, and beyond the sizes that were seen
+the shape of the start-up profile.
 
 Does not use the controller's own cost model, so that the controller is not scored on the curve it
 learns. The costs of context and of a hot machine are contained in the means.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from math import exp, log, log2
 from statistics import fmean, median
 
 import numpy as np
@@ -25,31 +24,30 @@ _FAR = 1 << 20  # rows; no step has more
 
 
 class Curve:
-    """Seconds by group and size: those of the profile, or without one of a line through all data,
-    times a factor. A factor is the mean at a size, with outliers cut; between sizes it is linear in
-    the logarithm of the size, and beyond them constant."""
+    """Seconds by group and size: means of what was seen, with outliers cut, linear between sizes,
+    and beyond them in the proportions of the profile (without one, constant)."""
 
-    def __init__(self, profile: Points, seen: Sequence[tuple[int, int, float]]) -> None:
+    def __init__(self, profile: Points, seen: Iterable[tuple[int, int, float]]) -> None:
         """`seen`: measurements as (group, size, seconds)."""
-        known = sorted(profile) if len(profile) > 1 else _line([(n, s) for _, n, s in seen])
+        known = sorted(profile) if len(profile) > 1 else [(0, _SHORTEST), (1, _SHORTEST)]
         (near, before), (last, seconds) = known[-2:]
         slope = max(seconds - before, 0.0) / (last - near)
         known = [*known, (_FAR, seconds + slope * (_FAR - last))]
         self._profile = [n for n, _ in known], [max(s, _SHORTEST) for _, s in known]
-        errors: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        times: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for group, size, seconds in seen:
-            error = log(max(seconds, _SHORTEST) / self._base(size))
-            errors[group][_bin(size)].append(error)
-        self._factors = {
-            group: ([log2(n) for n in sorted(own)], [_mean(own[n]) for n in sorted(own)])
-            for group, own in errors.items()
+            times[group][_bin(size)].append(seconds)
+        self._means = {
+            group: (sorted(own), [_mean(own[n]) for n in sorted(own)])
+            for group, own in times.items()
         }
 
     def __call__(self, size: int, group: int) -> float:
-        if not self._factors:
+        if not self._means:
             return self._base(size)
-        group = min(self._factors, key=lambda known: (abs(known - group), known))
-        return self._base(size) * exp(np.interp(log2(max(size, 1)), *self._factors[group]))
+        sizes, means = self._means[min(self._means, key=lambda known: (abs(known - group), known))]
+        near = min(max(size, sizes[0]), sizes[-1])
+        return float(np.interp(near, sizes, means)) * self._base(size) / self._base(near)
 
     def _base(self, size: int) -> float:
         return float(np.interp(size, *self._profile))
@@ -111,7 +109,7 @@ def _fit_drafts(profile: Points, steps: Iterable[StepRecord]) -> tuple[float, fl
     if not alike:
         return 0.0, _SHORTEST, 0.0
     weights = np.sqrt([len(found) for found in alike.values()])
-    means = [fmean(min(s, _OUTLIER * fmean(found)) for s in found) for found in alike.values()]
+    means = list(map(_mean, alike.values()))
     sizes, free = np.array(list(alike), float) * weights[:, None], [0, 1, 2]
     while True:  # drops coefficients that would be negative
         found = np.linalg.lstsq(sizes[:, free], means * weights, rcond=None)[0]
@@ -128,18 +126,7 @@ def _bin(size: int) -> int:
     return max(size - size % step, 1)
 
 
-def _mean(logs: Sequence[float]) -> float:
-    """Return the log of the mean of exp(logs), with outliers cut at _OUTLIER medians."""
-    most = median(logs) + log(_OUTLIER)
-    return log(fmean(exp(min(value, most)) for value in logs))
-
-
-def _line(seen: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return two points of the least-squares line, with its slope limited to be non-negative."""
-    if not seen:
-        return [(1, _SHORTEST), (2, _SHORTEST)]
-    x, y = fmean(n for n, _ in seen), fmean(s for _, s in seen)
-    spread = sum((n - x) ** 2 for n, _ in seen)
-    slope = sum((n - x) * (s - y) for n, s in seen) / spread if spread else 0.0
-    slope = min(max(slope, 0.0), y / x)
-    return [(0, y - slope * x), (1000, y + slope * (1000 - x))]
+def _mean(times: Sequence[float]) -> float:
+    """Return the mean, with outliers cut at _OUTLIER medians."""
+    most = _OUTLIER * median(times)
+    return fmean(min(seconds, most) for seconds in times)
