@@ -90,16 +90,12 @@ def _part(path: Path) -> Iterator[Path]:
                 part.unlink(missing_ok=True)
 
 
-def write_text(name: Name, text: str, check: Callable[[Path], None] = lambda part: None) -> None:
-    """Write a text file. `check` may reject the written file by raising. Raises ConfigError."""
-
-    def write(part: Path) -> None:
-        part.write_text(text, encoding="utf-8", errors="replace")
-        check(part)
-
-    replace_file(name, write)
+def write_text(name: Name, text: str) -> None:
+    """Write a text file. Raises ConfigError."""
+    replace_file(name, lambda part: part.write_text(text, encoding="utf-8", errors="replace"))
 
 
-def write_json(name: Name, content: Any) -> None:
-    """Write one JSON value, indented. Raises ConfigError."""
-    write_text(name, json.dumps(content, indent=2) + "\n")
+def write_json(name: Name | None, content: Any) -> None:
+    """Write one JSON value, indented; nothing without a name. Raises ConfigError."""
+    if name is not None:
+        write_text(name, json.dumps(content, indent=2) + "\n")

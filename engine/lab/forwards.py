@@ -73,9 +73,8 @@ def show(parsed: argparse.Namespace) -> int:
     print("\n".join(table(rows)))
     for sequences, seconds in chains.items():
         print(f"a step of the draft's chain, {sequences} sequences: {seconds * 1e3:.3f} ms")
-    if parsed.json is not None:
-        forwards = [[*size, seconds] for size, seconds in found.items()]
-        write_json(parsed.json, {"attention": name, "forwards": forwards, "chains": chains})
+    forwards = [[*size, seconds] for size, seconds in found.items()]
+    write_json(parsed.json, {"attention": name, "forwards": forwards, "chains": chains})
     return 0
 
 

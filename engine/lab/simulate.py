@@ -37,8 +37,7 @@ def answer(parsed: argparse.Namespace) -> str:
     task = partial(play_world, names=names, k_max=parsed.k_max, charge=parsed.charge)
     with multiprocessing.Pool(parsed.processes) as pool:
         played = pool.map(task, numbers, chunksize=1)
-    if parsed.json is not None:
-        write_json(parsed.json, [world.as_dict() for world in played])
+    write_json(parsed.json, [world.as_dict() for world in played])
     charged = f"its own time counted {parsed.charge:g} times" if parsed.charge else "own time free"
     first = f"{len(played)} worlds, {numbers[0]} to {numbers[-1]}; K up to {parsed.k_max}; "
     return "\n".join([first + charged, *policy_table(played)])

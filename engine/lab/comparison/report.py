@@ -44,8 +44,7 @@ def show(
     """Print the card, write the JSON file (with `more` added), and return the exit code."""
     print(f"{program}: " + "; ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{card(comparison)}\n{ANSWER}", flush=True)
-    if json is not None:
-        write_json(json, {"facts": facts, **as_dict(comparison), **(more or {})})
+    write_json(json, {"facts": facts, **as_dict(comparison), **(more or {})})
     return 0 if comparison.passed else 1
 
 

@@ -80,8 +80,7 @@ def answer(parsed: argparse.Namespace) -> str:
     reads = [*models, *(Path(name, "config.json") for name in models)]
     writable({"--json": parsed.json}, reads=reads)
     plan_settings = settings(parsed)
-    if parsed.json is not None:
-        write_json(parsed.json, plan_settings.as_json())
+    write_json(parsed.json, plan_settings.as_json())
     return card(plan_settings)
 
 

@@ -72,12 +72,11 @@ def answer(parsed: argparse.Namespace) -> str:
         )
         for scene, seed in cases
     ]  # fmt: skip
-    if parsed.json is not None:
-        found = [
-            {**each.as_dict(), "known": scene.known, "begins": scene.begins, "sizes": scene.sizes}
-            for (scene, _), each in zip(cases, played, strict=True)
-        ]  # fmt: skip
-        write_json(parsed.json, found)
+    found = [
+        {**each.as_dict(), "known": scene.known, "begins": scene.begins, "sizes": scene.sizes}
+        for (scene, _), each in zip(cases, played, strict=True)
+    ]  # fmt: skip
+    write_json(parsed.json, found)
     heading = f"{len(scenes)} traces, {parsed.seeds} plays of each"
     many = len(played) > 1
     lines = [heading, *policy_table(played)] if many else report(scenes[0], played[0])

@@ -109,8 +109,7 @@ def tune(parsed: argparse.Namespace) -> int:
             clock=time.monotonic, stopped=lambda: move() or stopped(),
         ).run()  # fmt: skip
     show("\n".join(lines(found)))
-    if parsed.json is not None:
-        write_json(parsed.json, as_dict(found))
+    write_json(parsed.json, as_dict(found))
     if parsed.output is not None and not found.is_answered:
         sys.stderr.write(f"{parsed.output} is not written: there is no answer yet\n")
         return 1

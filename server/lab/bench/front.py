@@ -98,8 +98,7 @@ def run(parsed: argparse.Namespace) -> int:
         ]
         for row in found
     ]  # fmt: skip
-    if parsed.json is not None:
-        write_json(parsed.json, found)
+    write_json(parsed.json, found)
     return show("\n".join(table([titles, *rows], left=2)))
 
 

@@ -173,9 +173,8 @@ def conclude(
     for comparison in comparisons:
         show(card(comparison))
     show(ANSWER)
-    if parsed.json is not None:
-        found = [as_dict(comparison) for comparison in comparisons]
-        write_json(parsed.json, {"facts": facts, "found": found})
+    found = [as_dict(comparison) for comparison in comparisons]
+    write_json(parsed.json, {"facts": facts, "found": found})
     return int(any(c.texts_equal < c.texts_compared for c in comparisons))
 
 
