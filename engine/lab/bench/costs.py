@@ -1,8 +1,5 @@
-"""Measure the cost of forwards by rows; compare it with bandwidth and with Leviathan's formula.
-
-Leviathan et al. (arXiv:2211.17192): with acceptance a per position and a draft step costing c
-target steps, a round of k draft tokens gives (1 - a^(k+1)) / (1 - a) tokens and takes k c + 1
-target steps, as if k + 1 rows took as long as one. `speed_up` can use the measured cost instead.
+"""Measure the cost of forwards by rows; compare it with bandwidth and with Leviathan's formula
+(arXiv:2211.17192), by which k + 1 rows take as long as one.
 """
 
 from __future__ import annotations

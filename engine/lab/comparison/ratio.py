@@ -1,18 +1,8 @@
 """Estimate a speed-up with its uncertainty.
 
 `median_of`, for few rounds: their median ratio, with a bootstrap percentile interval (Efron 1979).
-
-`ratio`, for many rounds: a ratio of sums with a jackknife interval. A round gives, for the same
-tokens, seconds a[i] of plain decoding and b[i] of another arm. The ratio is sum(a) / sum(b): the
-factor by which the total time of all replies shrinks. With L(-i) its logarithm without round i, and
-M the mean of these (Efron and Stein 1981: the variance is biased upwards, which is safe):
-
-    variance = (n - 1) / n * sum((L(-i) - M)^2)
-    interval = exp(log(ratio) -+ (t(1 - alpha / 2, n - 1) * sqrt(variance) + floor))
-
-`alpha` is the error rate of one interval at one look, chosen so that any interval of a run is wrong
-in at most 5 of 100 runs (Bonferroni). `floor` is the measured difference between two equal plain
-engines, since one engine may be faster than an identical one for its whole lifetime.
+`ratio`, for many: a ratio of sums, with the jackknife interval of docs/measuring.md (Efron and
+Stein 1981: its variance is biased upwards, which is safe).
 """
 
 from __future__ import annotations
@@ -58,7 +48,9 @@ def median_of(ratios: Sequence[float]) -> Ratio:
 def ratio(
     theirs: Sequence[float], ours: Sequence[float], *, alpha: float, floor: float = 0.0
 ) -> Ratio:
-    """Return the ratio of their seconds to ours; both list the same rounds, at least one."""
+    """Return the ratio of their seconds to ours; both list the same rounds, at least one. `alpha`:
+    how often this interval may miss; `floor`: the measured difference between two equal engines,
+    since one engine may be faster than an identical one for its whole lifetime."""
     n, a, b = len(ours), math.fsum(theirs), math.fsum(ours)
     if n < LEAST:
         return Ratio(a / b)

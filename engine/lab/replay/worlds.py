@@ -1,8 +1,7 @@
 """Random worlds: texts of varying predictability, loads and machines, unknown to the controller.
 
-A world has four phases. Its number is the random seed for acceptance, batch size, machine,
-burstiness, the informativeness of confidences and the error of the start-up profile. Request j in
-phase p of world s depends only on (s, p, j), so all policies are scored on the same text.
+Request j in phase p of world s depends only on (s, p, j), so all policies are scored on the same
+text.
 """
 
 from __future__ import annotations
