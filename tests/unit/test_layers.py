@@ -52,7 +52,7 @@ OFFLINE = {
 ALLOWED_IMPORTERS = {
     "torch": ["engine.attention", "engine.model", "engine.sampling", "engine.cpu", "engine.core",
               "engine.demo", "engine.grammar.compiler", "engine.step", "engine.speculation",
-              "engine.lab.bench", "engine.lab.cpu_variants", "engine.lab.demo",
+              "engine.lab.bench", "engine.lab.demo",
               "engine.lab.plan.machine", "engine.lab.plan.shape",
               "engine.lab.synthetic", "engine.lab.train"],
     "transformers": ["engine.model.checkpoint", "engine.model.precision",
@@ -189,10 +189,9 @@ def test_heavy_packages_have_one_door(package: str) -> None:
 
 
 def test_the_compiled_code_has_one_door() -> None:
-    """Law: outside engine.cpu, code imports only its decoders, sampler, attention and compiler. The
-    exception is `python -m engine.lab.cpu_variants`, which times the parts."""
+    """Law: outside engine.cpu, code imports only its decoders, sampler, attention and compiler."""
     for module, path in MODULES.items():
-        if within(module, "engine.cpu") or module == "engine.lab.cpu_variants":
+        if within(module, "engine.cpu"):
             continue
         parts = {name for name in imports(path) if name.startswith("engine.cpu.")}
         assert parts <= CPU_INTERFACE, (

@@ -1,4 +1,4 @@
-"""Is each variant of the CPU code worth its lines? `python -m engine.lab.cpu_variants`.
+"""Is each variant of the CPU code worth its lines? `python -m tests.model.cpu.variants`.
 
 Times each variant and the next simpler one in turns, in one process and one thread, over the cells
 in which both apply. Other memory is read between turns, like a draft's weights between two forwards
@@ -170,7 +170,7 @@ def medians(pair: Pair, turns: int) -> tuple[float, float]:
 
 @torch.inference_mode()
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = Parser("python -m engine.lab.cpu_variants", __doc__)
+    parser = Parser("python -m tests.model.cpu.variants", __doc__)
     parser.add_argument("--turns", type=whole(1, 1000), default=15, help="of each cell (15)")
     turns = parser.parse_args(arguments).turns
     torch.set_num_threads(1)
