@@ -40,7 +40,7 @@ cuda-host: $(VENV)/.dev  ## count the GPU calls of a step, without a GPU (tests/
 gpu:  ## all GPU tests and measurements, in 25 minutes (WHEELS=folder; docs/measuring.md)
 	@rm -rf build/wheels
 	$(if $(WHEELS),$(PYTHON) -m pip install --quiet --no-index --no-deps --target build/wheels $(WHEELS)/*.whl)
-	PYTHONPATH=build/wheels $(PYTHON) -m engine.lab.gpu_day --output build/gpu-day-$$(date +%m%d-%H%M%S) $(ARGS)
+	PYTHONPATH=build/wheels $(PYTHON) -m tests.gpu.day --output build/gpu-day-$$(date +%m%d-%H%M%S) $(ARGS)
 
 # What `make gpu` needs besides torch, transformers, Triton and numba, for the GPU machine's Python.
 FOR ?= 3.12

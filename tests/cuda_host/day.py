@@ -15,9 +15,9 @@ from unittest import mock
 
 import torch
 
-from engine.lab.gpu_day import Job, parts_of
 from tests.cuda_host.counts import StandIn
 from tests.cuda_host.valueless import without_libraries, without_values
+from tests.gpu.day import Job, parts_of
 
 # With zeros everywhere, transformers' own generation does not end. `streams` runs the same code as
 # `machine`, for minutes.

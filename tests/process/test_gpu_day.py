@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.lab.gpu_day import Job, judged, main, run
+from tests.gpu.day import Job, judged, main, run
 
 SMALL = ["--device", "cpu", "--parameters", "1.2e6", "--quick"]
 

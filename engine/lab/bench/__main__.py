@@ -32,7 +32,7 @@ SUITE = Preset(
 MACHINE = Preset("off,1,2,3,5,7", (RANDOM,), concurrency=(1,), rounds=5, minutes=2.0)
 TEXTS = (*(kind for kind in KINDS if kind != RANDOM),)
 ALONE = Preset(f"off,auto,{ALL},{','.join(PROPOSERS)}", TEXTS, concurrency=(1, 8), minutes=15.0)
-HOST = Preset("off,4,auto", ("code",), (1.0,), (1, 4, 16), minutes=2.0)
+HOST = Preset("off,4,auto", ("code",), (1.0,), (1, 4, 16), minutes=2.0, together=True)
 # Each preset, and its --quick version.
 PRESETS = {
     "": (GRID, QUICK),

@@ -54,6 +54,7 @@ class Preset:
     concurrency: tuple[int, ...] = (1, 4, 16, 32)
     rounds: int = 3
     minutes: float = 12.0
+    together: bool = False
 
 
 GRID = Preset("off,1,2,3,4,6,auto")
@@ -111,7 +112,9 @@ def settings(
     )
     return Race(
         arms=parse_arms(preset.modes if parsed.modes is None else parsed.modes, others, variants),
-        workloads=[Workload(*cell, tokens=parsed.tokens or 0, ends=parsed.ends) for cell in grid],
+        workloads=[
+            Workload(*cell, parsed.tokens or 0, parsed.ends, preset.together) for cell in grid
+        ],
         pools=given or {kind: pool(kind) for kind in kinds},
         rounds=parsed.rounds or preset.rounds,
         minutes=parsed.minutes or preset.minutes,

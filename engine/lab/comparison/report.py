@@ -93,8 +93,9 @@ def host_lines(comparison: Comparison) -> Iterator[str]:
     rows = [["us of a decode step", "arm", *PARTS]]
     for cell in comparison.cells:
         for arm, runs in cell.rounds.items():
-            parts = zip(*(run.parts for run in runs), strict=True)
-            rows.append([cell.workload.name, arm.name, *(f"{1e6 * fmean(p):.0f}" for p in parts)])
+            known = zip(*(run.parts for run in runs if run.parts), strict=True)
+            means = [f"{1e6 * fmean(part):.0f}" for part in known] or ["-"] * len(PARTS)
+            rows.append([cell.workload.name, arm.name, *means])
     yield from table(rows, left=2)
 
 

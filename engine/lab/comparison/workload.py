@@ -76,13 +76,15 @@ def parse_arms(
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`concurrency` requests at a time, with replies of `tokens` tokens (0: not yet known), or of
-    at most that if the model `ends` them. `temperature` None: each request has its own."""
+    at most that if the model `ends` them. `temperature` None: each request has its own. `together`:
+    one request per lane, so that all decode at the same time."""
 
     kind: str
     temperature: float | None
     concurrency: int
     tokens: int = 0
     ends: bool = False
+    together: bool = False
 
     @property
     def text(self) -> str:
@@ -95,11 +97,15 @@ class Workload:
     @property
     def per_lane(self) -> int:
         """Requests per lane; many lanes need fewer to fill the time."""
+        if self.together:
+            return 1
         return 4 if self.concurrency == 1 else 3 if self.concurrency < 16 else 2
 
     @property
     def run_tokens(self) -> float:
         """About how many tokens all lanes get until the first lane runs out of requests."""
+        if self.together:
+            return self.tokens * self.concurrency
         return self.tokens * (self.concurrency * (self.per_lane - 1) + 1)
 
 
@@ -129,7 +135,7 @@ def lanes(workload: Workload, pools: Pools, round_: int) -> list[Lane]:
         index = ((round_ + 1) * count + lane) * per_lane + place
         # First replies grow in length from lane to lane, so that sequences of all ages run at any
         # time, as in a server that has been running for a while.
-        share = 1.0 if place else (lane + 1) / count
+        share = 1.0 if place or workload.together else (lane + 1) / count
         return Request(
             prompt=pool[index % len(pool)],
             temperature=workload.temperature or 0.0,

@@ -1,4 +1,4 @@
-"""`python -m engine.lab.gpu_day --output DIR`: run all GPU tests and benchmarks in one command
+"""`python -m tests.gpu.day --output DIR`: run all GPU tests and benchmarks in one command
 (`make gpu`).
 
 Tests the CUDA path (tests/gpu), then measures it, the most important parts first. Each part is a
@@ -236,7 +236,7 @@ def day(parsed: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit code 0, 1 if a part failed, or 2 for invalid arguments."""
-    parser = Parser("python -m engine.lab.gpu_day", __doc__)
+    parser = Parser("python -m tests.gpu.day", __doc__)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="a folder that is not there yet")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to see that it runs")
