@@ -70,12 +70,12 @@ class Enqueued(NamedTuple):
         tokens, at, scored, results = numbers[0][0].astype(np.int64).tolist(), 0, 0, list[Drawn]()
         scores = self._scores(tokens, numbers[1]) if numbers[1:] else []
         for rows, count in zip(self.batch, counts, strict=True):
-            drawn, own = tokens[at : at + count], None
+            drawn, log_probs = tokens[at : at + count], None
             at += rows.size
             if rows.seq.params.logprobs is not None:
-                own = scores[scored : scored + count]
+                log_probs = scores[scored : scored + count]
                 scored += rows.size
-            results.append(Drawn() if UNDECIDED in drawn else Drawn(drawn, own))
+            results.append(Drawn() if UNDECIDED in drawn else Drawn(drawn, log_probs))
         return results
 
     def _scores(self, drawn: list[int], numbers: Numbers) -> list[TokenLogprobs]:
@@ -117,8 +117,6 @@ class DeviceDraws:
         self, processor: LogitsProcessor, vocab_size: int, device: torch.device, sequences: int = 64
     ) -> None:
         self._processor = processor
-        # Whether a sequence's tokens can be drawn without the host.
-        self.takes = processor.on_device
         self._vocab = vocab_size
         self._device = device
         self._words = token_words_of(vocab_size, device)
@@ -137,16 +135,19 @@ class DeviceDraws:
         for seq in seqs:
             self._processor.forget(seq)
 
-    def draw(self, logits: Tensor, batch: Seq[Rows | None]) -> list[Drawn]:
+    def takes(self, seq: Sequence) -> bool:
+        """Whether a sequence's tokens can be drawn without the host: it has no grammar."""
+        return seq.constraint is None
+
+    def draw(self, logits: Tensor, batch: Seq[Rows]) -> list[Drawn]:
         """Draw for each of `batch` from its rows of `[any, vocab]`. One copy from the device."""
-        device_rows = [rows for rows in batch if rows is not None and self.takes(rows.seq)]
+        device_rows = [rows for rows in batch if self.takes(rows.seq)]
         if not device_rows:
             return [Drawn()] * len(batch)
         enqueued = self.enqueue(logits, device_rows)
         sizes = [rows.size for rows in device_rows]
         drawn = iter(enqueued.results(read_in_one_copy(enqueued.sent), sizes))
-        takes = [rows is not None and self.takes(rows.seq) for rows in batch]
-        return [next(drawn) if taken else Drawn() for taken in takes]
+        return [next(drawn) if self.takes(rows.seq) else Drawn() for rows in batch]
 
     def draw_draft(self, logits: Tensor, batch: Seq[Rows]) -> tuple[list[int], list[float]] | None:
         """Return the tokens and margins of all rows in order (see best_and_margin), or None: take
@@ -166,7 +167,7 @@ class DeviceDraws:
         batch = [Rows(each.seq, row, 1, each.position) for row, each in enumerate(contexts)]
         out, plan = self._processor.adjust(logits, contexts), self.plan(batch)
         table, filtered = to_device(self._device, [plan.table, plan.filtered])
-        tokens, margins, second_best = self._drawn(out, table, filtered, plan.look).tolist()
+        tokens, margins, second_best = self._drawn(out, table, filtered, plan.num_ranked).tolist()
         if UNDECIDED in tokens:
             tokens, margins, second_best = self._drawn(out, table, filtered, self._vocab).tolist()
         return as_token_ids(tokens), margins, as_token_ids(second_best)
@@ -190,24 +191,24 @@ class DeviceDraws:
             parts += [known, *updates]
         return Sampling(batch, plan, count_updates is not None, parts)
 
-    def enqueue(self, logits: Tensor, batch: Seq[Rows], unseen: Tensor | None = None) -> Enqueued:
-        """Start the draws of these rows; all must satisfy `takes`. `unseen`: int64, the draft
-        tokens known only on the device, in the order of the Rows without `draft_tokens`."""
-        sampling = self.prepare(batch, self.plan(batch), 0 if unseen is None else len(unseen))
-        there = copied_to_device(flatten(sampling.parts), self._device)
-        return self.sample(logits, sampling, unseen, there)
+    def enqueue(self, logits: Tensor, batch: Seq[Rows]) -> Enqueued:
+        """Start the draws of these rows; all must satisfy `takes`."""
+        sampling = self.prepare(batch, self.plan(batch))
+        numbers = copied_to_device(flatten(sampling.parts), self._device)
+        return self.sample(logits, sampling, None, numbers)
 
     def sample(
-        self, logits: Tensor, sampling: Sampling, unseen: Tensor | None, there: Tensor | None,
+        self, logits: Tensor, sampling: Sampling, unseen: Tensor | None, numbers: Tensor | None,
         drawn: Tensor | None = None,
     ) -> Enqueued:  # fmt: skip
-        """`enqueue`, with the sampling's numbers already on the device (`there`), or the tokens of
-        these rows, and any after them, already `drawn`."""
+        """`enqueue`, with the sampling's `numbers` already on the device, or the tokens of these
+        rows, and any after them, already `drawn`. `unseen`: int64, the draft tokens known only on
+        the device, in the order of the Rows without `draft_tokens`."""
         batch, plan, any_adjusted, parts = sampling
-        scored = there
+        scored = numbers
         if drawn is None:
-            assert there is not None
-            table, rows, filtered, scored, *more = unflatten(there, parts)
+            assert numbers is not None
+            table, rows, filtered, scored, *more = unflatten(numbers, parts)
             if len(rows):
                 logits = logits.index_select(0, rows)
             elif len(table) < len(logits):
@@ -220,7 +221,7 @@ class DeviceDraws:
                     ids = torch.cat([unseen, ids]) if len(ids) else unseen
                 fields = table[:, UNADJUSTED:]
                 out = adjusted(logits, self.counts.tables, fields, ids, plan.most)
-            drawn = self._drawn(out, table, filtered, plan.look)
+            drawn = self._drawn(out, table, filtered, plan.num_ranked)
         results = [drawn]
         if scored is not None and len(scored):
             tokens = drawn[0]
@@ -234,9 +235,9 @@ class DeviceDraws:
         if not (count_updates := self._count_updates(seqs)):
             return None
         slots, updates = count_updates
-        there, *written = to_device(self._device, [np.array(slots), *updates])
+        slots_on_device, *written = to_device(self._device, [np.array(slots), *updates])
         self.counts.write(*written)
-        return CountSlots(there, self.counts.tables)
+        return CountSlots(slots_on_device, self.counts.tables)
 
     def _count_updates(self, seqs: Seq[Sequence]) -> tuple[list[int], list[Numbers]] | None:
         """Return each sequence's slot (0: it needs only temperature and filters) and the updates to
@@ -246,9 +247,9 @@ class DeviceDraws:
         flags = [is_adjusted(seq) for seq in seqs]
         if not any(flags):
             return None
-        slots, new = self.counts.updates([s for s, own in zip(seqs, flags, strict=True) if own])
+        slots, new = self.counts.updates([s for s, flag in zip(seqs, flags, strict=True) if flag])
         rest = iter(slots)
-        return [next(rest) if own else 0 for own in flags], new
+        return [next(rest) if flag else 0 for flag in flags], new
 
     def _fields_of(self, seqs: Seq[Sequence]) -> Fields:
         """Cached for the last list of sequences, which rarely changes between steps."""
@@ -257,22 +258,22 @@ class DeviceDraws:
             self._shape = None
         return self._fields[1]
 
-    def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, look: int) -> Tensor:
+    def _drawn(self, logits: Tensor, table: Tensor, filtered: Tensor, num_ranked: int) -> Tensor:
         """Return float64 `[3, rows]` tokens (or NOT_FINITE, UNDECIDED), margins and second-best
-        tokens; float64 holds every id. `filtered`: indices of filtered rows; `look`: see
+        tokens; float64 holds every id. `filtered`: indices of filtered rows; `num_ranked`: see
         filters.survivors."""
         params, drawn = params_in(table), None
         if len(filtered) < len(logits):
             drawn = draw_rows(logits, self._words, params)
         if not len(filtered) and drawn is not None:
             return drawn
-        if _ranks(logits, look):
+        if _ranks(logits, num_ranked):
             return draw_likeliest(drawn, logits, params.scales, *params[2:])
         if drawn is None:
-            return draw_survivors(logits, self._words, params, look)
+            return draw_survivors(logits, self._words, params, num_ranked)
         some = params_in(table.index_select(0, filtered))
         rows = logits.index_select(0, filtered)
-        return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, look))
+        return drawn.index_copy(1, filtered, draw_survivors(rows, self._words, some, num_ranked))
 
 
 def params_in(table: Tensor) -> RowParams:
@@ -283,20 +284,20 @@ def params_in(table: Tensor) -> RowParams:
 def draw_draft_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:
     """`draw_rows` with filters, but without them in rows where the most likely ids do not suffice
     to apply them: a draft token may differ from the target's."""
-    drawn, look = draw_rows(logits, words, params), min(MOST, logits.shape[1])
-    if _ranks(logits, look):
+    drawn, num_ranked = draw_rows(logits, words, params), min(MOST, logits.shape[1])
+    if _ranks(logits, num_ranked):
         return draw_likeliest(drawn, logits, params.scales, *params[2:], for_draft=True)
-    some = draw_survivors(logits, words, params, look)
+    some = draw_survivors(logits, words, params, num_ranked)
     use = (params.filtered[:, 0] > 0) & (some[0] != UNDECIDED)
     return some.where(use, drawn)
 
 
-def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) -> Tensor:
-    """`draw_rows` with filters, among the `look` most likely ids of each row: UNDECIDED if more
-    ids may survive."""
+def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, num_ranked: int) -> Tensor:
+    """`draw_rows` with filters, among the `num_ranked` most likely ids of each row: UNDECIDED if
+    more ids may survive."""
     scaled = logits * params.scales.float()
     bounds = Bounds(params.sizes[:, 0].long(), params.shares[:, 0], params.floors[:, 0])
-    kept = survivors(scaled, bounds, look)
+    kept = survivors(scaled, bounds, num_ranked)
     keys = params.low.int(), params.high.int()
     scores = kept.values + gumbel_of(hashed(words[kept.ids], *keys))
     best = scores.amax(dim=1, keepdim=True)
@@ -310,9 +311,10 @@ def draw_survivors(logits: Tensor, words: Tensor, params: RowParams, look: int) 
     return stacked(found, *_margin_and_id(best[:, 0], second[:, 0], second_best))
 
 
-def _ranks(logits: Tensor, look: int) -> bool:
-    """Whether `draw_likeliest` ranks at least `look` ids; it then ranks MOST, whatever `look`."""
-    return look <= MOST and available(logits.device)
+def _ranks(logits: Tensor, num_ranked: int) -> bool:
+    """Whether `draw_likeliest` ranks at least `num_ranked` ids; it then ranks MOST, whatever
+    `num_ranked`."""
+    return num_ranked <= MOST and available(logits.device)
 
 
 def draw_rows(logits: Tensor, words: Tensor, params: RowParams) -> Tensor:

@@ -32,25 +32,26 @@ class Bounds(NamedTuple):
 
 
 class Survivors(NamedTuple):
-    """`ids` int64 and `values` float32 `[rows, look]`: logits up to a constant per row, -inf if
-    removed. `known` `[rows]`: False if survivors may be missing."""
+    """`ids` int64 and `values` float32 `[rows, num_ranked]`: logits up to a constant per row, -inf
+    if removed. `known` `[rows]`: False if survivors may be missing."""
 
     ids: Tensor
     values: Tensor
     known: Tensor
 
 
-def look_of(plains: Seq[Plain], vocab_size: int) -> int:
+def num_ranked_of(plains: Seq[Plain], vocab_size: int) -> int:
     """Return how many ids of each row to rank first: the largest top_k; `MOST` for rows without."""
     sizes = [plain.top_k or vocab_size for plain in plains]
     cut = [size for size in sizes if size < vocab_size]
     return min(max(cut if len(cut) == len(sizes) else [MOST, *cut]), vocab_size)
 
 
-def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
-    """Return the survivors of float32 `[rows, vocab]` logits after temperature, among the `look`
-    most likely ids of each row. `bounds.sizes` below the vocabulary must not exceed `look`."""
-    ids = ranked(logits, look)
+def survivors(logits: Tensor, bounds: Bounds, num_ranked: int) -> Survivors:
+    """Return the survivors of float32 `[rows, vocab]` logits after temperature, among the
+    `num_ranked` most likely ids of each row. `bounds.sizes` below the vocabulary must not exceed
+    `num_ranked`."""
+    ids = ranked(logits, num_ranked)
     top = logits.gather(1, ids)
     last = top[:, -1]
     needed = _needed(logits, top, bounds)
@@ -59,24 +60,24 @@ def survivors(logits: Tensor, bounds: Bounds, look: int) -> Survivors:
     bounded = (bounds.sizes < logits.shape[1]) | (bounds.shares < 1)
     least = top.gather(1, counts[:, None] - 1).squeeze(1).where(bounded, -torch.inf)
     floor = (logits.amax(dim=1).double() + bounds.floors).float()
-    known = (needed <= look) | (possible < look) | (floor > last)
+    known = (needed <= num_ranked) | (possible < num_ranked) | (floor > last)
     least = floor.where(floor > least, least)
     above = top - least[:, None]
-    kept = torch.arange(look, device=top.device) < counts[:, None]
+    kept = torch.arange(num_ranked, device=top.device) < counts[:, None]
     kept &= above > BELOW_ZERO
     values = above.where(above < torch.inf, top)  # no filter applies
-    if look == logits.shape[1]:
+    if num_ranked == logits.shape[1]:
         known = torch.ones_like(known)
     return Survivors(ids, values.where(kept, -torch.inf), known)
 
 
 def _needed(logits: Tensor, top: Tensor, bounds: Bounds) -> Tensor:
-    """Return, `[rows]`, how many of the most likely ids top_k and top_p keep; a value above `look`
-    is a lower bound. Mass is relative to the most likely id, and summed in order."""
-    look, vocab = top.shape[1], logits.shape[1]
+    """Return, `[rows]`, how many of the most likely ids top_k and top_p keep; a value above
+    `num_ranked` is a lower bound. Mass is relative to the most likely id, and summed in order."""
+    num_ranked, vocab = top.shape[1], logits.shape[1]
     mass = (top.double() - top[:, :1]).exp().cumsum(dim=1)
     total = (logits.logsumexp(dim=1).double() - top[:, 0]).exp()
-    among = mass.gather(1, bounds.sizes.clamp(max=look)[:, None] - 1).squeeze(1)
+    among = mass.gather(1, bounds.sizes.clamp(max=num_ranked)[:, None] - 1).squeeze(1)
     whole = total.where(bounds.sizes == vocab, among)
     needed = 1 + (mass < (bounds.shares * whole)[:, None]).sum(dim=1)
     return torch.minimum(needed, bounds.sizes).where(bounds.shares < 1, bounds.sizes)

@@ -55,7 +55,6 @@ class LogitsProcessor:
 
     def __init__(self, eos_ids: Collection[int]) -> None:
         self.eos_ids = frozenset(eos_ids)
-        self._plain: dict[Sequence, Plain | None] = {}
         self._fields: dict[Sequence, Plain] = {}
         self._penalties = PenaltyTables()
 
@@ -85,16 +84,7 @@ class LogitsProcessor:
     def plain(self, seq: Sequence) -> Plain | None:
         """Return temperature and filters of the next rows of `seq`, or None if another field
         applies now or later."""
-        if seq not in self._plain:
-            adjusted = RowContext(seq, []).is_adjusted
-            if adjusted and seq.params.min_tokens:  # not cached: min_tokens stops applying later
-                return None
-            self._plain[seq] = None if adjusted else plain_of(seq.params)
-        return self._plain[seq]
-
-    def on_device(self, seq: Sequence) -> bool:
-        """Whether `device_draws` supports all fields of `seq` without the host."""
-        return seq.constraint is None
+        return None if RowContext(seq, []).is_adjusted else self.fields(seq)
 
     def fields(self, seq: Sequence) -> Plain:
         """Return temperature and filters of `seq`, whatever its other fields."""
@@ -113,7 +103,6 @@ class LogitsProcessor:
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is cached for a sequence."""
-        self._plain.pop(seq, None)
         self._fields.pop(seq, None)
         self._penalties.forget(seq)
 
@@ -127,9 +116,9 @@ class LogitsProcessor:
         sizes = [len(each.table) for each in penalties]
         table = np.concatenate([each.table for each in penalties])
         factors = np.array([each[:3] for each in penalties], np.float32).repeat(sizes, axis=0)
-        places = np.stack([np.repeat([row for row, _ in rows], sizes), table[:, 0]])
+        indices = np.stack([np.repeat([row for row, _ in rows], sizes), table[:, 0]])
         numbers = np.concatenate([factors.T, table[None, :, 1]]).astype(np.float32)
-        at, id = torch.from_numpy(places).to(out.device, non_blocking=True)
+        at, id = torch.from_numpy(indices).to(out.device, non_blocking=True)
         columns = torch.from_numpy(numbers).to(out.device, non_blocking=True)
         repetition, frequency, presence, count = columns
         logits = out[at, id]

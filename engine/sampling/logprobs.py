@@ -28,8 +28,8 @@ def token_logprobs(
     """
     if not rows:
         return []
-    there = torch.tensor([list(rows), list(tokens)]).to(logits.device, non_blocking=True)
-    numbers = scores(logits, there[0], there[1], max(counts)).tolist()
+    indices = torch.tensor([list(rows), list(tokens)]).to(logits.device, non_blocking=True)
+    numbers = scores(logits, indices[0], indices[1], max(counts)).tolist()
     return from_scores(np.array(numbers), tokens, counts)
 
 
@@ -40,21 +40,21 @@ def scores(logits: Tensor, rows: Tensor, tokens: Tensor, count: int) -> Tensor:
     piece, count = max(ELEMENTS_AT_ONCE // logits.shape[1], 1), min(count, logits.shape[1])
     if count <= MOST_RANKED and available(logits.device):
         return triton_draws.scores(logits, rows, tokens.double(), count)  # one kernel for all
-    return torch.cat(
-        [
-            _scored(logits.index_select(0, some), own.clamp(min=0).long()[:, None], count)
-            for some, own in zip(torch.split(rows, piece), torch.split(tokens, piece), strict=True)
-        ]
-    )
+    pieces = zip(torch.split(rows, piece), torch.split(tokens, piece), strict=True)
+    scored = [
+        _scored(logits.index_select(0, some), chosen.clamp(min=0).long()[:, None], count)
+        for some, chosen in pieces
+    ]
+    return torch.cat(scored)
 
 
 def _scored(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    every, own = torch.arange(logits.shape[1], device=logits.device), logits.gather(1, tokens)
-    before = (logits > own) | ((logits == own) & (every < tokens))  # ties: lower ids first
+    every, score = torch.arange(logits.shape[1], device=logits.device), logits.gather(1, tokens)
+    before = (logits > score) | ((logits == score) & (every < tokens))  # ties: lower ids first
     ranks = before.sum(dim=1, keepdim=True) + 1
     ids, log_probs = ranked(logits, count), logits.log_softmax(dim=1)
-    own, tops = log_probs.gather(1, tokens), log_probs.gather(1, ids)
-    return torch.cat([own.double(), ranks.double(), ids.double(), tops.double()], dim=1)
+    score, tops = log_probs.gather(1, tokens), log_probs.gather(1, ids)
+    return torch.cat([score.double(), ranks.double(), ids.double(), tops.double()], dim=1)
 
 
 def from_scores(
@@ -64,10 +64,10 @@ def from_scores(
     likely ids of each row."""
     middle = 1 + numbers.shape[1] // 2
     ranks, ids = (numbers[:, part].astype(np.int64).tolist() for part in (1, slice(2, middle)))
-    own, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()
+    values, tops = numbers[:, 0].tolist(), numbers[:, middle:].tolist()
     return [
         TokenLogprobs(token, value, list(zip(row_ids[:count], row_tops[:count], strict=True)), rank)
         for token, count, value, rank, row_ids, row_tops in zip(
-            tokens, counts, own, ranks, ids, tops, strict=True
+            tokens, counts, values, ranks, ids, tops, strict=True
         )
     ]

@@ -26,12 +26,6 @@ Numbers = npt.NDArray[Any]
 
 _MASK64 = 2**64 - 1
 _FIRST_FACTOR, _SECOND_FACTOR, _THIRD_FACTOR = 0x7FEB352D, 0x846CA68B, 0x31848BAB
-# Constants of SplitMix64 (Steele, Lea and Flood, 2014), as numpy scalars, which wrap around.
-_START, _LAST_SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
-_ROUNDS = [
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-]
 _LARGEST_UNIFORM = 1 - 2**-24  # the float32 below 1: keeps -log(1 - u) finite
 
 
@@ -87,17 +81,13 @@ def hashed(token_words: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def key_halves(seeds: Words, positions: Numbers) -> Halves:
     """Return the halves (low, high) of the rows' keys, int32 `[rows, 2]`, of hashed `seeds`."""
-    words = seeds ^ positions.astype(np.uint64)
-    words += _START
-    for shift, factor in _ROUNDS:  # splitmix64, in place
-        words ^= words >> shift
-        words *= factor
-    words ^= words >> _LAST_SHIFT
-    return words.view(np.int32).reshape(-1, 2)
+    keys: Words = splitmix64(seeds ^ positions.astype(np.uint64))
+    return keys.view(np.int32).reshape(-1, 2)
 
 
 def splitmix64(x: Any) -> Any:
-    """Return the SplitMix64 hash of an int, or of each element of a uint64 array."""
+    """Return the SplitMix64 hash (Steele, Lea and Flood, 2014) of an int, or of each element of a
+    uint64 array."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64

@@ -57,28 +57,28 @@ class PenaltyTables:
 class _Text:
     def __init__(self) -> None:
         self._length = 0
-        self._places: dict[int, int] = {}
+        self._row_of: dict[int, int] = {}
         self._rows = np.zeros((_LEAST_ROOM, 2), np.int64)
 
     def extend(self, seq: Sequence) -> None:
         tokens, start = seq.tokens, self._length
         self._length = len(tokens)
         for at in range(start, len(tokens)):
-            place = self._places.setdefault(tokens[at], len(self._places))
-            if place == len(self._rows):
+            row = self._row_of.setdefault(tokens[at], len(self._row_of))
+            if row == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._rows[place, 0] = tokens[at]
-            self._rows[place, 1] += at >= seq.num_prompt
+            self._rows[row, 0] = tokens[at]
+            self._rows[row, 1] += at >= seq.num_prompt
 
     def after(self, path: Seq[int]) -> Integers:
-        table = self._rows[: len(self._places)]
+        table = self._rows[: len(self._row_of)]
         if not path:
             return table
-        new = [token for token in dict.fromkeys(path) if token not in self._places]
-        places = self._places | {token: len(table) + i for i, token in enumerate(new)}
+        new = [token for token in dict.fromkeys(path) if token not in self._row_of]
+        row_of = self._row_of | {token: len(table) + i for i, token in enumerate(new)}
         table = np.concatenate([table, np.array([(t, 0) for t in new], np.int64).reshape(-1, 2)])
         for token in path:
-            table[places[token], 1] += 1
+            table[row_of[token], 1] += 1
         return table
 
 
@@ -86,15 +86,15 @@ def packed(penalties: Seq[Penalties | None], steps: int) -> Packed:
     """Return the tables of some sequences, concatenated, each with room for `steps` more tokens,
     `[all, 2]`; each one's (start, length) `[sequences, 2]`; and its repetition, frequency and
     presence penalties `[sequences, 3]`."""
-    counts = [0 if own is None else len(own.table) for own in penalties]
+    counts = [0 if each is None else len(each.table) for each in penalties]
     spans = np.zeros((len(counts), 2), np.int64)
     factors = np.ones((len(counts), 3), np.float32)
     table = np.zeros((sum(count + steps for count in counts if count), 2), np.int64)
     first = 0
-    for i, own in enumerate(penalties):
-        if own is not None and counts[i]:
+    for i, each in enumerate(penalties):
+        if each is not None and counts[i]:
             spans[i] = first, counts[i]
-            factors[i] = own[:3]
-            table[first : first + counts[i]] = own.table
+            factors[i] = each[:3]
+            table[first : first + counts[i]] = each.table
             first += counts[i] + steps
     return table, spans, factors

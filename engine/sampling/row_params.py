@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.attention.packed_copy import copied_to_device
 from engine.messages import SamplingParams
-from engine.sampling.filters import look_of
+from engine.sampling.filters import num_ranked_of
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.noise import Numbers, key_halves, splitmix64
 from engine.sampling.plain import Plain, Rows
@@ -65,14 +65,15 @@ class Fields(NamedTuple):
     """The sampling fields of some sequences, which never change. `table` float64 `[sequences,
     COLUMNS]`, 0 in columns that depend on row or step; `seeds`: hashed by splitmix64; `counts`:
     alternatives in log-probabilities (-1: not requested); `early`: lengths below which they may not
-    end. `adjusts`: any needs Adjustments; `look`: see filters.survivors, 0 if none is filtered."""
+    end. `adjusts`: any needs Adjustments; `num_ranked`: see filters.survivors, 0 if none is
+    filtered."""
 
     table: Numbers
     seeds: Numbers
     counts: Numbers
     early: Numbers
     adjusts: bool
-    look: int
+    num_ranked: int
 
 
 def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fields:
@@ -86,7 +87,7 @@ def fields_of(seqs: Seq[Sequence], processor: LogitsProcessor, vocab: int) -> Fi
         np.array([-1 if p.logprobs is None else p.logprobs for p in params]),
         np.array([seq.num_prompt + seq.params.min_tokens for seq in seqs]),
         any(seq.params.min_tokens or is_adjusted(seq) for seq in seqs),
-        look_of(cut, vocab) if cut else 0,
+        num_ranked_of(cut, vocab) if cut else 0,
     )
 
 
@@ -104,14 +105,14 @@ class Plan(NamedTuple):
     """How to draw from rows. `table` float64 `[rows, COLUMNS]`, of which only the needed leading
     columns are sent; `rows`: indices into the logits (empty: the first ones); `filtered`, `scored`:
     indices into `table` of rows with filters, and with log-probabilities of at most `alternatives`
-    ids. `look`: see filters.survivors; `most`: the most draft tokens before a row."""
+    ids. `num_ranked`: see filters.survivors; `most`: the most draft tokens before a row."""
 
     table: Numbers
     rows: Numbers
     filtered: Numbers
     scored: Numbers
     alternatives: int
-    look: int
+    num_ranked: int
     most: int
 
 
@@ -147,10 +148,10 @@ def shape_of(batch: Seq[Rows], fields: Fields) -> Shape:
     plan = Plan(
         table,
         nothing if (first == before).all() else (first - before).repeat(sizes) + numbers,
-        table[:, UNADJUSTED - 1].nonzero()[0] if fields.look else nothing,
+        table[:, UNADJUSTED - 1].nonzero()[0] if fields.num_ranked else nothing,
         (fields.counts.repeat(sizes) >= 0).nonzero()[0] if alternatives >= 0 else nothing,
         alternatives,
-        fields.look,
+        fields.num_ranked,
         int(depths.max()),
     )
     return Shape(batch_layout(batch), plan, sizes, fields.seeds.repeat(sizes), depths)
@@ -173,7 +174,7 @@ def draft_tokens_of(rows: Rows) -> Seq[int]:
     if rows.parents is None:
         return rows.draft_tokens
     ancestors = ancestors_of(rows.parents)
-    return [rows.draft_tokens[i] for node, own in enumerate(ancestors) for i in (*own, node)]
+    return [rows.draft_tokens[i] for node, above in enumerate(ancestors) for i in (*above, node)]
 
 
 def add_slots(plan: Plan, batch: Seq[Rows], slots: Seq[int], unseen: int) -> None:
@@ -191,8 +192,8 @@ def add_slots(plan: Plan, batch: Seq[Rows], slots: Seq[int], unseen: int) -> Non
     before = np.cumsum(sizes) - sizes
     for rows, at in zip(batch, before.tolist(), strict=True):
         if rows.parents is not None:
-            own = plan.table[at : at + rows.size]
-            own[:, _SLOT + 1] += own[:, _DEPTHS].cumsum() - own[:, _DEPTHS]
+            of_tree = plan.table[at : at + rows.size]
+            of_tree[:, _SLOT + 1] += of_tree[:, _DEPTHS].cumsum() - of_tree[:, _DEPTHS]
 
 
 def is_adjusted(seq: Sequence) -> bool:
@@ -210,13 +211,10 @@ def flatten(parts: Seq[Numbers]) -> npt.NDArray[np.int64]:
     return np.concatenate([part.ravel().view(np.int64) for part in parts])
 
 
-def unflatten(there: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
+def unflatten(numbers: Tensor, parts: Seq[Numbers]) -> list[Tensor]:
     """Split an array made by `flatten`, on the device, into the given parts."""
-    at, arrays = 0, list[Tensor]()
-    for part in parts:
-        own = there[at : at + part.size]
-        at += part.size
-        arrays.append(
-            (own.view(torch.float64) if part.dtype == np.float64 else own).view(part.shape)
-        )
+    arrays = list[Tensor]()
+    for part, array in zip(parts, torch.split(numbers, [part.size for part in parts]), strict=True):
+        typed = array.view(torch.float64) if part.dtype == np.float64 else array
+        arrays.append(typed.view(part.shape))
     return arrays

@@ -78,10 +78,10 @@ class TokenCounts:
     def tables(self) -> Counts:
         return self.seen, self.biases
 
-    def write(self, places: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
+    def write(self, indices: Tensor, adds: Tensor, biased: Tensor, biases: Tensor) -> None:
         """Apply the result of `updates`, once it is on the device."""
-        if len(places):
-            self.seen.view(-1).index_add_(0, places, adds.int())
+        if len(indices):
+            self.seen.view(-1).index_add_(0, indices, adds.int())
         if len(biased):
             self.biases.view(-1).index_copy_(0, biased, biases.float())
 
@@ -107,14 +107,14 @@ class _Entries:
     """Numbers, and the flat indices to write them to."""
 
     def __init__(self) -> None:
-        self._places, self._numbers = list[int](), list[float]()
+        self._indices, self._numbers = list[int](), list[float]()
 
     def put(self, first: int, ids: Seq[int], numbers: Seq[float]) -> None:
-        self._places += [first + token for token in ids]
+        self._indices += [first + token for token in ids]
         self._numbers += numbers
 
     def arrays(self) -> tuple[Numbers, Numbers]:
-        return np.array(self._places, np.int64), np.array(self._numbers, np.float64)
+        return np.array(self._indices, np.int64), np.array(self._numbers, np.float64)
 
 
 def adjusted(logits: Tensor, tables: Counts, fields: Tensor, ids: Tensor, most: int) -> Tensor:

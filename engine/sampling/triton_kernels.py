@@ -99,8 +99,8 @@ def _top(best, ids, second, second_ids):
     is_first = (best == most) & (ids == first)
     rest = tl.where(is_first, second, best)
     next_most = tl.max(rest, axis=0)
-    own = tl.where(is_first, second_ids, ids)
-    return most, first, next_most, tl.min(tl.where(rest == next_most, own, _NO_ID), axis=0)
+    rest_ids = tl.where(is_first, second_ids, ids)
+    return most, first, next_most, tl.min(tl.where(rest == next_most, rest_ids, _NO_ID), axis=0)
 
 
 @triton.jit
@@ -125,15 +125,15 @@ def best_of_blocks(
     strides between rows."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
-    there = lanes < WIDTH
-    scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
+    mask = lanes < WIDTH
+    scores = tl.load(logits + row * WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
     scores = scores * tl.load(scales + row * of_scales).to(tl.float32)
     if tl.load(has_noise + row * of_has_noise).to(tl.float32) > 0:
         first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
         last = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
         scores = scores + gumbel_of(hashed(words_of(lanes), first, last))
     is_nan = scores != scores
-    best = tl.where(there, tl.where(is_nan, _INF, scores), -_INF)
+    best = tl.where(mask, tl.where(is_nan, _INF, scores), -_INF)
     most, top, second, next_top = _top(best, lanes, tl.where(is_nan, _INF, -_INF), lanes)
     at = row * tl.num_programs(1) + block
     tl.store(ids + at, top)
@@ -149,13 +149,13 @@ def best_of_rows(drawn, tops, ids, BLOCKS: tl.constexpr, LANES: tl.constexpr):
     tokens. LANES: a power of two, not below BLOCKS."""
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
-    there, at = lanes < BLOCKS, row * BLOCKS + lanes
-    best = tl.load(tops + at, mask=there, other=-_INF)
-    own = tl.load(ids + at, mask=there, other=_NO_ID)
+    mask, at = lanes < BLOCKS, row * BLOCKS + lanes
+    best = tl.load(tops + at, mask=mask, other=-_INF)
+    best_ids = tl.load(ids + at, mask=mask, other=_NO_ID)
     at += rows * BLOCKS
-    second = tl.load(tops + at, mask=there, other=-_INF)
-    second_ids = tl.load(ids + at, mask=there, other=_NO_ID)
-    most, token, next_most, next_token = _top(best, own, second, second_ids)
+    second = tl.load(tops + at, mask=mask, other=-_INF)
+    second_ids = tl.load(ids + at, mask=mask, other=_NO_ID)
+    most, token, next_most, next_token = _top(best, best_ids, second, second_ids)
     token = tl.where(tl.abs(most) < _INF, token, _NOT_FINITE)
     tl.store(drawn + row, token.to(tl.float64))
     tl.store(drawn + rows + row, _margin(most, next_most).to(tl.float64))
@@ -172,25 +172,25 @@ def adjust_blocks(
     per row are converted to float32 first, as in torch."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = block * BLOCK + tl.arange(0, BLOCK)
-    there, own = lanes < WIDTH, fields + row * of_row
-    at = tl.load(own + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
-    first = tl.load(own + _FIRST_DRAFT * of_column).to(tl.int64)
-    depth = tl.load(own + _DEPTH * of_column).to(tl.int32)
-    held = tl.load(seen + at, mask=there, other=0)
+    mask, row_fields = lanes < WIDTH, fields + row * of_row
+    at = tl.load(row_fields + _SLOT * of_column).to(tl.int64) * WIDTH + lanes
+    first = tl.load(row_fields + _FIRST_DRAFT * of_column).to(tl.int64)
+    depth = tl.load(row_fields + _DEPTH * of_column).to(tl.int32)
+    held = tl.load(seen + at, mask=mask, other=0)
     for node in range(depth):
         held += tl.where(lanes == tl.load(ids + first + node), _GENERATED, 0)
-    scores = tl.load(logits + row * WIDTH + lanes, mask=there, other=0.0).to(tl.float32)
-    scores += tl.load(biases + at, mask=there, other=0.0)
-    if tl.load(own + _EARLY * of_column) > 0:
+    scores = tl.load(logits + row * WIDTH + lanes, mask=mask, other=0.0).to(tl.float32)
+    scores += tl.load(biases + at, mask=mask, other=0.0)
+    if tl.load(row_fields + _EARLY * of_column) > 0:
         scores = tl.where((held & _ENDS) > 0, -_INF, scores)
-    repetition = tl.load(own + _REPETITION * of_column).to(tl.float32)
+    repetition = tl.load(row_fields + _REPETITION * of_column).to(tl.float32)
     repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
     scores = tl.where((held & _TEXT) > 0, repeated, scores)
     counts = (held >> 2).to(tl.float32)
-    frequency = tl.load(own + _FREQUENCY * of_column).to(tl.float32)
-    presence = tl.load(own + _PRESENCE * of_column).to(tl.float32)
+    frequency = tl.load(row_fields + _FREQUENCY * of_column).to(tl.float32)
+    presence = tl.load(row_fields + _PRESENCE * of_column).to(tl.float32)
     scores -= counts * frequency + tl.where(counts > 0, presence, 0.0)
-    tl.store(out + row * WIDTH + lanes, scores, mask=there)
+    tl.store(out + row * WIDTH + lanes, scores, mask=mask)
 
 
 @triton.jit
@@ -244,10 +244,10 @@ def top_of_parts(
     most, total = tl.full((), -_INF, tl.float32), 0.0
     before = tl.full((), 0, tl.int32)
     for step in range(STEPS):
-        own = (part * STEPS + step) * COUNT + lanes
-        there = own < WIDTH
-        found = tl.load(values + own, mask=there, other=-_INF).to(tl.float32) * scale
-        keys = tl.where(there, _keys_of(found, own, WIDTH), _LEAST_KEY)
+        ids = (part * STEPS + step) * COUNT + lanes
+        mask = ids < WIDTH
+        found = tl.load(values + ids, mask=mask, other=-_INF).to(tl.float32) * scale
+        keys = tl.where(mask, _keys_of(found, ids, WIDTH), _LEAST_KEY)
         top = _merged(top, tl.sort(keys))
         before += tl.sum((keys > bound).to(tl.int32), axis=0)
         last, most = most, tl.maximum(most, tl.max(found, axis=0))
@@ -268,11 +268,11 @@ def _of_row(tops, sums, row, KEPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.
     top = tl.load(tops + row * PARTS * KEPT + lanes)
     for part in range(1, PARTS):
         top = _merged(top, tl.load(tops + (row * PARTS + part + 1) * KEPT - 1 - lanes))
-    there, at = parts < PARTS, sums + (row * PARTS + parts) * 3
-    most = tl.load(at, mask=there, other=-_INF).to(tl.float64)
+    mask, at = parts < PARTS, sums + (row * PARTS + parts) * 3
+    most = tl.load(at, mask=mask, other=-_INF).to(tl.float64)
     shift = _finite(tl.max(most, axis=0))
-    total = tl.load(at + 1, mask=there, other=0.0).to(tl.float64) * tl.exp(_finite(most) - shift)
-    before = tl.sum(tl.load(at + 2, mask=there, other=0.0), axis=0)
+    total = tl.load(at + 1, mask=mask, other=0.0).to(tl.float64) * tl.exp(_finite(most) - shift)
+    before = tl.sum(tl.load(at + 2, mask=mask, other=0.0), axis=0)
     return top, shift + tl.log(tl.sum(total, axis=0)), before
 
 
@@ -285,10 +285,10 @@ def scores_of_rows(
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     top, total, before = _of_row(tops, sums, row, KEPT, PARTS, LANES)
     token = tl.maximum(tl.load(tokens + row).to(tl.int64), 0)
-    own = tl.load(logits + tl.load(rows + row) * WIDTH + token).to(tl.float64)
+    score = tl.load(logits + tl.load(rows + row) * WIDTH + token).to(tl.float64)
     ids, values = _told_by(top, WIDTH)
     to = scores + row * (2 + 2 * count)
-    tl.store(to, (own - total).to(tl.float32).to(tl.float64))
+    tl.store(to, (score - total).to(tl.float32).to(tl.float64))
     tl.store(to + 1, before.to(tl.float64) + 1)
     tl.store(to + 2 + lanes, ids.to(tl.float64), mask=lanes < count)
     values = (values.to(tl.float64) - total).to(tl.float32).to(tl.float64)
@@ -307,31 +307,31 @@ def best_of_likeliest(
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT)
     if tl.load(filtered + row * of_filtered) <= 0:
         return
-    there = lanes < WIDTH
+    mask = lanes < WIDTH
     keys, total, _ = _of_row(tops, sums, row, KEPT, PARTS, LANES)
-    own, top = _told_by(keys, WIDTH)
-    top = tl.where(there, top, -_INF)
+    ids, top = _told_by(keys, WIDTH)
+    top = tl.where(mask, top, -_INF)
     most = tl.max(top, axis=0).to(tl.float64)
     size = tl.load(sizes + row * of_sizes).to(tl.int32)
     share = tl.load(shares + row * of_shares).to(tl.float64)
-    sums = tl.cumsum(tl.where(there, tl.exp(top.to(tl.float64) - most), 0.0), axis=0)
+    sums = tl.cumsum(tl.where(mask, tl.exp(top.to(tl.float64) - most), 0.0), axis=0)
     among = tl.max(tl.where(lanes < size, sums, 0.0), axis=0)
     whole = tl.where(size < WIDTH, among, tl.exp(total - most))
-    before = tl.sum(tl.where(there & (sums < share * whole), 1, 0), axis=0)
+    before = tl.sum(tl.where(mask & (sums < share * whole), 1, 0), axis=0)
     needed = tl.where(share < 1, tl.minimum(before + 1, size), size)
     possible = tl.maximum(tl.sum(tl.where(top > -_INF, 1, 0), axis=0), 1)
     count = tl.minimum(needed, possible)
     least = tl.max(tl.where(lanes == count - 1, top, -_INF), axis=0)
     least = tl.where(size < WIDTH, least, tl.where(share < 1, least, -_INF))
     floor = (most + tl.load(floors + row * of_floors).to(tl.float64)).to(tl.float32)
-    last = tl.min(tl.where(there, top, _INF), axis=0)
+    last = tl.min(tl.where(mask, top, _INF), axis=0)
     above = top - tl.maximum(floor, least)
     first = tl.load(low + row * of_low).to(tl.int32).to(tl.uint32, bitcast=True)
     second = tl.load(high + row * of_high).to(tl.int32).to(tl.uint32, bitcast=True)
-    scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(own), first, second))
-    scores = tl.where(there & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
-    own = own.to(tl.int32)
-    best, token, next_best, next_token = _top(scores, own, -_INF, own)
+    scores = tl.where(above < _INF, above, top) + gumbel_of(hashed(words_of(ids), first, second))
+    scores = tl.where(mask & (lanes < count) & (above > _BELOW_ZERO), scores, -_INF)
+    ids = ids.to(tl.int32)
+    best, token, next_best, next_token = _top(scores, ids, -_INF, ids)
     sure = tl.where(needed <= KEPT, 1, tl.where(possible < KEPT, 1, tl.where(floor > last, 1, 0)))
     token = tl.where(sure > 0, token, _UNDECIDED) if KEPT < WIDTH else token
     token = tl.where(tl.abs(total) < _INF, token, _NOT_FINITE)

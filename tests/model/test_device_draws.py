@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.packed_copy import copied_to_device
 from engine.cpu.draws import QuickDraws
 from engine.messages import SamplingParams
 from engine.model.draws import build_draws
@@ -19,6 +20,7 @@ from engine.sampling.filters import MOST
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.plain import Rows
+from engine.sampling.row_params import flatten
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.sequence import Sequence
 from tests.support.slow_draws import finalize, guess
@@ -109,8 +111,8 @@ def test_behind_draft_tokens_as_behind_committed_tokens(
     seen: tuple[bool, bool], fields: dict[str, Any], processor: LogitsProcessor
 ) -> None:
     """Law: penalties, bias and min_tokens give each row what the exact path gives, step after step
-    as the text grows, whether the host or only the device knows the guesses, beside rows without
-    fields."""
+    as the text grows, whether the host or only the device knows the draft tokens, beside rows
+    without fields."""
     generator = torch.Generator().manual_seed(11)
     draws = DeviceDraws(processor, VOCAB, torch.device("cpu"))
     seqs = [sequence(2, **fields), sequence(6), sequence(9, **fields)]
@@ -123,7 +125,10 @@ def test_behind_draft_tokens_as_behind_committed_tokens(
             for i, seq in enumerate(seqs)
         ]
         hidden = [token for i in known if not known[i] for token in paths[i]]
-        found = draws.enqueue(logits, batch, torch.tensor(hidden) if hidden else None)
+        sampling = draws.prepare(batch, draws.plan(batch), len(hidden))
+        numbers = copied_to_device(flatten(sampling.parts), logits.device)
+        unseen = torch.tensor(hidden) if hidden else None
+        found = draws.sample(logits, sampling, unseen, numbers)
         results = found.results(read_in_one_copy(found.sent), [4, 4, 4])
         contexts = [
             RowContext(seq, paths[i][:depth]) for i, seq in enumerate(seqs) for depth in range(4)
@@ -224,8 +229,8 @@ def test_rows_of_all_kinds_in_one_call(processor: LogitsProcessor, draws: Device
         slow_draws(processor, logits[2 * i : 2 * i + 2], seq)[0] for i, seq in enumerate(seqs)
     ]
     with Waits() as waits:
-        found = draws.draw(logits, [batch[0], None, *batch[1:]])
-    assert [each.tokens for each in found] == [expected[0], None, *expected[1:]]
+        found = draws.draw(logits, batch)
+    assert [each.tokens for each in found] == expected
     assert waits.seen == ["cpu", "numpy"]
     mixed = draws.draw_draft(logits, batch)
     assert mixed is not None

@@ -51,7 +51,9 @@ class Exact(DeviceDraws):
     def __init__(self, processor: LogitsProcessor) -> None:
         super().__init__(processor, VOCAB, torch.device("cpu"))
         self.rows: dict[str, int] = {}
-        self.takes = lambda seq: False
+
+    def takes(self, seq: Sequence) -> bool:
+        return False
 
     def draw_adjusted(self, logits: Tensor, contexts: Seq[RowContext]) -> list[int]:
         assert len(logits) == len(contexts)

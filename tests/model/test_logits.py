@@ -30,7 +30,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "hot": {"temperature": 2.0},
         "top_k": {"top_k": 7},
         "top_k 1": {"top_k": 1},
-        "top_k beyond the first look": {"top_k": 100},
+        "top_k beyond the ids ranked first": {"top_k": 100},
         "top_k beyond the vocabulary": {"top_k": 1000},
         "top_p": {"top_p": 0.6},
         "top_p tiny": {"top_p": 1e-9},

@@ -221,8 +221,8 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
     table = draws.plan(batch).table
     for width in (100, 60):
         logits, words = np.ascontiguousarray(logits[:, :width]), token_words_of(width)
-        row_params, look = params_in(torch.from_numpy(table)), min(width, RANKED)
-        expected = draw_survivors(torch.from_numpy(logits), words, row_params, look).numpy()
+        row_params, num_ranked = params_in(torch.from_numpy(table)), min(width, RANKED)
+        expected = draw_survivors(torch.from_numpy(logits), words, row_params, num_ranked).numpy()
         tokens, margins, second_best = expected
         table[5, FILTERED] = 0
         tokens[5] = margins[5] = second_best[5] = 7
@@ -230,7 +230,7 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
         assert found[0].tolist() == tokens.tolist()
         guess = interpreted(survivors, logits[4:5], table[4:5], True)
         assert np.array_equal(guess, [[7], [7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
-        assert (UNDECIDED in tokens) == (width > look)
+        assert (UNDECIDED in tokens) == (width > num_ranked)
         sure = tokens >= 0
         assert np.abs(found[1] - margins)[sure].max() < 1e-5
         assert np.array_equal(found[2][sure], second_best[sure])
