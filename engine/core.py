@@ -86,10 +86,10 @@ class Engine:
         measured: bytes = b"",
     ) -> None:
         self._clock, self._max_sequences = clock, config.schedule.max_sequences
-        lap, known = Stopwatch(time.perf_counter), _profile_in(measured)
+        stopwatch, known = Stopwatch(time.perf_counter), _profile_in(measured)
         with compiled_ahead(pick_device(config.device).type):
             pair = pair or load_pair(config)
-        target, loaded = pair.target, lap()
+        target, loaded = pair.target, stopwatch()
         self._cache, memory = build_cache(config, pair, cache, later=known is not None)
         draft = None
         if pair.draft is not None:
@@ -101,7 +101,7 @@ class Engine:
         self._controller = Modes(controller(config.speculation, stops=stops, trees=self._trees))
         main = proposer or self._main_proposer(config, pair, draft, draws)
         self._build_phases(config, target, main, draws)
-        profile = self._step_costs(config, draft, known, loaded, lap)
+        profile = self._step_costs(config, draft, known, loaded, stopwatch)
         self._num_steps, self._num_added, self._overhead = 0, 0, Overhead()
         self._pending, self._ids = list[Output](), set[str]()  # final Outputs to report; ids in use
         self._swap = DraftSwap(
@@ -120,7 +120,12 @@ class Engine:
         self._compiling = PendingGrammars(
             lambda: vocabulary_of(config, target), can_end=bool(target.eos_ids)
         )
-        self._pool = _pool_of(config, self._cache)
+        self._pool = BlockPool(
+            self._cache.num_blocks,
+            config.cache.block_size,
+            prefix_caching=config.cache.prefix_caching,
+            own=self._cache.own,
+        )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         free, branches = build_free(config.speculation), config.speculation.branches
         self._allowance = Allowance(self._controller, main.name, free, branches=branches)
@@ -139,15 +144,15 @@ class Engine:
         draft: ModelRunner | None,
         known: Profile | None,
         loaded: float,
-        lap: Stopwatch,
+        stopwatch: Stopwatch,
     ) -> Profile:
         """Return the costs of steps, `known` or timed now, which the controller also gets. With
         known ones a thread touches the cache from then on. `loaded`: seconds that loading took."""
-        built, longest = lap(), self._runner.model.max_model_len
+        built, longest = stopwatch(), self._runner.model.max_model_len
         profile = known or profile_at_start(config, self._runner, draft, self._cache, longest)
         self._controller.costs.set_profile(profile)
         message = "models loaded in %.1f s, cache and runners made in %.1f s, steps timed in %.1f s"
-        logger.info(message, loaded, built, lap())
+        logger.info(message, loaded, built, stopwatch())
         if known is not None:
             self._cache.populate()
         return profile
@@ -156,16 +161,12 @@ class Engine:
         self, config: EngineConfig, pair: Pair, draft: ModelRunner | None, draws: Draws
     ) -> Proposer:
         return build_proposer(
-            config.speculation.proposer,
-            remembered=config.speculation.remembered_tokens,
-            draft_runner=draft,
+            config,
+            pair,
+            draft,
             processor=self._processor,
             draws=draws,
-            vocab_size=pair.target.vocab_size,
-            heads=pair.heads,
-            eagle=pair.eagle,
             cache=self._cache,
-            max_step_tokens=config.schedule.max_step_tokens,
             clock=self._clock,
             keeps_drafting=self._controller.keeps_drafting,
             # Whether the controller or a trace uses `agreements` (drafts compared in hindsight).
@@ -279,22 +280,22 @@ class Engine:
         if self._swap.is_due:
             self._swap.advance()
             self._overhead.pause()
-        lap = Stopwatch(self._clock)
-        seconds = StepSeconds(around=self._overhead.begin(lap))
+        stopwatch = Stopwatch(self._clock)
+        seconds = StepSeconds(around=self._overhead.begin(stopwatch))
         self._admit()
-        plan = self._schedule(seconds, lap)
+        plan = self._schedule(seconds, stopwatch)
         if not plan.chunks:
             if self._compiling and not self._pending:
                 self._compiling.wait()
             return Outputs(self._take_pending(), self.gauges())
-        sampled = self._rounds(plan, seconds, lap)
+        sampled = self._rounds(plan, seconds, stopwatch)
         self._commit(plan, sampled)
-        seconds.commit = lap()
+        seconds.commit = stopwatch()
         items = self._emit(sampled)
-        seconds.emit = lap()
+        seconds.emit = stopwatch()
         self._num_steps += 1
         record, metrics = self._observe(plan, sampled, seconds)
-        self._adapt(record, lap)
+        self._adapt(record, stopwatch)
         return Outputs(items, metrics)
 
     def _admit(self) -> None:
@@ -307,19 +308,19 @@ class Engine:
                 self._ids.discard(output.id)
             self._pending += ends
 
-    def _schedule(self, seconds: StepSeconds, lap: Stopwatch) -> StepPlan:
+    def _schedule(self, seconds: StepSeconds, stopwatch: Stopwatch) -> StepPlan:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         if running or waiting:  # else the controller would see a batch of size 0
             num = min(len(running) + len(waiting), self._max_sequences)
             self._allowance.begin(Load(num, self._scheduler.mean_length), running)
-        seconds.schedule = self._overhead.chose(lap())
+        seconds.schedule = self._overhead.chose(stopwatch())
         plan = self._scheduler.schedule(self._allowance.draft_rows)
         for seq in plan.preempted:
             self._proposer.forget(seq)
         for seq in plan.admitted:
             if seq.queued is None:  # arrival is wall-clock time of another process
                 seq.queued = max(time.time() - seq.arrival, 0.0)
-        seconds.schedule += lap()
+        seconds.schedule += stopwatch()
         return plan
 
     def _commit(self, plan: StepPlan, sampled: list[Sampled]) -> None:
@@ -362,11 +363,11 @@ class Engine:
         metrics = measure(record, plan, self.gauges(seconds), main=main, plain_seconds=plain)
         return record, metrics
 
-    def _adapt(self, record: StepRecord, lap: Stopwatch) -> None:
+    def _adapt(self, record: StepRecord, stopwatch: Stopwatch) -> None:
         self._controller.update(record)
         if self._trace is not None:
             self._trace.write(record)
-        self._overhead.end(lap, self._allowance.choice.reason, more=self.has_work)
+        self._overhead.end(stopwatch, self._allowance.choice.reason, more=self.has_work)
 
     def _forget(self, seq: Sequence) -> None:
         if self._id_log is not None:
@@ -386,12 +387,3 @@ def _profile_in(measured: bytes) -> Profile | None:
         return msgspec.msgpack.decode(measured, type=Profile)
     except msgspec.DecodeError:
         return None
-
-
-def _pool_of(config: EngineConfig, cache: KVCache) -> BlockPool:
-    return BlockPool(
-        cache.num_blocks,
-        config.cache.block_size,
-        prefix_caching=config.cache.prefix_caching,
-        own=cache.own,
-    )

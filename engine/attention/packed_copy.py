@@ -59,43 +59,43 @@ class PackedCopy:
         sizes = [buffer.shape[0] * buffer.words for buffer in self._buffers]
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         self._firsts = firsts = [0, *ends[:-1]]
-        self._there = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
+        self._on_device = torch.zeros(ends[-1], dtype=torch.int32, device=self._device)
         self._numbers = numbers = np.zeros(ends[-1], np.int32)
-        self._copy = _copy_to(self._there.device)
+        self._copy = _copy_to(self._on_device.device)
         for buffer, first, size in zip(self._buffers, firsts, sizes, strict=True):
             last = first + size
             buffer.host = numbers[first:last].view(KINDS[buffer.dtype]).reshape(buffer.shape)
-            buffer.tensor = self._there[first:last].view(buffer.dtype).view(buffer.shape)
+            buffer.tensor = self._on_device[first:last].view(buffer.dtype).view(buffer.shape)
 
-    def send(self, along: npt.NDArray[np.int64] | None = None) -> Tensor | None:
-        """Copy all buffers; the host does not wait and may write again at once. `along`: more
+    def send(self, extra: npt.NDArray[np.int64] | None = None) -> Tensor | None:
+        """Copy all buffers; the host does not wait and may write again at once. `extra`: more
         numbers to send. Returns them as a device tensor, valid until the next `send`, or None."""
         last = self._buffers[-1]
-        size, there = self._firsts[-1] + last.used * last.words, None
-        if along is not None:
+        size, sent = self._firsts[-1] + last.used * last.words, None
+        if extra is not None:
             first = -(-size // ALIGNMENT) * ALIGNMENT
-            if first + 2 * len(along) > len(self._numbers):
-                there = copied_to_device(along, self._device)  # it does not fit
+            if first + 2 * len(extra) > len(self._numbers):
+                sent = copied_to_device(extra, self._device)  # it does not fit
             else:
-                size = first + 2 * len(along)
-                self._numbers[first:size].view(np.int64)[:] = along
-                there = self._there[first:size].view(torch.int64)
-        self._copy(self._numbers[:size], self._there.narrow(0, 0, size))
-        return there
+                size = first + 2 * len(extra)
+                self._numbers[first:size].view(np.int64)[:] = extra
+                sent = self._on_device[first:size].view(torch.int64)
+        self._copy(self._numbers[:size], self._on_device.narrow(0, 0, size))
+        return sent
 
 
 def copied_to_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """Return these numbers on the device, in a separate copy that the host does not wait for."""
-    there = torch.empty(len(numbers), dtype=torch.int64, device=device)
-    _copy_to(there.device)(numbers.view(np.int32), there.view(torch.int32))
-    return there
+    tensor = torch.empty(len(numbers), dtype=torch.int64, device=device)
+    _copy_to(tensor.device)(numbers.view(np.int32), tensor.view(torch.int32))
+    return tensor
 
 
 @cache
 def _copy_to(device: torch.device) -> Callable[[Words, Tensor], object]:
     if device.type == "cuda":
         return _PinnedBuffers(device).send
-    return lambda numbers, there: there.copy_(torch.from_numpy(numbers))
+    return lambda numbers, tensor: tensor.copy_(torch.from_numpy(numbers))
 
 
 class _PinnedBuffers:
@@ -112,7 +112,7 @@ class _PinnedBuffers:
         pinned = torch.empty(words, dtype=torch.int32, pin_memory=True)
         return pinned, pinned.numpy(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def send(self, numbers: Words, there: Tensor) -> None:
+    def send(self, numbers: Words, tensor: Tensor) -> None:
         with self._lock:
             size, self._next = len(numbers), (self._next + 1) % MOST_COPIES
             pinned, host, read = self._held[self._next]
@@ -121,5 +121,5 @@ class _PinnedBuffers:
             elif not read.query():
                 read.synchronize()
             host[:size] = numbers
-            there.copy_(pinned.narrow(0, 0, size), non_blocking=True)
+            tensor.copy_(pinned.narrow(0, 0, size), non_blocking=True)
             read.record(self._stream)

@@ -136,12 +136,12 @@ class GraphPool(Generic[Key, Kept]):
 
 
 class Forwarded(NamedTuple):
-    """Float32 `logits` of a batch's kept rows. `along`: the sampling's numbers that were sent with
-    the forward, on the device. `drawn`: if the graph drew the tokens, those of these rows and of
-    any after them."""
+    """Float32 `logits` of a batch's kept rows. `sampling_numbers`: the sampling's numbers that were
+    sent with the forward, on the device. `drawn`: if the graph drew the tokens, those of these rows
+    and of any after them."""
 
     logits: Tensor
-    along: Tensor | None = None
+    sampling_numbers: Tensor | None = None
     drawn: Tensor | None = None
 
 
@@ -165,7 +165,7 @@ class _Static:
 
     def fill(self, batch: Batch, spans: Sequence[Span], sampling: Sampling | None) -> Tensor | None:
         """Set and send the inputs. Returns, on the device, the sampling's numbers not in them."""
-        used, unseen, along = len(batch.tokens), batch.unseen, None
+        used, unseen, numbers = len(batch.tokens), batch.unseen, None
         self._ids.host[:used], self._ids.host[used:] = batch.tokens, 0
         self._positions.host[:used], self._positions.host[used:] = batch.positions, 0
         first, count = used - len(batch.rows), len(batch.rows)
@@ -173,22 +173,23 @@ class _Static:
         if unseen is not None:
             self._unseen.host[: len(unseen.rows)] = unseen.rows
         if sampling is not None:
-            along = sampling.numbers(drawn=self.draws_all(sampling))
+            numbers = sampling.numbers(drawn=self.draws_all(sampling))
             params = sampling.plan.table.T[:UNFILTERED, :, None]
             self._scales.host[:, :count], self._keys.host[:, :count] = params[:2], params[2:]
-        there = self.send(spans, along)
+        sent_numbers = self.send(spans, numbers)
         if unseen is not None:
             self._ids.tensor.index_copy_(0, self._unseen.tensor[: len(unseen.rows)], unseen.ids)
-        return there
+        return sent_numbers
 
     def draws_all(self, sampling: Sampling) -> bool:
         """Whether `run` draws all tokens of this sampling."""
         return self._words is not None and sampling.is_plain
 
-    def send(self, spans: Sequence[Span], along: Numbers | None = None) -> Tensor | None:
-        """Send the inputs. Called alone before a capture, when their values have no meaning."""
+    def send(self, spans: Sequence[Span], numbers: Numbers | None = None) -> Tensor | None:
+        """Send the inputs and more `numbers`. Called alone before a capture, when their values have
+        no meaning."""
         self.attention.fill(spans)
-        return self._sent.send(along)
+        return self._sent.send(numbers)
 
     def run(self) -> Tensor:
         """Return float32 logits of the kept rows, then of padding rows."""
@@ -233,7 +234,7 @@ class ForwardGraphs:
         static = self._pool.inputs(size)
         if not static.attention.suits(spans):
             return None
-        along = static.fill(batch, spans, sampling)
+        sampling_numbers = static.fill(batch, spans, sampling)
         self._pool.replay(size)
         drawn = static.drawn if sampling is not None and static.draws_all(sampling) else None
-        return Forwarded(self._logits[: len(batch.rows)], along, drawn)
+        return Forwarded(self._logits[: len(batch.rows)], sampling_numbers, drawn)

@@ -43,21 +43,22 @@ Floats = npt.NDArray[np.float32]
 
 class ModelOutput:
     """Float32 logits `[rows, vocab]` of the rows that segments request, in segment order: a tensor
-    (`logits`) or, on a CPU, an array (`table`), which avoids torch's dispatch. `along`, `drawn`:
-    see graphs.Forwarded; `hidden`, if the runner returns it: `[rows of HiddenRows, layers *
-    width]`, float32 on a CPU, else in the model's dtype. On a device, the model's next forward
+    (`logits`) or, on a CPU, an array (`table`), which avoids torch's dispatch. `sampling_numbers`,
+    `drawn`: see graphs.Forwarded; `hidden`, if the runner returns it: `[rows of HiddenRows, layers
+    * width]`, float32 on a CPU, else in the model's dtype. On a device, the model's next forward
     overwrites all of them; `kept` copies the logits."""
 
-    __slots__ = ("_given", "_rows", "along", "drawn", "hidden")
+    __slots__ = ("_given", "_rows", "drawn", "hidden", "sampling_numbers")
 
     def __init__(
         self,
         given: Tensor | Floats,
         rows: list[int] | None = None,
-        along: Tensor | None = None,
+        sampling_numbers: Tensor | None = None,
         drawn: Tensor | None = None,
     ) -> None:
-        self._given, self._rows, self.along, self.drawn = given, rows, along, drawn
+        self._given, self._rows = given, rows
+        self.sampling_numbers, self.drawn = sampling_numbers, drawn
         self.hidden: Tensor | None = None
 
     @property
@@ -298,14 +299,14 @@ class ModelRunner:
                     replayed = self._forwards(batch, sampling)
                 if replayed is not None:
                     return self._output(replayed, segments)
-            along = None
+            numbers = None
             if sampling is not None:
-                along = copied_to_device(flatten(sampling.parts), self.model.device)
-            return self._output(Forwarded(self._eager(batch), along), segments)
+                numbers = copied_to_device(flatten(sampling.parts), self.model.device)
+            return self._output(Forwarded(self._eager(batch), numbers), segments)
 
     def _output(self, found: Forwarded, segments: Sequence[Segment]) -> ModelOutput:
         """Return the output of the last call, with its hidden states."""
-        output = ModelOutput(found.logits, None, found.along, found.drawn)
+        output = ModelOutput(found.logits, None, found.sampling_numbers, found.drawn)
         if self._hidden is not None:
             output.hidden = self._hidden.rows(self._hidden.requested.count(segments))
         return output

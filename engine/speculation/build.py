@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence as Seq
 
 from engine.config import (
-    AnyProposer,
     DraftModelConfig,
     EagleConfig,
+    EngineConfig,
     LookaheadConfig,
     MedusaConfig,
     NgramConfig,
@@ -17,10 +17,10 @@ from engine.config import (
     SpeculationConfig,
     SuffixConfig,
 )
-from engine.model.eagle_head import EagleHead
+from engine.model.draws import Draws
 from engine.model.foreign_runner import ForeignRunner
 from engine.model.kv_cache import KVCache
-from engine.model.medusa_heads import MedusaHeads
+from engine.model.pair import Pair
 from engine.model.runner import ModelRunner
 from engine.sampling.logits import LogitsProcessor
 from engine.speculation.draft_model import DraftModelProposer
@@ -53,41 +53,41 @@ def _suffix(remembered: int) -> SuffixProposer:
 
 
 def build_proposer(
-    config: AnyProposer,
+    config: EngineConfig,
+    pair: Pair,
+    draft: ModelRunner | None,
     *,
-    remembered: int = 0,
-    draft_runner: ModelRunner | None,
     processor: LogitsProcessor,
-    vocab_size: int,
+    draws: Draws,
+    cache: KVCache,
     clock: Callable[[], float],
-    heads: MedusaHeads | None = None,
-    eagle: EagleHead | None = None,
-    cache: KVCache | None = None,
-    **drafting: Any,
+    keeps_drafting: Callable[[Seq[Seq[float]]], bool] | None = None,
+    compares: Callable[[], bool] | None = None,
 ) -> Proposer:
-    """Return the main proposer. `drafting`: further options of DraftModelProposer; `cache`: the
-    target's; `remembered`: tokens of earlier replies for `suffix`; `vocab_size`: the target's."""
-    match config:
+    """Return the main proposer. `draft`: the runner of a draft model; `cache`: the target's."""
+    speculation, vocab = config.speculation, pair.target.vocab_size
+    match speculation.proposer:
         case NoProposerConfig():
             return NoProposer()
-        case NgramConfig():
-            return _ngram(config)
+        case NgramConfig() as ngram:
+            return _ngram(ngram)
         case SuffixConfig():
-            return _suffix(remembered)
-        case LookaheadConfig():
-            return LookaheadProposer(config)
-        case MedusaConfig():
-            assert heads is not None
-            choices = config.choices or heads.choices
-            return MedusaProposer(heads, processor, choices=choices, clock=clock)
+            return _suffix(speculation.remembered_tokens)
+        case LookaheadConfig() as lookahead:
+            return LookaheadProposer(lookahead)
+        case MedusaConfig(choices=choices):
+            assert (heads := pair.heads) is not None
+            return MedusaProposer(heads, processor, choices=choices or heads.choices, clock=clock)
         case EagleConfig(depth=depth):
-            assert eagle is not None
-            assert cache is not None
-            sizes = {"depth": depth, "vocab_size": vocab_size}
-            return EagleProposer(eagle, processor, cache, clock=clock, **sizes)
-        case DraftModelConfig() | SelfConfig():
-            assert draft_runner is not None
-            drafting |= {"processor": processor, "vocab_size": vocab_size, "name": config.kind}
-            if isinstance(draft_runner, ForeignRunner):
-                return ForeignDraftProposer(draft_runner, **drafting)
-            return DraftModelProposer(draft_runner, **drafting)
+            assert (eagle := pair.eagle) is not None
+            return EagleProposer(
+                eagle, processor, cache, depth=depth, vocab_size=vocab, clock=clock
+            )
+        case DraftModelConfig(kind=name) | SelfConfig(kind=name):
+            assert draft is not None
+            is_foreign = isinstance(draft, ForeignRunner)
+            return (ForeignDraftProposer if is_foreign else DraftModelProposer)(
+                draft, processor=processor, draws=draws, vocab_size=vocab, name=name,
+                max_step_tokens=config.schedule.max_step_tokens, keeps_drafting=keeps_drafting,
+                compares=compares,
+            )  # fmt: skip

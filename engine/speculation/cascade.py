@@ -29,9 +29,9 @@ class Cascade(Proposer):
         self._main = main
         self._free = {proposer.name: proposer for proposer in free if proposer.name != main.name}
         self._limits = limits
-        self._learners = [own for own in (main, *self._free.values()) if own.learns]
+        self._learners = [each for each in (main, *self._free.values()) if each.learns]
         self.learns = bool(self._learners)
-        self.every_node = any(own.every_node for own in self._learners)
+        self.every_node = any(each.every_node for each in self._learners)
         self.hidden = main.hidden
 
     @property
@@ -47,7 +47,8 @@ class Cascade(Proposer):
             return proposals
         drafted = self._main.propose(left)
         self.take_over()
-        return [own if len(own) else main for own, main in zip(proposals, drafted, strict=True)]
+        both = zip(proposals, drafted, strict=True)
+        return [free if len(free) else main for free, main in both]
 
     def take_over(self) -> None:
         """Copy timings and agreements of main-proposer calls that bypassed this cascade."""
@@ -78,7 +79,7 @@ class Cascade(Proposer):
             else:
                 proposal, k = self._walk(chunk, limits)
                 proposals.append(proposal)
-                left.append(_asking(chunk, k))
+                left.append(chunk._replace(k=k))
         return proposals, left
 
     def _walk(self, chunk: Chunk, limits: Mapping[str, int]) -> tuple[Proposal, int]:
@@ -88,14 +89,9 @@ class Cascade(Proposer):
             if k and name == self._main.name:
                 return EMPTY, k
             if k:
-                [proposal] = self._free[name].propose([_asking(chunk, k)])
+                [proposal] = self._free[name].propose([chunk._replace(k=k)])
                 if chunk.seq.constraint is not None:  # if nothing is left, ask the next one
                     proposal = trimmed(proposal, chunk.seq.constraint)
                 if len(proposal):
                     return proposal, 0
         return EMPTY, 0
-
-
-def _asking(chunk: Chunk, k: int) -> Chunk:
-    """Return the chunk with this k."""
-    return chunk if k == chunk.k else Chunk(chunk.seq, chunk.start, chunk.length, k)

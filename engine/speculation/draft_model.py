@@ -81,7 +81,7 @@ class DraftModelProposer(Proposer):
         name: str = "draft_model",
     ) -> None:
         self.name = name
-        self._runner = runner
+        self.use(runner)
         self._processor = processor
         self._draws = draws
         self._vocab_size = vocab_size

@@ -12,10 +12,9 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 from engine.model.foreign_runner import ForeignRunner
-from engine.model.runner import ModelOutput
+from engine.model.runner import ModelOutput, ModelRunner
 from engine.scheduling.segment import Segment
 from engine.scheduling.sequence import Sequence
 from engine.speculation.draft_model import DraftModelProposer
@@ -51,8 +50,9 @@ class ForeignDraftProposer(DraftModelProposer):
     """Assigns the blocks of the draft's plane. Proposes nothing for a sequence that gets no blocks
     or is too long for the draft. Computes no agreements."""
 
-    def __init__(self, runner: ForeignRunner, **options: Any) -> None:
-        super().__init__(runner, **options)
+    def use(self, runner: ModelRunner) -> None:
+        assert isinstance(runner, ForeignRunner)
+        super().use(runner)
         self._pieces, self._most = runner.translation.pieces, runner.model.max_model_len
         self._free, self._block_size = list(runner.blocks), runner.block_size
         self._readings: dict[int, DraftTokens] = {}

@@ -8,7 +8,6 @@ the output, only the number of steps. Pure Python; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from math import expm1, log
 from typing import TYPE_CHECKING, Protocol
@@ -92,17 +91,9 @@ class Proposal(msgspec.Struct, frozen=True):
         return Proposal(tokens, parents, self.source, trimmed.forced)
 
 
-def chain(
-    tokens: Seq[int],
-    source: str,
-    *,
-    forced: Iterable[int] = (),
-    confidences: Seq[float] = (),
-    second_best: Seq[int] = (),
-) -> Proposal:
+def chain(tokens: Seq[int], source: str) -> Proposal:
     """Return a proposal without branches."""
-    optional = [*confidences], [*second_best]
-    return Proposal([*tokens], None, source, frozenset(forced), *optional)
+    return Proposal([*tokens], None, source)
 
 
 EMPTY = Proposal()

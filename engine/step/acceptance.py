@@ -64,10 +64,10 @@ def prompt_rows(chunk: Chunk) -> int:
     return chunk.length
 
 
-def segments(plan: StepPlan, proposals: list[Proposal]) -> list[Segment]:
+def segments(chunks: Seq[Chunk], proposals: list[Proposal]) -> list[Segment]:
     """Return the target's work in this step: the tokens of each chunk, then its proposal's."""
     packed = []
-    for chunk, proposal in zip(plan.chunks, proposals, strict=True):
+    for chunk, proposal in zip(chunks, proposals, strict=True):
         seq, start, length, _ = chunk
         draft_tokens, end = proposal.tokens, start + length
         committed = max(prompt_rows(chunk), int(end == len(seq.tokens)))

@@ -36,12 +36,12 @@ class Overhead:
         self._usual: dict[tuple[bool, int], tuple[float, int]] = {}
         self._kind = (False, 0)
 
-    def begin(self, lap: Stopwatch) -> float:
+    def begin(self, stopwatch: Stopwatch) -> float:
         """Return the seconds since the previous step's phases; 0 if none came directly before."""
         if self._ended is None:
             self._between = 0.0
             return 0.0
-        self._between, self._ended = lap.last - self._ended, None
+        self._between, self._ended = stopwatch.last - self._ended, None
         return self._after + self._between
 
     def pause(self) -> None:
@@ -61,12 +61,12 @@ class Overhead:
             usual, _ = self._usual.get((False, self._kind[1]), (0.0, 0))
         return self._between + usual - self._choosing
 
-    def end(self, lap: Stopwatch, reason: Reason, *, more: bool) -> None:
+    def end(self, stopwatch: Stopwatch, reason: Reason, *, more: bool) -> None:
         """Call last in a step. `reason`: of the choice (messages.Estimates); `more`: work is left.
         Explorations, and steps without proposals while K > 0 pays, do not count as usual."""
-        self._after = lap()
+        self._after = stopwatch()
         took, (mean, count) = self._choosing + self._after, self._usual.get(self._kind, (0.0, 0))
         if reason in ("pays" if self._kind[0] else "off", "fixed"):
             count = min(count + 1, _MEMORY)
             self._usual[self._kind] = mean + (took - mean) / count, count
-        self._ended = lap.last if more else None
+        self._ended = stopwatch.last if more else None

@@ -16,8 +16,6 @@ sequences may have any number of draft tokens each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from engine.messages import StepSeconds
 from engine.model.batch import Unseen
 from engine.model.draws import Draws
@@ -34,8 +32,6 @@ from engine.speculation.proposal import Proposal, Proposer
 from engine.step.acceptance import Acceptor, Sampled, prompt_rows, segments
 from engine.step.clock import Stopwatch
 from engine.step.verified import verified_of
-
-OneWait = Callable[[StepPlan, StepSeconds, Stopwatch], list[Sampled] | None]
 
 
 class Rounds:
@@ -54,32 +50,32 @@ class Rounds:
         self._allowance = allowance
         self._runner = runner
         self._acceptor = acceptor
-        self._one_wait: OneWait | None = None
-        if isinstance(main, DraftModelProposer) and isinstance(draws, DeviceDraws):
-            self._draft, self._draws = main, draws
-            self._one_wait = self._with_one_wait
+        self._draft = main if isinstance(main, DraftModelProposer) else None
+        self._draws = draws if isinstance(draws, DeviceDraws) else None
 
-    def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
+    def __call__(self, plan: StepPlan, seconds: StepSeconds, stopwatch: Stopwatch) -> list[Sampled]:
         """Return one Sampled per sampling chunk; set `seconds` of propose, verify and accept."""
         self._allowance.leave_out_main(plan.chunks)
-        sampled = self._one_wait(plan, seconds, lap) if self._one_wait else None
+        sampled = self._with_one_wait(plan, seconds, stopwatch)
         if sampled is None:
-            sampled = self._step_by_step(plan, seconds, lap)
+            sampled = self._step_by_step(plan, seconds, stopwatch)
         seconds.propose_forward = self._proposer.forward_seconds
-        seconds.accept, seconds.verify_forward = lap(), self._runner.seconds
+        seconds.accept, seconds.verify_forward = stopwatch(), self._runner.seconds
         move_late_seconds(seconds)
         return sampled
 
-    def _step_by_step(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> list[Sampled]:
+    def _step_by_step(
+        self, plan: StepPlan, seconds: StepSeconds, stopwatch: Stopwatch
+    ) -> list[Sampled]:
         proposals = self._proposer.propose(plan.chunks)
         if any(proposals):
             proposals = within_grammars(plan.chunks, proposals)
             proposals = self._allowance.keep(plan.chunks, proposals)
-        seconds.propose = lap()
-        packed = segments(plan, proposals)
+        seconds.propose = stopwatch()
+        packed = segments(plan.chunks, proposals)
         learns = self._is_learnt_from(plan)
         output = self._runner.forward(packed, states=learns)
-        seconds.verify = lap()
+        seconds.verify = stopwatch()
         every = self._proposer.every_node
         sampled = self._acceptor.accept(plan, proposals, output, every=every)
         if learns:
@@ -87,37 +83,38 @@ class Rounds:
         return sampled
 
     def _with_one_wait(
-        self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch
+        self, plan: StepPlan, seconds: StepSeconds, stopwatch: Stopwatch
     ) -> list[Sampled] | None:
         """Run the step with one wait; return None, with nothing done, if it cannot."""
-        if self._allowance.leaves or not all(map(self._is_usual, plan.chunks)):
+        draft, draws = self._draft, self._draws
+        if draft is None or draws is None or self._allowance.leaves:
+            return None
+        if not all(_is_drawn_at_once(chunk, draws) for chunk in plan.chunks):
             return None
         looked_up, chunks = self._proposer.look_up(plan.chunks)
-        flight = self._draft.begin(chunks)
-        if flight is None:
+        pending = draft.begin(chunks)
+        if pending is None:
             return None
-        packed, rows, places, unseen_rows = _packed(chunks, looked_up)
-        drawing = self._draws.plan(rows)
-        unseen = Unseen(places, self._draft.enqueue(flight, drawing.table[unseen_rows]))
-        seconds.propose = lap()
-        prepared = self._draws.prepare(rows, drawing, len(places))
-        output = self._runner.forward(packed, unseen, prepared)
-        seconds.verify = lap()
-        known = unseen.ids, output.along, output.drawn
-        drawn = self._draws.sample(output.logits, prepared, *known)
-        numbers = read_in_one_copy([*flight.sent, *drawn.sent])
-        left = iter(self._draft.finish(flight, numbers[: len(flight.sent)]))
+        packed, rows, unseen_at, drawn_from = _packed(chunks, looked_up)
+        drawing = draws.plan(rows)
+        unseen = Unseen(unseen_at, draft.enqueue(pending, drawing.table[drawn_from]))
+        seconds.propose = stopwatch()
+        sampling = draws.prepare(rows, drawing, len(unseen_at))
+        output = self._runner.forward(packed, unseen, sampling)
+        seconds.verify = stopwatch()
+        known = unseen.ids, output.sampling_numbers, output.drawn
+        drawn = draws.sample(output.logits, sampling, *known)
+        numbers = read_in_one_copy([*pending.sent, *drawn.sent])
+        drafted = iter(draft.finish(pending, numbers[: len(pending.sent)]))
         proposals = [
-            next(left) if chunk.k and chunk.samples else own
-            for chunk, own in zip(chunks, looked_up, strict=True)
+            next(drafted) if chunk.k and chunk.samples else free
+            for chunk, free in zip(chunks, looked_up, strict=True)
         ]
         self._allowance.keep(plan.chunks, proposals)  # cuts nothing; the controller learns
-        sampling = [*zip(plan.chunks, proposals, strict=True)]
-        if len(rows) < len(chunks):
-            sampling = [pair for pair in sampling if pair[0].samples]
-        sampled = [Sampled(*pair, own.first) for pair, own in zip(sampling, rows, strict=True)]
-        results = drawn.results(numbers[len(flight.sent) :], [1 + len(s.proposal) for s in sampled])
-        self._acceptor.walk(sampled, output, results)
+        pairs = [pair for pair in zip(plan.chunks, proposals, strict=True) if pair[0].samples]
+        sampled = [Sampled(*pair, each.first) for pair, each in zip(pairs, rows, strict=True)]
+        counts = [1 + len(item.proposal) for item in sampled]
+        self._acceptor.walk(sampled, output, drawn.results(numbers[len(pending.sent) :], counts))
         if self._is_learnt_from(plan):
             self._teach(plan, sampled, output, packed)
         self._proposer.take_over()
@@ -138,33 +135,35 @@ class Rounds:
         every = self._proposer.hidden is not None and self._proposer.hidden.every
         self._proposer.learn(verified_of(plan, sampled, output.hidden, packed, every=every))
 
-    def _is_usual(self, chunk: Chunk) -> bool:
-        return not prompt_rows(chunk) and (self._draws.takes(chunk.seq) or not chunk.samples)
+
+def _is_drawn_at_once(chunk: Chunk, draws: DeviceDraws) -> bool:
+    """Whether the host need not see this chunk's logits in the middle of the step."""
+    return not prompt_rows(chunk) and (draws.takes(chunk.seq) or not chunk.samples)
 
 
 def _packed(
     chunks: list[Chunk], looked_up: list[Proposal]
 ) -> tuple[list[Segment], list[Rows], list[int], list[int]]:
     """Return, for each chunk, the target's Segment, and for each that samples, the Rows to draw
-    from. Then, for draft tokens that the host has not seen: their places in the packed tokens, and
-    the rows that they are drawn from. `looked_up`: look-up proposals."""
-    packed, rows = list[Segment](), list[Rows]()
-    places, unseen_rows, at, row = list[int](), list[int](), 0, 0
-    for (seq, start, length, k), own in zip(chunks, looked_up, strict=True):
-        end, total, known = start + length, len(seq.tokens), own.tokens
-        num_logits = 1 + (len(known) or k) if end == total else 0
-        if num_logits > 1 and not known:
-            places += range(at + length, at + length + k)
-            unseen_rows += range(row, row + k)
-            packed.append(Segment(seq.tokens[start:] + [0] * k, start, seq.blocks, num_logits))
-        else:
-            tokens = seq.tokens[start:end] + known
-            packed.append(Segment(tokens, start, seq.blocks, num_logits, own.branches))
-        at += length + max(num_logits - 1, 0)
-        if num_logits:
-            rows.append(Rows(seq, row, num_logits, total, known, own.branches))
-            row += num_logits
-    return packed, rows, places, unseen_rows
+    from. Then, for draft tokens that the host has not seen: their indices in the packed tokens, and
+    the rows that they are drawn from. `looked_up`: look-up proposals; `chunks`: for the draft."""
+    proposals = [
+        Proposal([0] * chunk.k) if chunk.k else free
+        for chunk, free in zip(chunks, looked_up, strict=True)
+    ]
+    packed = segments(chunks, proposals)
+    rows, unseen_at, drawn_from = list[Rows](), list[int](), list[int]()
+    at = row = 0
+    for chunk, segment, proposal in zip(chunks, packed, looked_up, strict=True):
+        if chunk.k:
+            unseen_at += range(at + chunk.length, at + chunk.length + chunk.k)
+            drawn_from += range(row, row + chunk.k)
+        at += len(segment.tokens)
+        if count := segment.num_logits:
+            known, branches = proposal.tokens, proposal.branches
+            rows.append(Rows(chunk.seq, row, count, len(chunk.seq.tokens), known, branches))
+            row += count
+    return packed, rows, unseen_at, drawn_from
 
 
 def move_late_seconds(seconds: StepSeconds) -> None:

@@ -7,12 +7,13 @@ import time
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from engine.config import DraftModelConfig, NgramConfig, NoProposerConfig
+from engine.config import EngineConfig
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load_model
@@ -24,7 +25,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.build import build_proposer
 from engine.speculation.draft_model import DraftModelProposer
-from engine.speculation.proposal import EMPTY, NoProposer
+from engine.speculation.proposal import EMPTY, NoProposer, Proposer
 from engine.speculation.suffix import SuffixProposer
 from tests.support.fake_runner import FakeRunner, Runner
 from tests.support.slow_draws import finalize, sample
@@ -318,14 +319,18 @@ def test_the_real_runner_catches_up_too(tiny_draft: str) -> None:
 
 def test_the_configuration_chooses_the_proposer() -> None:
     processor = LogitsProcessor(EOS)
-    parts: dict[str, Any] = {
-        "draft_runner": FakeRunner(VOCAB),
-        "processor": processor,
-        "draws": DeviceDraws(processor, VOCAB, torch.device("cpu")),
-        "vocab_size": VOCAB,
-        "max_step_tokens": 8,
-        "clock": time.perf_counter,
-    }
-    assert isinstance(build_proposer(NoProposerConfig(), **parts), NoProposer)
-    assert isinstance(build_proposer(NgramConfig(), **parts), SuffixProposer)
-    assert isinstance(build_proposer(DraftModelConfig(), **parts), DraftModelProposer)
+    pair: Any = SimpleNamespace(target=SimpleNamespace(vocab_size=VOCAB))
+    kinds: dict[str, type[Proposer]] = {
+        "none": NoProposer, "ngram": SuffixProposer, "draft_model": DraftModelProposer,
+    }  # fmt: skip
+    for kind, expected in kinds.items():
+        built = build_proposer(
+            EngineConfig.model_validate({"speculation": {"proposer": {"kind": kind}}}),
+            pair,
+            cast(ModelRunner, FakeRunner(VOCAB)),
+            processor=processor,
+            draws=DeviceDraws(processor, VOCAB, torch.device("cpu")),
+            cache=KVCache(4, 4, "cpu"),
+            clock=time.perf_counter,
+        )
+        assert type(built) is expected

@@ -93,7 +93,7 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
         engine = Engine(EngineConfig.model_validate(config), pair=Pair(pair.target, draft))
         engine._cache = cache  # the runners'
         if not usual:
-            engine._rounds._one_wait = None
+            engine._rounds._draft = None
         return engine
 
     return made
@@ -157,13 +157,11 @@ class Counted:
 
     def __init__(self, engine: Engine) -> None:
         self.once = self.other = self.looked_up = 0
-        self._way, self._cascade = engine._rounds._one_wait, engine._proposer
-        assert self._way is not None
-        engine._rounds._one_wait = self
+        self._way, self._cascade = engine._rounds._with_one_wait, engine._proposer
+        engine._rounds._with_one_wait = self  # type: ignore[method-assign]
 
-    def __call__(self, plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> Any:
-        assert self._way is not None
-        found = self._way(plan, seconds, lap)
+    def __call__(self, plan: StepPlan, seconds: StepSeconds, stopwatch: Stopwatch) -> Any:
+        found = self._way(plan, seconds, stopwatch)
         self.once += found is not None
         self.looked_up += found is not None and any(s.proposal.source == "ngram" for s in found)
         _, left = self._cascade.look_up(plan.chunks)
@@ -354,9 +352,9 @@ def test_second_best_tokens_are_placed_once_the_host_has_seen_the_proposal(
     obey(engine, NowAndThen(3))
     counted, rounds, paths = Counted(engine), engine._rounds, list[list[int]]()
 
-    def watched(plan: StepPlan, seconds: StepSeconds, lap: Stopwatch) -> Any:
+    def watched(plan: StepPlan, seconds: StepSeconds, stopwatch: Stopwatch) -> Any:
         before = counted.once
-        sampled = rounds(plan, seconds, lap)
+        sampled = rounds(plan, seconds, stopwatch)
         trees = [own for own in sampled if own.proposal.branches is not None]
         paths.extend(own.path for own in trees)
         if any(own.proposal.tokens for own in sampled):
@@ -401,7 +399,7 @@ def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) ->
     ]
 
     def steps(engine: Engine) -> tuple[list[list[Output]], Counted | None]:
-        counted = Counted(engine) if engine._rounds._one_wait else None
+        counted = Counted(engine) if engine._rounds._draft else None
         for i, (prompt, fields) in enumerate(zip(prompts, requests, strict=True)):
             engine.add(Submit(str(i), prompt, fields, 0.0))
         found = []

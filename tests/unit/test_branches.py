@@ -18,7 +18,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.step_plan import Chunk
 from engine.speculation.allowance import Allowance
 from engine.speculation.drafts import Draft
-from engine.speculation.proposal import chain
+from engine.speculation.proposal import Proposal
 from tests.support.controller_world import World, adaptive, play
 from tests.unit.test_cascade import Cutter, OnlyNines, accepting, observed
 
@@ -53,7 +53,9 @@ def test_leaves_stand_where_the_controller_wants_them() -> None:
     chunk = Chunk(seq, 0, 1, 7)
     assert allowance.main_limit(chunk) == 4
     assert allowance.limits(seq) == {"draft_model": 4}
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=[11, 12, 13, -1])
+    made = Proposal(
+        [1, 2, 3, 4], None, "draft_model", confidences=SURE, second_best=[11, 12, 13, -1]
+    )
     [tree] = allowance.keep([chunk], [made])
     assert tree.tokens == [1, 2, 3, 4, 12, 11, 13]
     assert tree.parents == [-1, 0, 1, 2, 0, -1, 1]
@@ -68,7 +70,7 @@ def test_where_leaves_do_not_pay_no_rows_are_reserved() -> None:
     assert allowance.draft_rows(seq) == 4
     assert allowance.limits(seq) is None
     chunk = Chunk(seq, 0, 1, 4)
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
+    made = Proposal([1, 2, 3, 4], None, "draft_model", confidences=SURE, second_best=SECOND_BEST)
     assert allowance.keep([chunk], [made]) == [made]
     seq.tokens += [1, 12]
     assert observed(allowance, [accepting(chunk, made, [1, 12])]).second_best == [True]
@@ -81,7 +83,9 @@ def test_a_leaf_is_no_evidence_about_the_chain() -> None:
         allowance, seq = allowance_of(Doubtful(4), branches)
         allowance.draft_rows(seq)
         chunk = Chunk(seq, 0, 1, 4 + branches)
-        made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
+        made = Proposal(
+            [1, 2, 3, 4], None, "draft_model", confidences=SURE, second_best=SECOND_BEST
+        )
         [tree] = allowance.keep([chunk], [made])
         item = accepting(chunk, tree, came)
         item.path = [0, 4][: len(came) - 1]
@@ -97,7 +101,7 @@ def test_no_leaf_stands_behind_the_cut() -> None:
     """Law: if a chain was cut, no leaf stands behind the cut."""
     allowance, seq = allowance_of(Cutter(), 4)
     allowance.draft_rows(seq)
-    made = chain([1, 2, 3, 4], "draft_model", confidences=SURE, second_best=SECOND_BEST)
+    made = Proposal([1, 2, 3, 4], None, "draft_model", confidences=SURE, second_best=SECOND_BEST)
     [tree] = allowance.keep([Chunk(seq, 0, 1, 8)], [made])
     assert (tree.tokens, tree.parents) == ([1, 11], [-1, -1])
 
@@ -113,7 +117,9 @@ def test_a_draft_knows_a_second_best_token_at_each_place() -> None:
     assert draft.proposal("draft_model").second_best == [7, -1, -1, -1]
     draft = Draft(free, 4)
     draft.take_chain([5, 6, 2, 8], SURE, SECOND_BEST, frozenset([2]))
-    ended = chain([5, 6, 2], "draft_model", confidences=SURE[:3], second_best=SECOND_BEST[:3])
+    ended = Proposal(
+        [5, 6, 2], None, "draft_model", confidences=SURE[:3], second_best=SECOND_BEST[:3]
+    )
     assert draft.proposal("draft_model") == ended
 
 

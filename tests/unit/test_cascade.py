@@ -412,8 +412,8 @@ def test_a_token_that_was_cut_is_judged_by_the_next_token() -> None:
     chunks = [Chunk(seq, 0, 1, 4) for seq in seqs]
     sure = [0.5, 0.4, 0.3, 0.2]
     made = [
-        chain([1, 2, 3, 4], "draft_model", confidences=sure),
-        chain([1, 2, 3, 4], "draft_model", confidences=sure),
+        Proposal([1, 2, 3, 4], None, "draft_model", confidences=sure),
+        Proposal([1, 2, 3, 4], None, "draft_model", confidences=sure),
         chain([1, 2], "ngram"),
     ]
     kept = allowance.keep(chunks, made)

@@ -19,15 +19,15 @@ def step(
 ) -> float:  # fmt: skip
     """Run a step of four seconds, one of them for the choice of K, then `after` seconds. The
     default `reason` is that of a usual step."""
-    lap = Stopwatch(clock)
-    overhead.begin(lap)
+    stopwatch = Stopwatch(clock)
+    overhead.begin(stopwatch)
     clock.now += 1.0
-    overhead.chose(lap())
+    overhead.chose(stopwatch())
     clock.now += 3.0
-    lap()
+    stopwatch()
     seconds = overhead.seconds(sequences, speculates=speculates)
     clock.now += after
-    overhead.end(lap, reason or ("pays" if speculates else "off"), more=more)
+    overhead.end(stopwatch, reason or ("pays" if speculates else "off"), more=more)
     return seconds
 
 
@@ -104,11 +104,11 @@ def test_all_time_between_the_phases_of_two_steps_is_reported() -> None:
     overhead, clock = Overhead(), Clock()
     seconds = []
     for more in (True, True, False, True):
-        lap = Stopwatch(clock)
-        seconds.append(overhead.begin(lap))
+        stopwatch = Stopwatch(clock)
+        seconds.append(overhead.begin(stopwatch))
         clock.now += 4.0
-        lap()
+        stopwatch()
         clock.now += 0.25
-        overhead.end(lap, "trial", more=more)
+        overhead.end(stopwatch, "trial", more=more)
         clock.now += 0.5
     assert seconds == [0.0, 0.75, 0.75, 0.0]

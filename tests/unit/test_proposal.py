@@ -48,16 +48,30 @@ def test_a_trimmed_tree_is_a_tree_with_the_same_branches(size: int) -> None:
 
 def test_a_trimmed_chain_keeps_its_confidences_and_marks() -> None:
     """Law: confidences, second-best tokens and grammar marks stay with their nodes."""
-    sure, behind = [99.0, 0.5, 99.0], [-1, 18, -1]
-    whole = chain([7, 8, 9], "main", forced=[0, 2], confidences=sure, second_best=behind)
-    kept = chain([7, 8], "main", forced=[0], confidences=sure[:2], second_best=behind[:2])
+    margins, second_best = [99.0, 0.5, 99.0], [-1, 18, -1]
+    whole = Proposal(
+        [7, 8, 9],
+        None,
+        "main",
+        forced=frozenset([0, 2]),
+        confidences=margins,
+        second_best=second_best,
+    )
+    kept = Proposal(
+        [7, 8],
+        None,
+        "main",
+        forced=frozenset([0]),
+        confidences=margins[:2],
+        second_best=second_best[:2],
+    )
     assert whole.trim(2) == kept
     assert whole.trim(3) is whole
 
 
 def test_places_without_a_second_best_token_get_no_leaf() -> None:
     """Law: the leaves are the second-best tokens of the first places that have one."""
-    whole = chain([7, 8, 9], "draft_model", second_best=[17, -1, 19])
+    whole = Proposal([7, 8, 9], None, "draft_model", second_best=[17, -1, 19])
     assert whole.branched([1, 2, 0], 3, 2).tokens == [7, 8, 9, 19, 17]
     assert whole.branched([1, 2, 0], 3, 1).parents == [-1, 0, 1, 1]
     assert whole.branched([1], 3, 2) is whole
@@ -92,8 +106,10 @@ def test_a_tree_within_a_grammar_keeps_all_that_is_known_of_its_nodes() -> None:
 
 def test_a_chain_within_a_grammar_keeps_its_second_best_tokens() -> None:
     """Law: what was second-best at a kept node is still known."""
-    whole = chain([7, 8, 9], "draft_model", confidences=[3.0, 2.0, 1.0], second_best=[17, -1, 19])
-    kept = chain([7, 8], "draft_model", confidences=[3.0, 2.0], second_best=[17, -1])
+    whole = Proposal(
+        [7, 8, 9], None, "draft_model", confidences=[3.0, 2.0, 1.0], second_best=[17, -1, 19]
+    )
+    kept = Proposal([7, 8], None, "draft_model", confidences=[3.0, 2.0], second_best=[17, -1])
     assert trimmed(whole, cast(Constraint, _Without(9))) == kept
 
 
