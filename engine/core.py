@@ -124,7 +124,7 @@ class Engine:
             self._cache.num_blocks,
             config.cache.block_size,
             prefix_caching=config.cache.prefix_caching,
-            own=self._cache.own,
+            blocks=self._cache.blocks,
         )
         self._scheduler = Scheduler(config.schedule, self._pool, max_model_len=target.max_model_len)
         free, branches = build_free(config.speculation), config.speculation.branches

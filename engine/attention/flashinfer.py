@@ -140,7 +140,7 @@ class FlashInferGraph(FlashInferForward):
     def __init__(self, backend: FlashInferBackend, plane: KVPlane, rows: int) -> None:
         pages: int = plane.stacks[0][0].shape[2] // plane.block_size
         self.rows = rows
-        self._scrap = pages - 1
+        self._padding_block = pages - 1
         self._most_pages = 2 * pages + rows  # shared pages count once for each sequence
         super().__init__(backend, plane, [padding_span(0, rows, pages - 1, plane.block_size)])
 
@@ -158,7 +158,7 @@ class FlashInferGraph(FlashInferForward):
 
     def _table_of(self, spans: Sequence[Span], size: int) -> Table:
         more = self.rows + 1 - len(spans)
-        return Table.of(spans, size, self._backend.device, more, self._scrap)
+        return Table.of(spans, size, self._backend.device, more, self._padding_block)
 
     def suits(self, spans: Sequence[Span]) -> bool:
         pages = sum(len(span.blocks) for span in spans)
@@ -205,15 +205,15 @@ class Table:
 
     @classmethod
     def of(
-        cls, spans: Sequence[Span], size: int, device: torch.device, more: int = 0, scrap: int = 0
+        cls, spans: Sequence[Span], size: int, device: torch.device, more: int = 0, padding: int = 0
     ) -> Table:
-        """For pages of `size` slots; pads with `more` sequences without rows, in page `scrap`."""
+        """For pages of `size` slots; pads with `more` sequences without rows, in page `padding`."""
         counts = [-(-span.end // size) for span in spans]
         rows = [span.length for span in spans] + [0] * more
         last = [(span.end - 1) % size + 1 for span in spans] + [1] * more
         pages = [page for s, count in zip(spans, counts, strict=True) for page in s.blocks[:count]]
         ends = [*accumulate(rows, initial=0), *accumulate(counts + [1] * more, initial=0)]
-        numbers = torch.tensor([*ends, *last, *pages, *[scrap] * more], dtype=torch.int32)
+        numbers = torch.tensor([*ends, *last, *pages, *[padding] * more], dtype=torch.int32)
         slots = written_slots(spans, size)
         if device.type == "cuda":
             numbers, slots = numbers.pin_memory(), slots.pin_memory()

@@ -63,9 +63,9 @@ class Span(NamedTuple):
         return self.start + self.length
 
 
-def padding_span(row: int, length: int, scrap: int, block_size: int) -> Span:
-    """Return the span of rows that pad a graph: a sequence of their own in the scrap block."""
-    return Span(row, length, 0, [scrap] * -(-length // block_size))
+def padding_span(row: int, length: int, padding_block: int, block_size: int) -> Span:
+    """Return the span of rows that pad a graph: a sequence of their own in the padding block."""
+    return Span(row, length, 0, [padding_block] * -(-length // block_size))
 
 
 class KVPlane(Protocol):

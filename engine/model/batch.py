@@ -75,8 +75,8 @@ class Batch:
         does not wait for copies to the device."""
         flat = torch.tensor([self.tokens, self.positions]).to(self.device, non_blocking=True)
         if self.unseen is not None:
-            there = torch.tensor(self.unseen.rows).to(self.device, non_blocking=True)
-            flat[0].index_copy_(0, there, self.unseen.ids)
+            rows = torch.tensor(self.unseen.rows).to(self.device, non_blocking=True)
+            flat[0].index_copy_(0, rows, self.unseen.ids)
         return flat
 
     @property

@@ -98,14 +98,17 @@ class _Chain:
         held: CountSlots | None,
     ) -> None:
         """Set the inputs. `first`: each sequence's row of the logits. Padding rows, and sequences
-        after their own `steps`, draw meaningless tokens. Their KV is in the scrap block or after
+        after their own `steps`, draw meaningless tokens. Their KV is in the padding block or after
         the sequence's own, and no position is after that of its last draft token."""
         used, numbers, lengths = len(starts), np.arange(self._kind.steps), np.array(steps)
         own_steps = numbers < lengths[:, None]
         given = np.zeros((len(numbers), COLUMNS, used, 1))
         given.transpose(2, 0, 1, 3)[own_steps, :, 0] = table
-        for own in (slice(0, _SLOT), slice(_OWN, len(self._table.host))):
-            self._table.host[own, :used], self._table.host[own, used:] = given[0, own], 1
+        for columns in (slice(0, _SLOT), slice(_OWN, len(self._table.host))):
+            self._table.host[columns, :used], self._table.host[columns, used:] = (
+                given[0, columns],
+                1,
+            )
         self._early.host[:, :used], self._keys.host[:, :, :used] = given[:, _OWN], given[:, _KEYS]
         self._first.host[:used] = first
         order = numbers * self._kind.rows + np.arange(used)[:, None]
@@ -114,8 +117,8 @@ class _Chain:
         self._positions.host[:, 0, :used] = positions + np.minimum(numbers[:-1, None], lengths - 1)
         self.send(starts)
         if self._counts is not None and held is not None:
-            for there, kept in zip(self._counts, held.counts, strict=True):
-                torch.index_select(kept, 0, held.slots, out=there[:used])
+            for shared, kept in zip(self._counts, held.counts, strict=True):
+                torch.index_select(kept, 0, held.slots, out=shared[:used])
 
     def send(self, starts: Sequence[Start]) -> None:
         if self._attention is not None:

@@ -85,12 +85,12 @@ def refuse_unservable(config: PretrainedConfig, name: str, *, has_remote_code: b
 
 def length_limit(config: PretrainedConfig, max_model_len: int | None, name: str) -> int:
     """Return the longest sequence in tokens. Raises ModelError if it is unknown or out of range."""
-    own = served_positions(
+    positions = served_positions(
         getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None)
     )
-    if own is not None and max_model_len is not None and max_model_len > own:
-        raise ModelError(f"max_model_len is {max_model_len}, but {name} has {own} positions")
-    limit = max_model_len or own
+    if positions is not None and max_model_len is not None and max_model_len > positions:
+        raise ModelError(f"max_model_len is {max_model_len}, but {name} has {positions} positions")
+    limit = max_model_len or positions
     if limit is None:
         raise ModelError(f"{name} does not say how many positions it has; set max_model_len")
     if limit < SHORTEST:
@@ -166,20 +166,22 @@ def quietly(stage: str = "loading") -> Iterator[None]:
             quiet.enable_progress_bar()
 
 
-def hub_file(name: str, file: str, revision: str | None) -> Path | None:
-    """Return the path of a hub repository's file, downloaded or cached; None if the repository has
-    no such file. Raises ModelError."""
+def model_file(path: str, folder: Path | None, file: str, revision: str | None) -> Path | None:
+    """Return a file in a local `folder`, or if that is None of the hub repository `path`,
+    downloaded or cached; None if there is no such file. Raises ModelError."""
+    if folder is not None:
+        return folder / file if (folder / file).is_file() else None
     from transformers.utils.hub import cached_file
 
-    refuse_unreachable(name, revision)
+    refuse_unreachable(path, revision)
     try:
         with quietly():
             found = cached_file(
-                name, file, revision=revision, _raise_exceptions_for_missing_entries=False
+                path, file, revision=revision, _raise_exceptions_for_missing_entries=False
             )
     except Exception as error:  # transformers raises any class; the operator gets one line
         raise ModelError(
-            f"{name!r} cannot be downloaded from the hub: {one_line(error)}"
+            f"{path!r} cannot be downloaded from the hub: {one_line(error)}"
         ) from error
     return None if found is None else Path(found)
 

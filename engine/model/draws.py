@@ -16,11 +16,11 @@ def build_draws(
     processor: LogitsProcessor, vocab_size: int, device: torch.device, sequences: int
 ) -> Draws:
     """Return a warmed-up sampler for at most `sequences` sequences per call."""
-    if device.type != "cpu":
-        there = DeviceDraws(processor, vocab_size, device, sequences)
-        if device.type == "cuda":
-            there.warm()
-        return there
-    draws = QuickDraws(processor, vocab_size)
-    draws.warm()
+    if device.type == "cpu":
+        quick = QuickDraws(processor, vocab_size)
+        quick.warm()
+        return quick
+    draws = DeviceDraws(processor, vocab_size, device, sequences)
+    if device.type == "cuda":
+        draws.warm()
     return draws

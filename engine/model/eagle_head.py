@@ -133,18 +133,18 @@ class EagleHead:
         self.shape = LayerShape(0, config.kv_heads, config.dim, config.dim)
 
     @property
-    def own(self) -> dict[str, Tensor]:
+    def own_weights(self) -> dict[str, Tensor]:
         """Its weights, without those shared with the target."""
         return {key: each for key, each in self.weights.items() if key not in self._shared}
 
     def parts(self, schedule: ScheduleConfig) -> tuple[MemoryUse, MemoryUse]:
         """Its parts of the memory plan: weights, and waiting hidden states."""
-        own = sum(each.nbytes for each in self.own.values())
+        size = sum(each.nbytes for each in self.own_weights.values())
         positions = schedule.max_sequences * WAITING + schedule.max_step_tokens
         features = self.weights["fc.weight"].shape[1] * self.dtype.itemsize
         note = f"of {positions} positions, {features} bytes each"
         waiting = MemoryUse("pending hidden states", positions * features, note)
-        return MemoryUse("weights of the head", own), waiting
+        return MemoryUse("weights of the head", size), waiting
 
     def mix(self, features: Tensor) -> Tensor:
         """Project the target's hidden states `[rows, layers * target width]` to `[rows, width]`."""
@@ -227,7 +227,7 @@ def save_eagle(head: EagleHead, fields: Mapping[str, Any], folder: Path) -> None
     """Write a head in bfloat16 in the published format; `fields`: its config.json."""
     ids = head.target_ids.cpu()
     known = torch.isin(torch.arange(fields["vocab_size"]), ids)
-    tensors = head.own | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
+    tensors = head.own_weights | {"d2t": ids - torch.arange(len(ids)), "t2d": known}
     save_head(folder, FILES[0], fields, tensors)
 
 
@@ -289,19 +289,19 @@ def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _target_ids(maps: Mapping[str, Tensor], config: HeadConfig, name: str) -> Tensor:
     """Return EagleHead.target_ids. Raises ModelError if the maps are missing or inconsistent."""
-    own, every = config.draft_vocab_size, config.vocab_size
+    size, every = config.draft_vocab_size, config.vocab_size
     d2t, t2d = maps.get("d2t"), maps.get("t2d")
-    ids = torch.arange(own)
+    ids = torch.arange(size)
     if d2t is None:
-        if own != every:
-            raise ModelError(f"{name} lack the tensor 'd2t': draft_vocab_size is {own} of {every}")
-    elif d2t.shape != (own,) or d2t.is_floating_point() or d2t.is_complex():
+        if size != every:
+            raise ModelError(f"{name} lack the tensor 'd2t': draft_vocab_size is {size} of {every}")
+    elif d2t.shape != (size,) or d2t.is_floating_point() or d2t.is_complex():
         kind = str(d2t.dtype).removeprefix("torch.")
         given = f"{kind} {list(d2t.shape)}"
-        raise ModelError(f"{name} have a tensor 'd2t' that is {given}, not integers [{own}]")
+        raise ModelError(f"{name} have a tensor 'd2t' that is {given}, not integers [{size}]")
     else:
         ids = ids + d2t.long()
-    if ids.min() < 0 or ids.max() >= every or len({*ids.tolist()}) < own:
+    if ids.min() < 0 or ids.max() >= every or len({*ids.tolist()}) < size:
         where = f"outside the {every} tokens, or two to the same"
         raise ModelError(f"{name} have a tensor 'd2t' that maps an id {where}")
     if t2d is not None and (t2d.shape != (every,) or not t2d.bool()[ids].all()):

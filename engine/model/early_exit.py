@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from engine.cpu.fused import FusedDecoder
 from engine.errors import ModelError
 from engine.model.kv_cache import KVCache, Plane
-from engine.model.loaded import Call, LoadedModel, OwnForward, with_parts
+from engine.model.loaded import Call, LoadedModel, ModuleCall, with_parts
 from engine.model.proof import Forward, forward_of, is_proven, probe_layers, prove, reference
 from engine.scheduling.segment import Segment
 
@@ -59,8 +59,8 @@ def early_exit(target: LoadedModel, count: int) -> LoadedModel:
 def _shortened_call(target: LoadedModel, count: int) -> Call:
     if isinstance(target.logits, FusedDecoder):
         return target.logits.first(count)
-    assert isinstance(target.logits, OwnForward)
-    return OwnForward(_shortened(target, target.logits.model, count))
+    assert isinstance(target.logits, ModuleCall)
+    return ModuleCall(_shortened(target, target.logits.model, count))
 
 
 def _shortened(target: LoadedModel, model: Any, count: int) -> Any:
@@ -157,9 +157,9 @@ def _seconds(model: LoadedModel, rows: int) -> float:
     tokens = [row % model.vocab_size for row in range(rows)]  # equal tokens share experts
     segment, taken = Segment(tokens, LENGTH, _blocks(0), 1), list[float]()
     for _ in range(1 + REPEATS):
-        begun = time.perf_counter()
+        began = time.perf_counter()
         forward([segment], plane).cpu()
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - began)
     return median(taken[1:])
 
 

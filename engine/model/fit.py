@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from engine.cpu.jit import multiplies
 from engine.errors import ModelError
 from engine.grammar.translation import Translation
 from engine.grammar.vocabulary import load_vocabulary, token_texts
-from engine.model.checkpoint import hub_file
+from engine.model.checkpoint import model_file
 from engine.model.loaded import LoadedModel
 from engine.scheduling.memory import parameters_in
 
@@ -42,7 +41,7 @@ class Vocabulary:
         """The vocabulary of a loaded model; `before`: what its files said, if known."""
         if before is not None:
             return replace(before, size=model.vocab_size, eos_ids=model.eos_ids)
-        file = model.folder and _file(model.path, model.folder, None, "tokenizer.json")
+        file = model.folder and model_file(model.path, model.folder, "tokenizer.json", None)
         return cls(model.path, model.role, model.vocab_size, model.eos_ids, file)
 
     def texts(self) -> dict[int, str]:
@@ -62,7 +61,10 @@ def vocabulary_in(model_config: ModelConfig | DraftModelConfig, role: Role) -> V
     Raises ModelError."""
     path = model_folder(model_config.path, role)
     folder = folder_of(path, role)
-    file = partial(_file, path, folder, model_config.revision)
+
+    def file(name: str) -> Path | None:
+        return model_file(path, folder, name, model_config.revision)
+
     config, generation = _json(file("config.json")), _json(file("generation_config.json"))
     size, eos = config.get("vocab_size"), generation.get("eos_token_id")
     eos = config.get("eos_token_id") if eos is None else eos
@@ -70,12 +72,6 @@ def vocabulary_in(model_config: ModelConfig | DraftModelConfig, role: Role) -> V
     if type(size) is not int or not all(type(i) is int for i in ids):
         return None
     return Vocabulary(path, role, size, ids, file("tokenizer.json"))
-
-
-def _file(path: str, folder: Path | None, revision: str | None, name: str) -> Path | None:
-    if folder is None:
-        return hub_file(path, name, revision)
-    return folder / name if (folder / name).is_file() else None
 
 
 def _json(file: Path | None) -> dict[str, Any]:

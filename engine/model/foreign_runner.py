@@ -27,7 +27,7 @@ class ForeignRunner(ModelRunner):
         super().__init__(model, cache, "draft", **more)
         self.vocab_size, self._chains = translation.vocab_size, None
         self.translation = translation
-        self.blocks, self.block_size = cache.own, cache.block_size
+        self.blocks, self.block_size = cache.blocks, cache.block_size
         self._to = torch.tensor(translation.target_ids, device=model.device)
         self._from = torch.tensor(translation.draft_ids, device=model.device)
 

@@ -180,10 +180,10 @@ class _Layer(nn.Module):
         sizes = [count * self._heads.dim for count in kinds]
         for norm, rows in zip((*self._wide, None), torch.split(packed, sizes, -1), strict=True):
             added(rows, pre=norm, output=rows)
-        places = None
+        cache_slots = None
         if isinstance(prepared, PagedAttention):
-            places = prepared.layer_slots(self._index, packed.dtype)
-        query = rotated(packed, angles, self._heads, places)
+            cache_slots = prepared.layer_slots(self._index, packed.dtype)
+        query = rotated(packed, angles, self._heads, cache_slots)
         heads = packed.view(1, packed.shape[1], -1, self._heads.dim).transpose(1, 2)
         _, key, value = torch.split(heads, kinds, 1)
         attended = prepared.run(self._index, query, key, value, self._how)

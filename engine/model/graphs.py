@@ -1,8 +1,8 @@
 """Captured forwards: the launches of a step, recorded once per number of rows and replayed.
 
 Buckets count rows (tokens), not sequences or K: four decodes and one verification of four rows use
-the same graph. Padding rows are a sequence of their own in the scrap block, so they neither see nor
-change other rows. The backend supplies attention over fixed tensors (`stage`); batches that it
+the same graph. Padding rows are a sequence of their own in the padding block, so they neither see
+nor change other rows. The backend supplies attention over fixed tensors (`stage`); batches that it
 cannot stage, or with more rows than the largest bucket, run eagerly.
 
 The pool is independent of CUDA: a `Recorder` makes a function over tensors with fixed addresses
@@ -36,11 +36,11 @@ WARM_UPS = 2  # runs before a capture, in which compiling, planning and allocati
 
 @dataclass(frozen=True, slots=True)
 class GraphKV:
-    """One model's KV plane and backend, for its graphs; `scrap`: a block no sequence holds."""
+    """One model's KV plane and backend, for its graphs. No sequence holds the `padding_block`."""
 
     backend: StagingBackend
     plane: KVPlane
-    scrap: int
+    padding_block: int
     device: torch.device
 
     def stage(self, rows: int, sent: PackedCopy, steps: int | None = None) -> StagedAttention:
@@ -48,12 +48,12 @@ class GraphKV:
 
     def padding_spans(self, row: int, more: int) -> list[Span]:
         """Return the spans of `more` padding rows from `row` on."""
-        return [padding_span(row, more, self.scrap, self.plane.block_size)] if more else []
+        return [padding_span(row, more, self.padding_block, self.plane.block_size)] if more else []
 
     def reaching(self, blocks: Sequence[int], tokens: int) -> Sequence[int]:
-        """Return a block table for so many tokens: the scrap block stands for missing ones."""
+        """Return a block table for so many tokens: the padding block stands for missing ones."""
         missing = -(-tokens // self.plane.block_size) - len(blocks)
-        return [*blocks, *[self.scrap] * missing] if missing > 0 else blocks
+        return [*blocks, *[self.padding_block] * missing] if missing > 0 else blocks
 
 
 @dataclass(frozen=True, slots=True)

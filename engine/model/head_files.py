@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import ModelError
-from engine.model.checkpoint import hub_file, why_unreadable
+from engine.model.checkpoint import model_file, why_unreadable
 
 CONFIG = "config.json"
 
@@ -21,7 +21,7 @@ CONFIG = "config.json"
 def head_config(path: str, folder: Path | None, revision: str | None, name: str) -> dict[str, Any]:
     """Read config.json. `folder`: None for the hub repository `path`; `name`: first words of an
     error message. Raises ModelError."""
-    file = _file(path, folder, CONFIG, revision)
+    file = model_file(path, folder, CONFIG, revision)
     if file is None:
         where = "on the hub, or it cannot be reached" if folder is None else "in their folder"
         raise ModelError(f"{name} have no {CONFIG} {where}")
@@ -37,7 +37,7 @@ def head_tensors(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Load the tensors of the first of `files` that exists, on the CPU. Never runs code from the
     file. Raises ModelError."""
-    each = (_file(path, folder, file, revision) for file in files)
+    each = (model_file(path, folder, file, revision) for file in files)
     file = next((found for found in each if found is not None), None)
     if file is None:
         raise ModelError(f"{name} have neither {' nor '.join(files)}")
@@ -87,9 +87,3 @@ def check_tensors(
                 f"{name} do not fit the target: the tensor {key!r} is {kind} {list(given)}; {why}"
                 f" need floats {list(expected)}"
             )
-
-
-def _file(path: str, folder: Path | None, file: str, revision: str | None) -> Path | None:
-    if folder is None:
-        return hub_file(path, file, revision)
-    return folder / file if (folder / file).is_file() else None

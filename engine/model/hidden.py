@@ -37,10 +37,12 @@ class HiddenCall:
 
         def take(layer: int, rows: Tensor) -> None:
             if layer in place:
-                own = rows[0]
+                states = rows[0]
                 if not every:
-                    own = own[-keep:] if isinstance(keep, int) else own.index_select(0, keep)
-                out[:, place[layer]].copy_(own)
+                    states = (
+                        states[-keep:] if isinstance(keep, int) else states.index_select(0, keep)
+                    )
+                out[:, place[layer]].copy_(states)
 
         return self._call(input_ids, positions, keep, prepared, take)
 

@@ -89,9 +89,9 @@ def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, *, lat
 
 class KVCache:
     """`num_blocks` blocks of `block_size` tokens; planes are added at start, before any forward.
-    `dtype`: of all planes, instead of each model's own. With `scrap`, planes have one more block,
-    number `num_blocks`, which no sequence ever holds. `later`: on a CPU, pages are touched when
-    they are first written, or by `populate`. `own`: the blocks that the owner of this cache may
+    `dtype`: of all planes, instead of each model's own. With `padding_block`, planes have one more
+    block, number `num_blocks`, which no sequence ever holds. `later`: on a CPU, pages are touched
+    when they are first written, or by `populate`. `blocks`: those that the owner of this cache may
     write: all, except in a `part`."""
 
     def __init__(
@@ -100,7 +100,7 @@ class KVCache:
         block_size: int,
         device: torch.device | str,
         *,
-        scrap: bool = False,
+        padding_block: bool = False,
         dtype: torch.dtype | None = None,
         later: bool = False,
     ) -> None:
@@ -108,21 +108,21 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = torch.device(device)
-        self.scrap = num_blocks if scrap else None
+        self.padding_block = num_blocks if padding_block else None
         self.dtype = dtype
         self.planes: dict[str, Plane] = {}
-        self.own: Sequence[int] = range(num_blocks)
+        self.blocks: Sequence[int] = range(num_blocks)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the planes added so far."""
         return sum(plane.nbytes for plane in self.planes.values())
 
-    def part(self, own: Sequence[int]) -> KVCache:
-        """Return a cache with the same planes, including any added later, and only the blocks
-        `own`: for one of several engines with the same models."""
+    def part(self, blocks: Sequence[int]) -> KVCache:
+        """Return a cache with the same planes, including any added later, and only these `blocks`:
+        for one of several engines with the same models."""
         part = copy(self)
-        part.own = own
+        part.blocks = blocks
         return part
 
     def beside(self) -> KVCache:
@@ -136,7 +136,7 @@ class KVCache:
         assert name not in self.planes
         plane = Plane(
             layers,
-            self.num_blocks + (self.scrap is not None),
+            self.num_blocks + (self.padding_block is not None),
             block_size=self.block_size,
             dtype=self.dtype or dtype,
             device=self.device,

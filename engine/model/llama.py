@@ -145,13 +145,13 @@ class LlamaAttention(nn.Module):
         query, key, value = (p(rows).view(shape).transpose(1, 2) for p in projections)
         query, key = _rotated(query, *angles), _rotated(key, *angles)
         if prepared is None:
-            attended = self._plainly(query, key, value)
+            attended = self._causal(query, key, value)
         else:
             attended = prepared.run(self.layer_idx, query, key, value, Variation(self.scaling))
         output: Tensor = self.o_proj(attended.reshape(*rows.shape[:-1], -1).contiguous())
         return output
 
-    def _plainly(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention over all rows of one sequence, `[1, rows, heads, head_dim]`."""
         if self.groups > 1:
             key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))

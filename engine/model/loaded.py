@@ -84,7 +84,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnForward:
+class ModuleCall:
     """A model's own forward, as a Call."""
 
     model: Any
@@ -109,17 +109,13 @@ class OwnForward:
         return logits
 
 
-def own_forward(model: Any) -> OwnForward:
-    return OwnForward(model)
-
-
 @contextmanager
 def watched(model: Any, on_layer: LayerHook | None) -> Iterator[None]:
     """Call `on_layer` from forward hooks during the block. Raises ModelError as `layers_of`."""
     handles = []
     if on_layer is not None:
-        places = [*enumerate(layers_of(model)), (LAST, model.base_model)]
-        calls = [(module, partial(_show, on_layer, at)) for at, module in places]
+        numbered = [*enumerate(layers_of(model)), (LAST, model.base_model)]
+        calls = [(module, partial(_show, on_layer, at)) for at, module in numbered]
         handles = [module.register_forward_hook(call) for module, call in calls]
     try:
         yield

@@ -32,7 +32,7 @@ from engine.model.checkpoint import (
     stored_in,
 )
 from engine.model.llama import read_llama
-from engine.model.loaded import Call, LoadedModel, own_forward
+from engine.model.loaded import Call, LoadedModel, ModuleCall
 from engine.model.precision import is_quantized, named_dtype, pick_dtype, placement
 from engine.model.proof import failure, forward_of, is_proven, probe_layers, prove, reference
 from engine.model.rope import keep_frequencies
@@ -189,7 +189,7 @@ def _proven(
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         eos_ids=_eos_ids(model, name),
         layers=probe_layers(model, name),
-        logits=own_forward(model),
+        logits=ModuleCall(model),
     )
     prove(loaded, expected, name)
     if batch_invariant:
@@ -229,7 +229,7 @@ def _with_kernels(loaded: LoadedModel, expected: Tensor) -> LoadedModel:
         fused = fused_layers(loaded.model, loaded.layers)
         if fused is not None and loaded.dtype.itemsize == 2:
             make_batch_invariant(fused, FEW)
-        return _called(loaded, None if fused is None else own_forward(fused), expected)
+        return _called(loaded, None if fused is None else ModuleCall(fused), expected)
     except Exception as error:  # a missing compiler, for example; the model runs without
         logger.warning("the %s model runs without fused layers: %s", loaded.role, failure(error))
         return loaded
@@ -247,7 +247,7 @@ def _batch_invariant(loaded: LoadedModel, expected: Tensor, name: str) -> Loaded
         raise ModelError(f"{refused}: there are no fused layers for its model type")
     if reason := make_batch_invariant(fused):
         raise ModelError(f"{refused}: {reason}")
-    found = replace(loaded, logits=own_forward(fused), batch_invariant=True)
+    found = replace(loaded, logits=ModuleCall(fused), batch_invariant=True)
     if not is_proven(forward_of(found), loaded.layers, expected, loaded.model):
         raise ModelError(f"{refused}: its batch-invariant layers fail the logits check")
     logger.warning("%s is batch-invariant: slower in steps of over 64 rows", name)

@@ -55,7 +55,7 @@ class MedusaHeads(nn.Module):
         if not self._packed:
             return rows @ self.vocabulary.mT
         each = zip(self._packed, rows.float().numpy(), strict=True)
-        logits = np.stack([product(own) for product, own in each])
+        logits = np.stack([product(head) for product, head in each])
         return torch.from_numpy(logits)[:, :, : self.vocabulary.shape[1]]
 
     def pack(self) -> MedusaHeads:

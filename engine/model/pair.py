@@ -178,7 +178,7 @@ def build_cache(
     for line in plan.lines():
         logger.info("%s", line)
     if given is not None:
-        assert (plan.blocks, config.cache.block_size) == (len(given.own), given.block_size)
+        assert (plan.blocks, config.cache.block_size) == (len(given.blocks), given.block_size)
         return given, plan
     return _empty_cache(plan.blocks, config, pair, later=later), plan
 
@@ -196,9 +196,9 @@ def _empty_cache(
     num_blocks: int, config: EngineConfig, pair: Pair, *, later: bool = False
 ) -> KVCache:
     device, dtype = pair.target.device, _kept_in(config, pair)
-    scrap = device.type == "cuda"  # for the padding rows of graphs
+    padding_block = device.type == "cuda"  # for the padding rows of graphs
     size = config.cache.block_size
-    return KVCache(num_blocks, size, device, scrap=scrap, dtype=dtype, later=later)
+    return KVCache(num_blocks, size, device, padding_block=padding_block, dtype=dtype, later=later)
 
 
 def _kept_in(config: EngineConfig, pair: Pair) -> torch.dtype | None:
@@ -247,7 +247,7 @@ def warm_up(config: EngineConfig, runner: ModelRunner, cache: KVCache) -> Iterat
     each graph. Writes to the cache's blocks."""
     yield from runner.capture()
     if runner.model.device.type == "cuda":
-        runner.warm(config.schedule.max_step_tokens, cache.own, cache.block_size)
+        runner.warm(config.schedule.max_step_tokens, cache.blocks, cache.block_size)
 
 
 def _graphs_of(config: EngineConfig, model: LoadedModel) -> Graphs | None:

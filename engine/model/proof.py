@@ -128,11 +128,16 @@ def prove(loaded: LoadedModel, expected: Tensor, name: str) -> None:
 
 
 def forward_of(loaded: LoadedModel) -> Forward:
-    """Return a function that packs segments and calls the model with paged attention."""
-    backend = _backend(loaded.device, loaded.dtype, loaded.layers)
+    """Return a function that packs segments and calls the model with paged attention: on a CPU by
+    the backend that will serve, elsewhere by SDPA, which needs no warm-up."""
+    device = loaded.device
+    backend: AttentionBackend = SdpaBackend(device)
+    if device.type == "cpu":
+        name = choose_attention("auto", device, dtype=loaded.dtype, layers=loaded.layers)
+        backend = attention_backend(name, device)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
-        batch = Batch.pack(segments, loaded.device)
+        batch = Batch.pack(segments, device)
         prepared = backend.prepare(plane, batch.spans)
         return loaded.logits(batch.input_ids, batch.position_ids, batch.keep, prepared).float()
 
@@ -146,15 +151,6 @@ def is_proven(
     with torch.inference_mode():
         found = _paged(forward, layers, model)
     return _difference(found, expected) <= OWN_TOLERANCE[model.dtype]
-
-
-def _backend(
-    device: torch.device, dtype: torch.dtype, layers: tuple[LayerShape, ...]
-) -> AttentionBackend:
-    """Return, on a CPU, the backend that will serve; elsewhere SDPA, which needs no warm-up."""
-    if device.type != "cpu":
-        return SdpaBackend(device)
-    return attention_backend(choose_attention("auto", device, dtype=dtype, layers=layers), device)
 
 
 def _paged(forward: Forward, layers: tuple[LayerShape, ...], model: Any) -> list[Tensor]:

@@ -8,12 +8,12 @@ from typing import Any
 GROWING_ROPES = {"dynamic", "longrope"}  # depend on the longest sequence in the forward
 
 
-def served_positions(own: int | None, rope: object) -> int | None:
-    """Return the positions to serve of a model with `own` positions, None if unknown: at most the
-    shortest original length of ropes that change with it. `rope`: one, or one per layer type."""
+def served_positions(positions: int | None, rope: object) -> int | None:
+    """Return how many of a model's `positions` (None: unknown) to serve: at most the shortest
+    original length of ropes that change with it. `rope`: one, or one per layer type."""
     growing = [each for each in _ropes(rope) if _kind(each) in GROWING_ROPES]
     starts = (each.get("original_max_position_embeddings") for each in growing)
-    known = [own] if own is not None else []
+    known = [positions] if positions is not None else []
     return min([*known, *(start for start in starts if start)], default=None)
 
 

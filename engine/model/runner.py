@@ -169,7 +169,7 @@ class Graphs(NamedTuple):
 
 class ModelRunner:
     """`plane` names the model's plane in `cache`, and is added if missing. With `graphs`, forwards
-    whose attention can be staged are replayed; the cache then needs a scrap block. `hidden`: the
+    whose attention can be staged are replayed; the cache then needs a padding block. `hidden`: the
     hidden states to return. With a `window`, rows see their own segment or chain, the last `window`
     tokens before it, and the first block (see segment.Window): block tables omit all other blocks,
     so attention backends need no support for it."""
@@ -209,8 +209,8 @@ class ModelRunner:
         self._forwards: ForwardGraphs | None = None
         self._chains: ChainGraphs | None = None
         if graphs is not None and isinstance(self.backend, StagingBackend):
-            assert cache.scrap is not None
-            kv = GraphKV(self.backend, self._plane, cache.scrap, model.device)
+            assert cache.padding_block is not None
+            kv = GraphKV(self.backend, self._plane, cache.padding_block, model.device)
             self._forwards, self._chains = self._graphs_at(kv, graphs)
 
     def _graphs_at(self, kv: GraphKV, graphs: Graphs) -> tuple[ForwardGraphs, ChainGraphs | None]:
@@ -316,9 +316,10 @@ class ModelRunner:
     ) -> ModelOutput:
         if self._hidden is None or not states:
             return ModelOutput(decoder.forward(segments, self._memory))
-        there = decoder.states(segments, self._hidden.requested)
-        output = ModelOutput(decoder.forward(segments, self._memory, self._hidden.requested, there))
-        output.hidden = torch.from_numpy(there).flatten(1)
+        requested = self._hidden.requested
+        hidden = decoder.states(segments, requested)
+        output = ModelOutput(decoder.forward(segments, self._memory, requested, hidden))
+        output.hidden = torch.from_numpy(hidden).flatten(1)
         return output
 
     def _eager(self, batch: Batch) -> Tensor:

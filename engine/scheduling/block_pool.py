@@ -22,9 +22,9 @@ _GROWTH_SHARE = 16  # room to grow for one sequence: at most 1/16 of the pool
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens; with `own`, only those ids are used and counted.
-    Of a Sequence, it writes only `blocks`, `digests`, `num_published` and `num_draft_ready`, on
-    behalf of the scheduler."""
+    """`num_blocks` blocks of `block_size` tokens; with `blocks`, only those ids are used and
+    counted. Of a Sequence, it writes only `blocks`, `digests`, `num_published` and
+    `num_draft_ready`, on behalf of the scheduler."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class BlockPool:
         block_size: int,
         *,
         prefix_caching: bool,
-        own: Collection[int] | None = None,
+        blocks: Collection[int] | None = None,
     ) -> None:
-        self._own = frozenset(range(num_blocks) if own is None else own)
-        self.num_total = len(self._own)
+        self._usable = frozenset(range(num_blocks) if blocks is None else blocks)
+        self.num_total = len(self._usable)
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        # Blocks outside `own` are never blank, so never taken.
-        self._blank = bytearray(block in self._own for block in range(num_blocks))
+        # Other blocks are never blank, so never taken.
+        self._blank = bytearray(block in self._usable for block in range(num_blocks))
         self._num_blank = self.num_total
         self._next = 0  # where the search for a run of blank blocks starts
         self._refs = [0] * num_blocks

@@ -126,7 +126,7 @@ class EagleProposer(Proposer):
         self._head, self._processor, self._clock = head, processor, clock
         self._depth, self._ids = depth, head.target_ids.int()
         self.hidden = HiddenRows(head.layers, every=True)
-        blocks, size = cache.num_blocks + (cache.scrap is not None), cache.block_size
+        blocks, size = cache.num_blocks + (cache.padding_block is not None), cache.block_size
         self._plane = cache.planes[_PLANE] = cache.planes.get(_PLANE) or Plane(
             (head.shape,), blocks, block_size=size, dtype=head.dtype, device=cache.device
         )

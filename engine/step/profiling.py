@@ -172,7 +172,7 @@ class ForwardTimer:
         return self._runner.fits_chain(starts, steps)
 
     def fits(self, sequences: int, rows: int, context: int = CONTEXT) -> bool:
-        return sequences * self._blocks_each(rows, context) <= len(self._cache.own)
+        return sequences * self._blocks_each(rows, context) <= len(self._cache.blocks)
 
     def points(self, sizes: Iterable[tuple[int, int]], *, budget: float = inf) -> Points:
         """Return (rows of all, seconds) by (sequences, rows) that fits the cache; see `seconds`."""
@@ -281,7 +281,7 @@ class ForwardTimer:
         possible: the pool leaves each room to grow, and side by side they would share memory pages.
         Each gets blocks for `blocks_for` rows, if that is more."""
         sequences, rows, context = size
-        own, each = self._cache.own, self._blocks_each(max(rows, blocks_for), context)
+        own, each = self._cache.blocks, self._blocks_each(max(rows, blocks_for), context)
         apart = len(own) // sequences
         return [
             Segment(list(islice(self._tokens, rows)), context, [*own[first : first + each]], rows)

@@ -133,7 +133,7 @@ def nodes_of_few_layers(
     few = config.model_copy(
         update={"schedule": config.schedule.model_copy(update={"max_step_tokens": ROWS})}
     )
-    cache = KVCache(64, config.cache.block_size, model.device, scrap=True)
+    cache = KVCache(64, config.cache.block_size, model.device, padding_block=True)
     runner_of(few, model, cache)
 
 

@@ -13,7 +13,7 @@ from engine.attention.interface import Span
 from engine.attention.sdpa import SdpaBackend
 from engine.config import DTypeName, QuantizationName
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import own_forward
+from engine.model.loaded import ModuleCall
 from engine.model.loader import load_model
 from engine.model.proof import OWN_TOLERANCE
 from engine.model.runner import ModelRunner
@@ -38,7 +38,7 @@ def test_fused_layers_serve_and_equal_the_model(tiny_target: str, dtype: DTypeNa
     ids = torch.arange(200, device="cuda")[None] % 100 + 4
     places = torch.arange(200, device="cuda")[None]
     found = []
-    for call, fused in ((own_forward(model.model), False), (model.logits, True)):
+    for call, fused in ((ModuleCall(model.model), False), (model.logits, True)):
         prepared = SdpaBackend(model.device).prepare(plane, [Span(0, 200, 0, range(20))])
         with patch.object(fused_layers, "rotated", Mock(wraps=rotated)) as used:
             found.append(call(ids, places, 200, prepared))

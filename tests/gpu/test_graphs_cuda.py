@@ -36,7 +36,7 @@ def test_replays_equal_eager_forwards(tiny_target: str) -> None:
     device = model.device
     ours = ModelRunner(
         model,
-        KVCache(40, 16, device, scrap=True),
+        KVCache(40, 16, device, padding_block=True),
         "target",
         attention="triton",
         graphs=Graphs(CudaRecorder(device), 32),

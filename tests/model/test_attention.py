@@ -14,7 +14,7 @@ from engine.attention.spans import visible
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache
 from engine.model.llama import LlamaAttention
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.scheduling.segment import Segment, ancestors_of
@@ -203,7 +203,7 @@ def test_no_mask_is_built_by_transformers(loaded: LoadedModel) -> None:
         or isinstance(module, LlamaAttention)
     ]
     batch = Batch.pack([Segment(TOKENS, 0, STRAIGHT, 1)], CPU)
-    own_forward(loaded.model)(batch.input_ids, batch.position_ids, batch.keep, Spy())
+    ModuleCall(loaded.model)(batch.input_ids, batch.position_ids, batch.keep, Spy())
     for hook in hooks:
         hook.remove()
     assert seen == [None] * len(loaded.layers)

@@ -104,7 +104,7 @@ def test_equals_the_reference(name: str, spans: list[Span], variation: dict[str,
 @pytest.mark.parametrize("name", BACKENDS)
 def test_staged_attention_is_filled_anew(name: str, variation: dict[str, Any]) -> None:
     """Law: an attention staged once serves any later spans with the same number of rows, from the
-    same tensors; padding rows of a graph write to the scrap block only."""
+    same tensors; padding rows of a graph write to the padding block only."""
     backend: Any = BACKENDS[name]()
     ours, theirs = plane(), plane()
     count = 12

@@ -212,12 +212,12 @@ def check_staged(count: int, cases: list[list[Span]]) -> None:
         torch.testing.assert_close(found[:, :used], expected[:, :used], rtol=1e-4, atol=1e-5)
         assert found.isfinite().all()
         for one, other in zip(ours.stacks[0], theirs.stacks[0], strict=True):
-            assert torch.equal(one[:, :, :-16], other[:, :, :-16])  # all but the scrap block
+            assert torch.equal(one[:, :, :-16], other[:, :, :-16])  # all but the padding block
 
 
 def test_staged_attention_is_filled_anew(interpreted: Run) -> None:
     """Law: an attention staged once serves any later spans with as many rows, trees and prompts
-    included, from the same tensors; padding rows write to the scrap block only."""
+    included, from the same tensors; padding rows write to the padding block only."""
     few = [
         [Span(0, 1, 75, [5, 4, 9, 2, 11]), Span(1, 5, 45, [6, 7, 8, 10])],
         [Span(0, 6, 33, [12, 20, 13], TREE)],
@@ -247,7 +247,7 @@ def check_steps() -> None:
 
 def test_one_fill_serves_all_steps(interpreted: Run) -> None:
     """Law: filled once, it serves all steps of a chain, each one position further, across pages and
-    with a window; padding stays in the scrap block."""
+    with a window; padding stays in the padding block."""
     interpreted(check_steps)
 
 

@@ -188,11 +188,11 @@ def test_arms_share_one_memory_in_turns(player: Offline) -> None:
     engines = [engine for engine, _ in player.engines.values()]
     caches = [engine._cache for engine in engines]
     assert all(cache.planes is caches[0].planes for cache in caches)
-    owned = [block for cache in caches for block in cache.own]
+    owned = [block for cache in caches for block in cache.blocks]
     assert sorted(owned) == list(range(caches[0].num_blocks))
     for cache, engine in zip(caches, engines, strict=True):
         ready = engine.ready
-        assert ready.num_blocks == engine.gauges().blocks_total == len(cache.own)
+        assert ready.num_blocks == engine.gauges().blocks_total == len(cache.blocks)
         assert ready.memory["KV of the target"] * len(caches) == caches[0].planes["target"].nbytes
 
 

@@ -83,4 +83,4 @@ def test_forwards_are_timed_on_a_pool_of_an_engines_size(
     pair = load_pair(config)
     with pytest.raises(InterruptedError):
         measure_costs(config, pair, rounds=1, clock=Mock())
-    assert len(made.call_args.args[2].own) == Engine(config, pair=pair).ready.num_blocks > 1000
+    assert len(made.call_args.args[2].blocks) == Engine(config, pair=pair).ready.num_blocks > 1000

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.cpu.fused import FusedDecoder, fused_decoder
 from engine.model import loader
 from engine.model.llama import Output, read_llama
-from engine.model.loaded import OwnForward, own_forward
+from engine.model.loaded import ModuleCall
 from engine.model.loader import load_model
 from engine.model.proof import sample_tokens
 from tests.support import tiny
@@ -24,9 +24,9 @@ from tests.support.whole_sequence import whole_sequence
     ("family", "maker"),
     [
         ("llama", FusedDecoder),
-        ("mistral", OwnForward),
-        ("qwen3", OwnForward),
-        ("gemma2", OwnForward),
+        ("mistral", ModuleCall),
+        ("qwen3", ModuleCall),
+        ("gemma2", ModuleCall),
     ],
 )
 def test_which_way_is_taken(family: str, maker: Callable[..., object], tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_scaled_logits_are_noticed(tiny_target: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loader, "read_llama", lambda *_: model)
     loaded = load_model(tiny_target, role="target", device="cpu")
     assert loaded.model is model
-    assert way(loaded.logits).startswith("OwnForward")
+    assert way(loaded.logits).startswith("ModuleCall")
     assert loaded.compiled is None
 
 
@@ -71,7 +71,7 @@ def test_all_ways_keep_the_same_rows(tiny_target: str) -> None:
         (torch.tensor([], dtype=torch.int64), whole[:0]),
     ]
     for keep, expected in keeps:
-        for make in (own_forward, fused_decoder):
+        for make in (ModuleCall, fused_decoder):
             call = make(loaded.model)
             assert call
             with torch.inference_mode():

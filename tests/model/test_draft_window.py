@@ -16,7 +16,7 @@ from engine.config import AttentionName
 from engine.messages import SamplingParams
 from engine.model.chain_graphs import read_chains
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.sampling.device_draws import DeviceDraws
@@ -70,7 +70,7 @@ def _runner(draft: LoadedModel, way: str) -> ModelRunner:
     if way != "compiled decoder":
         model = replace(draft, compiled=None)
     if way == "graphs":
-        model = replace(model, logits=own_forward(model.model))
+        model = replace(model, logits=ModuleCall(model.model))
         more |= {
             "backend": FlashInferBackend(CPU, PagedPrefill),
             "graphs": Graphs(FakeRecorder(), 8, 4),
@@ -78,7 +78,7 @@ def _runner(draft: LoadedModel, way: str) -> ModelRunner:
     else:
         attention: AttentionName = "compiled" if way == "compiled" else "sdpa"
         more["attention"] = attention
-    cache = KVCache(32, BLOCK, "cpu", scrap=way == "graphs")
+    cache = KVCache(32, BLOCK, "cpu", padding_block=way == "graphs")
     return ModelRunner(model, cache, "draft", window=WINDOW, **more)
 
 

@@ -20,7 +20,7 @@ from engine.control.cost_model import CostModel
 from engine.control.profile import Points, Profile
 from engine.lab.plan.shape import Experts
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import own_forward
+from engine.model.loaded import ModuleCall
 from engine.model.loader import load_model
 from engine.model.runner import ModelRunner
 from engine.step.profiling import ForwardTimer, profile_at_start
@@ -58,7 +58,7 @@ def _runner(model: PreTrainedModel, role: Role, folder: Path, cache: KVCache) ->
     """Return a runner that takes its time from `Reads`."""
     loaded = load_model(tiny.save(model, folder / role), role=role, device="cpu")
     runner = ModelRunner(replace(loaded, compiled=None), cache, role, clock=Reads(loaded.model))
-    runner._call = own_forward(loaded.model)
+    runner._call = ModuleCall(loaded.model)
     return runner
 
 

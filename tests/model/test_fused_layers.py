@@ -29,7 +29,7 @@ from engine.model.attention_choice import choose_attention
 from engine.model.batch import Batch
 from engine.model.early_exit import _shortened
 from engine.model.kv_cache import KVCache, Plane
-from engine.model.loaded import own_forward
+from engine.model.loaded import ModuleCall
 from engine.model.loader import load_model
 from engine.model.memory import weights_of
 from engine.model.proof import is_proven, probe_layers, reference
@@ -98,7 +98,7 @@ def model_of(family: str) -> Any:
 def compare(family: str) -> None:
     model = model_of(family)
     shapes, expected = probe_layers(model, family), reference(model, family)
-    call = own_forward(fused_layers(model, shapes))
+    call = ModuleCall(fused_layers(model, shapes))
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
@@ -115,7 +115,7 @@ def compare_first(family: str) -> None:
     target: Any = SimpleNamespace(model=model, layers=shapes)
     fused = fused_layers(model, shapes)
     call, short = (_shortened(target, each, 1) for each in (fused, model))
-    expected, call = reference(short, family), own_forward(call)
+    expected, call = reference(short, family), ModuleCall(call)
 
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
         batch = Batch.pack(segments, CPU)
@@ -146,7 +146,7 @@ def test_it_equals_the_model(family: str, interpreted: Run) -> None:
 def check_hidden() -> None:
     model, tokens, seen = model_of("qwen3"), torch.arange(5)[None], list[dict[int, Tensor]]()
     shapes = probe_layers(model, "it")
-    for call in (own_forward(model), own_forward(fused_layers(model, shapes))):
+    for call in (ModuleCall(model), ModuleCall(fused_layers(model, shapes))):
         plane, found = KVCache(2, 4, CPU).add_plane("it", shapes, model.dtype), dict[int, Tensor]()
         prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 5, 0, [0, 1])])
         with torch.inference_mode():
@@ -299,7 +299,7 @@ def check_steady() -> None:
     shapes, expected = probe_layers(model, "it"), reference(model, "it")
     fused = fused_layers(model, shapes)
     assert make_batch_invariant(fused) is None
-    backend, call = TritonBackend(CPU, *[Splitting(2, 32)] * 2), own_forward(fused)
+    backend, call = TritonBackend(CPU, *[Splitting(2, 32)] * 2), ModuleCall(fused)
 
     @torch.inference_mode()
     def forward(segments: Sequence[Segment], plane: Plane) -> Tensor:
@@ -380,7 +380,7 @@ def check_other_cache() -> None:
     model = model_of("qwen3")
     shapes = probe_layers(model, "it")
     found = []
-    for run in (own_forward(model), own_forward(fused_layers(model, shapes))):
+    for run in (ModuleCall(model), ModuleCall(fused_layers(model, shapes))):
         plane = Plane(shapes, 4, block_size=4, dtype=torch.bfloat16, device=CPU)
         prepared = SdpaBackend(CPU).prepare(plane, [Span(0, 3, 0, [2])])
         with torch.inference_mode():

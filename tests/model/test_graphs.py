@@ -18,7 +18,7 @@ from engine.messages import SamplingParams, StepSeconds, Submit
 from engine.model.chain_graphs import DraftedChains, read_chains
 from engine.model.graphs import GraphPool
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.pair import Pair, _graphs_of, use_device
 from engine.model.proof import waits_for_device
@@ -57,8 +57,8 @@ def eager(model: LoadedModel) -> ModelRunner:
 def captured(model: LoadedModel, recorder: FakeRecorder, most_steps: int = 0) -> ModelRunner:
     """Return a runner as on CUDA: the model's own forward, without compiled code."""
     runner = ModelRunner(
-        replace(model, logits=own_forward(model.model)),
-        KVCache(BLOCKS, BLOCK, "cpu", scrap=True),
+        replace(model, logits=ModuleCall(model.model)),
+        KVCache(BLOCKS, BLOCK, "cpu", padding_block=True),
         model.role,
         backend=FlashInferBackend(CPU, PagedPrefill),
         graphs=Graphs(recorder, 24, most_steps),
@@ -184,7 +184,7 @@ def test_each_sequence_may_have_its_own_number_of_steps(
     draft: LoadedModel, asks: list[dict[str, Any]]
 ) -> None:
     """Law: a chain draws for each sequence what it would draw alone. It writes no keys or values
-    except after the sequences' ends, in their own blocks and in the scrap block, and passes no
+    except after the sequences' ends, in their own blocks and in the padding block, and passes no
     position after that of a sequence's last draft token."""
     ours, theirs = captured(draft, FakeRecorder()), eager(draft)
     theirs._compiled = None
@@ -212,7 +212,7 @@ def test_each_sequence_may_have_its_own_number_of_steps(
         last = [seq.num_tokens + k - 1 for seq, k in zip(seqs, steps, strict=True)]
         assert (torch.stack(positions).amax(0)[: len(seqs)] <= torch.tensor(last)).all()
         positions.clear()
-        free = {BLOCKS * BLOCK + i for i in range(BLOCK)}  # the scrap block
+        free = {BLOCKS * BLOCK + i for i in range(BLOCK)}  # the padding block
         for seq in near:
             places = [block * BLOCK + i for block in seq.blocks for i in range(BLOCK)]
             free.update(places[seq.num_tokens :])
@@ -359,7 +359,7 @@ def test_an_engine_of_graphs_writes_the_reference_text(
 ) -> None:  # fmt: skip
     """Law: graphs and draws on the device do not change the text, with a draft and without."""
     recorder = FakeRecorder()
-    cache = KVCache(64, BLOCK, "cpu", scrap=True)
+    cache = KVCache(64, BLOCK, "cpu", padding_block=True)
 
     def runner(config: EngineConfig, model: LoadedModel, *_: object, **__: object) -> ModelRunner:
         backend = FlashInferBackend(CPU, PagedPrefill)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from engine.attention.flashinfer import FlashInferBackend
 from engine.cpu.fused import FusedDecoder
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.runner import Graphs, ModelRunner
 from engine.scheduling.segment import LAST, HiddenRows, Segment
@@ -31,13 +31,13 @@ PARENTS = [-1, -1, 0, 1]
 Make = Callable[[LoadedModel, HiddenRows | None], ModelRunner]
 
 
-def with_own_forward(model: LoadedModel) -> LoadedModel:
-    return replace(model, logits=own_forward(model.model), compiled=None)
+def with_module_call(model: LoadedModel) -> LoadedModel:
+    return replace(model, logits=ModuleCall(model.model), compiled=None)
 
 
 def eager(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
     cache = KVCache(BLOCKS, BLOCK, "cpu")
-    return ModelRunner(with_own_forward(model), cache, "eager", attention="sdpa", hidden=hidden)
+    return ModelRunner(with_module_call(model), cache, "eager", attention="sdpa", hidden=hidden)
 
 
 def fused(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
@@ -52,9 +52,9 @@ def compiled(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
 
 
 def graphs(model: LoadedModel, hidden: HiddenRows | None) -> ModelRunner:
-    cache = KVCache(BLOCKS, BLOCK, "cpu", scrap=True)
+    cache = KVCache(BLOCKS, BLOCK, "cpu", padding_block=True)
     return ModelRunner(
-        with_own_forward(model),
+        with_module_call(model),
         cache,
         "graphs",
         backend=FlashInferBackend(torch.device("cpu"), PagedPrefill),

@@ -31,7 +31,7 @@ from transformers.utils import logging
 from engine.attention import interface
 from engine.errors import ModelError
 from engine.model import loader
-from engine.model.checkpoint import hub_file, length_limit
+from engine.model.checkpoint import length_limit, model_file
 from engine.model.fit import check_pair
 from engine.model.kv_cache import Plane
 from engine.model.loaded import LoadedModel
@@ -356,7 +356,7 @@ def test_a_hub_that_cannot_be_reached_is_no_long_wait(monkeypatch: pytest.Monkey
         "no-such-org/model"
     )
     with pytest.raises(ModelError, match="cannot be reached"):
-        hub_file("no-such-org/heads", "config.json", None)
+        model_file("no-such-org/heads", None, "config.json", None)
     assert time.monotonic() - began < 5.0
 
 

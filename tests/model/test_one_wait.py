@@ -18,7 +18,7 @@ from engine.control.controller import Choice, FixedK, Load
 from engine.core import Engine
 from engine.messages import Output, SamplingParams, Speculation, StepSeconds, Submit
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.pair import Pair
 from engine.model.runner import Graphs, ModelRunner
@@ -62,14 +62,14 @@ def make(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     ) -> Engine:
         draft = load_twin(pair) if twin else pair.draft
         assert draft is not None
-        cache = KVCache(BLOCKS, BLOCK, "cpu", scrap=True)
+        cache = KVCache(BLOCKS, BLOCK, "cpu", padding_block=True)
 
         def runner(
             config: EngineConfig, model: LoadedModel, *_: object, **__: object
         ) -> ModelRunner:
             graphs = Graphs(FakeRecorder(), 24)
             runner = ModelRunner(
-                replace(model, logits=own_forward(model.model)),
+                replace(model, logits=ModuleCall(model.model)),
                 cache,
                 model.role,
                 backend=FlashInferBackend(CPU, PagedPrefill),

@@ -170,7 +170,7 @@ class _Placed(_Timed):
         super().forward(segments)
         blocks = [block for segment in segments for block in segment.blocks]
         assert len(set(blocks)) == len(blocks)
-        firsts = [*sorted(segment.blocks[0] for segment in segments), len(_Cache.own)]
+        firsts = [*sorted(segment.blocks[0] for segment in segments), len(_Cache.blocks)]
         apart = min(b - a for a, b in pairwise(firsts))
         self.least[len(segments)] = min(apart, self.least.get(len(segments), apart))
 
@@ -188,7 +188,7 @@ class _Slow(_Timed):
 
 
 class _Cache:
-    own = range(1000)
+    blocks = range(1000)
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
@@ -345,7 +345,7 @@ def test_sequences_are_far_apart() -> None:
     them. Law: none shares a block with another."""
     target = _Placed()
     _profile(timed=target, max_sequences=16)
-    assert target.least == {n: len(_Cache.own) // n for n in (1, 2, 4, 8, 16)}
+    assert target.least == {n: len(_Cache.blocks) // n for n in (1, 2, 4, 8, 16)}
 
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0, TURNS), (2e-3, LEAST_TURNS)])

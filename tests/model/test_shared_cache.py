@@ -75,7 +75,7 @@ def alone(config: EngineConfig, pair: Pair, first: int) -> dict[str, list[int]]:
 
 def written(part: KVCache) -> list[Tensor]:
     """Return a copy of all that the part's own blocks hold."""
-    slots = torch.tensor([block * SIZE + i for block in part.own for i in range(SIZE)])
+    slots = torch.tensor([block * SIZE + i for block in part.blocks for i in range(SIZE)])
     stacks = [stack for plane in part.planes.values() for stack in plane.stacks]
     return [tensor[:, :, slots].clone() for stack in stacks for tensor in stack]
 

@@ -98,7 +98,7 @@ def test_training_logits_equal_serving_logits(
     with torch.no_grad():
         for weight in head.parameters():  # also weights that start at zero
             weight.add_(0.2 * torch.randn(weight.shape))
-    own = {key: each.detach().float() for key, each in head.head.own.items()}
+    own = {key: each.detach().float() for key, each in head.head.own_weights.items()}
     own["d2t"] = torch.arange(125)
     folder = eagle.save(own, tmp_path / "head", rms_norm_eps=1e-6)
     slow = eagle.SlowHead(folder, model, (0, 1))

@@ -16,7 +16,7 @@ def audit_pool(pool: BlockPool, holders: Iterable[Sequence]) -> None:
     holders = list(holders)
     held = Counter(block for seq in holders for block in seq.blocks)
     assert [held[block] for block in range(len(pool._refs))] == pool._refs
-    assert all(block in pool._own for block in (*held, *pool._idle))
+    assert all(block in pool._usable for block in (*held, *pool._idle))
     blank = sum(pool._blank)
     assert blank == pool._num_blank
     assert blank + len(pool._idle) + len(held) == pool.num_total

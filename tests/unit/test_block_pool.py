@@ -265,7 +265,7 @@ def test_a_reused_block_is_not_draft_ready() -> None:
 
 def test_foreign_blocks_are_neither_counted_nor_handed_out() -> None:
     """Law: a pool that owns part of the memory counts its own blocks only."""
-    pool = BlockPool(12, SIZE, prefix_caching=True, own=[1, 2, 3, 8, 9])
+    pool = BlockPool(12, SIZE, prefix_caching=True, blocks=[1, 2, 3, 8, 9])
     assert (pool.num_total, pool.num_free, pool.num_used) == (5, 5, 0)
     assert pool.capacity == 5 * SIZE
     greedy = sequence("g", [1] * 4)
@@ -281,7 +281,7 @@ def test_foreign_blocks_are_neither_counted_nor_handed_out() -> None:
 def test_a_table_stays_consecutive_within_a_run_of_own_blocks() -> None:
     """Law: room to grow lies within a run of own ids; a full run continues in the next one."""
     own = [*range(2), *range(10, 14), *range(20, 60)]
-    pool = BlockPool(60, SIZE, prefix_caching=True, own=own)
+    pool = BlockPool(60, SIZE, prefix_caching=True, blocks=own)
     first = sequence("a", [1] * 4, max_tokens=12)
     second = sequence("b", [2] * 4, max_tokens=1000)
     for upto in range(4, 57):
@@ -298,7 +298,7 @@ def test_a_table_stays_consecutive_within_a_run_of_own_blocks() -> None:
 
 def test_a_table_stays_consecutive_at_the_end_of_the_memory() -> None:
     """Law: ids range over the whole memory, beyond the number of the pool's own blocks."""
-    pool = BlockPool(60, SIZE, prefix_caching=True, own=[*range(4), *range(40, 60)])
+    pool = BlockPool(60, SIZE, prefix_caching=True, blocks=[*range(4), *range(40, 60)])
     seq = sequence("a", [1] * 20, max_tokens=1000)
     for upto in range(20, 20 * SIZE + 1):
         assert pool.reserve(seq, upto)
@@ -306,7 +306,7 @@ def test_a_table_stays_consecutive_at_the_end_of_the_memory() -> None:
 
 
 def test_audit_sees_a_foreign_block() -> None:
-    pool = BlockPool(4, SIZE, prefix_caching=True, own=[0, 1])
+    pool = BlockPool(4, SIZE, prefix_caching=True, blocks=[0, 1])
     seq = sequence("a", [1] * 4)
     audit_pool(pool, [])
     seq.blocks = array("i", [2])

@@ -48,7 +48,7 @@ def scheduler_of(
     prefix_caching: bool = True,
     own: Collection[int] | None = None,
 ) -> Scheduler:
-    pool = BlockPool(blocks, SIZE, prefix_caching=prefix_caching, own=own)
+    pool = BlockPool(blocks, SIZE, prefix_caching=prefix_caching, blocks=own)
     config = ScheduleConfig(max_step_tokens=budget, max_sequences=sequences)
     return Scheduler(config, pool, max_model_len=max_model_len)
 

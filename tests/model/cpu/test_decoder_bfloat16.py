@@ -20,7 +20,7 @@ from engine.cpu.kernels_attention import SPAN_ROWS
 from engine.model import loader
 from engine.model.batch import Batch
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.pair import runner_of
 from engine.scheduling.segment import Segment
@@ -93,7 +93,7 @@ def test_it_is_nearer_to_exact_than_transformers_in_bfloat16(
     other = KVCache(64, BLOCK_SIZE, "cpu").add_plane("plain", loaded.layers, loaded.dtype)
     batch = Batch.pack([Segment(tokens, 0, blocks, 90)], loaded.device)
     prepared = SdpaBackend(loaded.device).prepare(other, batch.spans)
-    door = own_forward(loaded.model)
+    door = ModuleCall(loaded.model)
     rounded = door(batch.input_ids, batch.position_ids, batch.keep, prepared).float()
     exact = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     expected = exact(torch.tensor([tokens])).logits[0].float()

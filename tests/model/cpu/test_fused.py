@@ -24,7 +24,7 @@ from engine.cpu.kernels_rows import gate
 from engine.cpu.vectors import MULTIPLIES_PAIRS
 from engine.cpu.weights import SMALL
 from engine.model.kv_cache import KVCache
-from engine.model.loaded import LoadedModel, own_forward
+from engine.model.loaded import LoadedModel, ModuleCall
 from engine.model.loader import load_model
 from engine.model.proof import TOLERANCE, sample_tokens
 from tests.support import tiny
@@ -53,7 +53,7 @@ def test_it_equals_the_model(shape: dict[str, Any], tmp_path: Path) -> None:
     loaded = loaded_llama(tmp_path, **shape)
     model = loaded.model
     fused = FusedDecoder(model)
-    door = own_forward(model)
+    door = ModuleCall(model)
     for count in (1, 3, 12):
         ids = torch.tensor([sample_tokens(model)[:count]])
         positions = torch.arange(count)[None]
@@ -145,7 +145,7 @@ def test_packed_weights_equal_the_model(
 ) -> None:
     """Law: logits equal the model's own, to the last bits of float32 or the noise of bfloat16."""
     loaded = load(tmp_path, dtype, **shape)
-    model, door = loaded.model, own_forward(loaded.model)
+    model, door = loaded.model, ModuleCall(loaded.model)
     packed = packed_decoder(model)
     assert packed is not None
     assert packed.packed_bytes > 0

@@ -36,7 +36,7 @@ from engine.lab.synthetic import random_target, sized
 from engine.messages import SamplingParams
 from engine.model.kv_cache import KVCache
 from engine.model.llama import read_llama
-from engine.model.loaded import own_forward
+from engine.model.loaded import ModuleCall
 from engine.sampling.device_draws import DeviceDraws
 from engine.sampling.logits import LogitsProcessor, RowContext
 from engine.sampling.plain import Rows
@@ -83,7 +83,7 @@ def forwards(name: str, model: Any) -> Iterator[Pair]:
     blocks = list(range(each))
     plane = KVCache(max(ROWS) * each, BLOCK, "cpu").add_plane(name, layers, torch.float32)
     sdpa, compiled = SdpaBackend(torch.device("cpu")), CompiledBackend()
-    loop, fused = own_forward(model), FusedDecoder(model)
+    loop, fused = ModuleCall(model), FusedDecoder(model)
     packed, decoder = FusedDecoder(model, packed=True), CompiledDecoder(model, positions=512)
 
     def call(way: Any, rows: int) -> Run:
