@@ -57,7 +57,7 @@ from engine.step.draft_swap import DraftSwap
 from engine.step.id_log import open_id_log
 from engine.step.observe import measure, observe
 from engine.step.profiling import profile_at_start
-from engine.step.report import begun_ending, ending, ready_message, report
+from engine.step.report import ending, ready_message, report, resumed_ending
 from engine.step.rounds import Rounds
 from engine.step.trace import open_trace
 
@@ -204,18 +204,18 @@ class Engine:
             self._pending.append(Output(id=submit.id, finish="error", error=reason))
             return
         self._ids.add(submit.id)
-        begun = submit.begun
+        resumed = submit.begun
         seq = Sequence(
             id=submit.id,
             params=submit.params,
-            tokens=submit.prompt + begun.tokens,
+            tokens=submit.prompt + resumed.tokens,
             num_prompt=len(submit.prompt),
             number=self._num_added,
             arrival=submit.arrival,
-            rounds=begun.rounds,
-            proposed=begun.proposed,
-            accepted=begun.accepted,
-            predicted=begun.predicted,
+            rounds=resumed.rounds,
+            proposed=resumed.proposed,
+            accepted=resumed.accepted,
+            predicted=resumed.predicted,
             tenant=submit.tenant,
             weight=submit.weight,
             sources=self._sources(submit.params),
@@ -230,7 +230,7 @@ class Engine:
     def _queue(self, seq: Sequence) -> None:
         """Queue a sequence; a resumed one that is already complete ends instead."""
         room = self._scheduler.room(seq)
-        end = begun_ending(seq, self._acceptor, room) if seq.num_output else None
+        end = resumed_ending(seq, self._acceptor, room) if seq.num_output else None
         if end is None:
             self._scheduler.add(seq)
         else:

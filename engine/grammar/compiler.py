@@ -147,7 +147,7 @@ class GrammarState:
         self._text = fresh.deep_copy()
         self._length = 0  # tokens of the text
         self._walker: LLMatcher | None = None
-        self._behind: list[int] = []  # tokens of the text after the walker's base, a part of it
+        self._committed: list[int] = []  # the text's tokens after the walker's base
         self._path: list[int] = []  # tokens that the walker has consumed after its base
         self._eos = eos
         self._may_end = may_end
@@ -181,7 +181,7 @@ class GrammarState:
             self.error = sentence(self._text.get_error()) or NOTHING_ALLOWED
             return
         self._length += 1
-        self._behind.append(token)
+        self._committed.append(token)
         self._rows = {}
 
     def forced(self, limit: int, path: Seq[int] = ()) -> list[int]:
@@ -237,8 +237,8 @@ class GrammarState:
     def _walk(self, path: Seq[int]) -> tuple[LLMatcher, bool]:
         """Move the walker to the end of `path`; return it, and whether it got there."""
         if self._walker is None:
-            self._walker, self._path, self._behind = self._text.deep_copy(), [], []
-        whole, behind = [*self._behind, *path], len(self._behind)
+            self._walker, self._path, self._committed = self._text.deep_copy(), [], []
+        whole, committed = [*self._committed, *path], len(self._committed)
         pairs = zip(self._path, whole, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if back := len(self._path) - common:
@@ -246,8 +246,8 @@ class GrammarState:
         missing = whole[common:]
         taken = self._walker.try_consume_tokens(missing) if missing else 0
         self._path = whole[: common + taken]
-        if len(self._path) >= behind:
-            self._path, self._behind = self._path[behind:], []
+        if len(self._path) >= committed:
+            self._path, self._committed = self._path[committed:], []
         return self._walker, taken == len(missing)
 
 

@@ -36,11 +36,13 @@ def without_right_recursion(lark: str) -> str:
     statements = _STATEMENT.split(lark)
     rules = [_RULE.fullmatch(each) for each in statements]
     parsed = [(rule[1], _alternatives(rule[2])) if rule else ("", []) for rule in rules]
-    sure: set[str] = set()  # names of rules that surely never match empty text
+    nonempty: set[str] = set()  # rules that never match empty text
     for _ in range(_PASSES):
-        sure |= {name for name, parts in parsed if parts and all(_nonempty(p, sure) for p in parts)}
+        nonempty |= {
+            name for name, parts in parsed if parts and all(_nonempty(p, nonempty) for p in parts)
+        }
     return "".join(
-        _rewritten(name, parts, sure) or each
+        _rewritten(name, parts, nonempty) or each
         for each, (name, parts) in zip(statements, parsed, strict=True)
     )
 
@@ -60,17 +62,17 @@ def _alternatives(body: str) -> list[list[str]]:
     return [] if depth or _TOKEN.sub("", body) else found
 
 
-def _nonempty(tokens: Sequence[str], sure: Collection[str]) -> bool:
-    """Whether a sequence surely never matches empty text; groups are not considered."""
+def _nonempty(tokens: Sequence[str], nonempty: Collection[str]) -> bool:
+    """Whether a sequence is known never to match empty text; groups are not considered."""
     depth = 0
     for token, after in zip(tokens, [*tokens[1:], "."], strict=False):
         depth += (token == "(") - (token == ")")
-        if not depth and after[0] not in "?*{" and (token in sure or _NONEMPTY.match(token)):
+        if not depth and after[0] not in "?*{" and (token in nonempty or _NONEMPTY.match(token)):
             return True
     return False
 
 
-def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) -> str | None:
+def _rewritten(name: str, alternatives: list[list[str]], nonempty: Collection[str]) -> str | None:
     """Return the rule without right recursion; None if it has none or must stay unchanged. `x name`
     is a step x; `x name?` is a step x and an end x; `x (y name)?` is a step x y and an end x."""
     steps: list[list[str]] = []
@@ -88,9 +90,9 @@ def _rewritten(name: str, alternatives: list[list[str]], sure: Collection[str]) 
             ends.append(before)
         else:
             ends.append(tokens)
-    clear = all(_nonempty(step, sure) and name not in step for step in steps)
+    clear = all(_nonempty(step, nonempty) and name not in step for step in steps)
     # In an end that contains the rule, nonempty text must come before it.
-    clear &= all(_nonempty(end[: end.index(name)], sure) for end in ends if name in end)
+    clear &= all(_nonempty(end[: end.index(name)], nonempty) for end in ends if name in end)
     if not (steps and ends and clear and name.islower()):
         return None
     repeated, spoken = f"{name}: ({_join(steps)})*", [end for end in ends if end]

@@ -34,9 +34,9 @@ def load_vocabulary(
     that end a text, by default the tokenizer's own. Raises ModelError."""
     try:
         backend = _backend(path, revision, trust_remote_code)
-        plain = LLTokenizer(backend.to_str())
-        words = _Words(backend, plain, width=vocab_size or 0)
-        ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(plain.eos_tokens)
+        unpadded = LLTokenizer(backend.to_str())
+        words = _Words(backend, unpadded, width=vocab_size or 0)
+        ends = sorted(i for i in eos_ids if i < len(words.tokens)) or list(unpadded.eos_tokens)
         return LLTokenizer(TokenizerWrapper(words), eos_token=ends)
     except Exception as error:  # the Rust library and transformers raise any class
         reason = one_line(error)
@@ -70,15 +70,15 @@ class _Words:
 
     bos_token_id: int | None = None
 
-    def __init__(self, backend: Tokenizer, plain: LLTokenizer, *, width: int) -> None:
-        self.tokens = [plain.decode_bytes([i]) for i in range(plain.vocab_size)]
+    def __init__(self, backend: Tokenizer, unpadded: LLTokenizer, *, width: int) -> None:
+        self.tokens = [unpadded.decode_bytes([i]) for i in range(unpadded.vocab_size)]
         self.special_token_ids = [  # except the byte 0xff, which llguidance uses to mark them
             i
             for i, token in enumerate(self.tokens)
-            if plain.is_special_token(i) and token not in (b"", _BYTE_FF)
+            if unpadded.is_special_token(i) and token not in (b"", _BYTE_FF)
         ]
         self.tokens += [b""] * (width - len(self.tokens))
-        self.eos_token_id: int = plain.eos_token
+        self.eos_token_id: int = unpadded.eos_token
         self._backend = backend
         names = [self.tokens[i].decode("utf-8", "replace") for i in self.special_token_ids]
         self._spelled = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))

@@ -181,8 +181,8 @@ def parameters_in(folder: Path) -> int | None:
     """Return how many numbers a folder's safetensors hold, by their headers. None if none can be
     read, or some are quantised: then one stored number may hold several."""
     found = _tensors_in(folder)
-    plain = {dtype for _, dtype in found} <= {"F64", "F32", "F16", "BF16"}
-    return sum(count for count, _ in found) or None if plain else None
+    is_unquantised = {dtype for _, dtype in found} <= {"F64", "F32", "F16", "BF16"}
+    return sum(count for count, _ in found) or None if is_unquantised else None
 
 
 def dtypes_in(folder: Path) -> frozenset[str]:

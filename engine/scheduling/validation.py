@@ -32,17 +32,17 @@ def refusal(submit: Submit, ready: Ready) -> str | None:
         _ids_refusal(params, ready)
         or _range_refusal(params)
         or _speculation_refusal(params, ready)
-        or _begun_refusal(submit, ready)
+        or _resumed_refusal(submit, ready)
     )
 
 
-def _begun_refusal(submit: Submit, ready: Ready) -> str | None:
-    """Return why a reply to this request cannot have begun with these tokens, or None."""
-    begun, most = submit.begun.tokens, submit.params.max_tokens
+def _resumed_refusal(submit: Submit, ready: Ready) -> str | None:
+    """Return why a reply to this request cannot be resumed after these tokens, or None."""
+    reply, most = submit.begun.tokens, submit.params.max_tokens
     room = min(most, ready.max_model_len - len(submit.prompt))
-    if len(begun) > room:
-        return f"the resumed reply has {len(begun)} tokens; at most {room} fit"
-    outside = _outside(begun, ready.vocab_size)
+    if len(reply) > room:
+        return f"the resumed reply has {len(reply)} tokens; at most {room} fit"
+    outside = _outside(reply, ready.vocab_size)
     if outside is None:
         return None
     return f"the resumed reply has the token id {outside}, which no token has"
@@ -78,15 +78,17 @@ def _range_refusal(p: SamplingParams) -> str | None:
 
 
 def _speculation_refusal(params: SamplingParams, ready: Ready) -> str | None:
-    own = params.speculation
-    if own is None:
+    settings = params.speculation
+    if settings is None:
         return None
-    if own.max_draft is not None and not 0 <= own.max_draft <= ready.k_max:
-        return f"speculation.max_draft is {own.max_draft}; allowed is 0 to {ready.k_max}"
-    for name in own.proposers or ():
+    if settings.max_draft is not None and not 0 <= settings.max_draft <= ready.k_max:
+        return f"speculation.max_draft is {settings.max_draft}; allowed is 0 to {ready.k_max}"
+    for name in settings.proposers or ():
         if name not in ready.proposers:
             known = ", ".join(ready.proposers) or "none"
             return f"speculation.proposers names {name[:64]!r}; this engine has: {known}"
-    if own.proposers is not None and not 0 < len(set(own.proposers)) == len(own.proposers):
+    if settings.proposers is not None and not 0 < len(set(settings.proposers)) == len(
+        settings.proposers
+    ):
         return "speculation.proposers must name at least one proposer, and each once"
     return None

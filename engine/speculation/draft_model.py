@@ -148,20 +148,20 @@ class DraftModelProposer(Proposer):
         sent = draws.enqueue(output.logits, compared).sent[:1] if compared else []
         return InFlight(drafts, starts, compared, sent, output.take(last))
 
-    def enqueue(self, flight: InFlight, table: Numbers) -> Tensor:
+    def enqueue(self, pending: InFlight, table: Numbers) -> Tensor:
         """Enqueue the chains. `table`: parameters of the rows that their tokens are drawn from, as
         in row_params.Plan. Returns chain_graphs.DraftedChains.ids."""
-        chains = self._unseen_chain(flight.drafts, flight.starts, flight.output, table)
-        flight.sent.append(chains.drawn)
+        chains = self._unseen_chain(pending.drafts, pending.starts, pending.output, table)
+        pending.sent.append(chains.drawn)
         return chains.ids
 
-    def finish(self, flight: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
-        """Return the proposals of the sequences in `flight`, in order. `numbers`: the values of
-        `flight.sent`."""
-        if flight.compared:
-            self.agreements = agreements(flight.compared, *numbers[0][:2].tolist())
-        self._take_chains(flight.drafts, read_chains(numbers[-1], len(flight.drafts)))
-        return [draft.proposal(self.name) for draft in flight.drafts]
+    def finish(self, pending: InFlight, numbers: Seq[Numbers]) -> list[Proposal]:
+        """Return the proposals of the sequences in `pending`, in order. `numbers`: the values of
+        `pending.sent`."""
+        if pending.compared:
+            self.agreements = agreements(pending.compared, *numbers[0][:2].tolist())
+        self._take_chains(pending.drafts, read_chains(numbers[-1], len(pending.drafts)))
+        return [draft.proposal(self.name) for draft in pending.drafts]
 
     def _compare(self, output: ModelOutput, compared: list[Rows]) -> list[Agreement]:
         draws = self._draws

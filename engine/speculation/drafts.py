@@ -32,8 +32,8 @@ class Draft(msgspec.Struct):
     plain: Plain | None = None  # how its tokens are drawn, if that needs no history
     tokens: list[int] = []
     confidences: list[float] = []  # one for each of `tokens`
-    second_best: list[int] = []  # at each place of `tokens`; NO_TOKEN: none
-    forced: set[int] = set()  # places in `tokens` filled by the grammar
+    second_best: list[int] = []  # one for each of `tokens`; NO_TOKEN: none
+    forced: set[int] = set()  # indices of `tokens` that the grammar added
     run: int = 0  # how many of `tokens` the drafter has run
     ended: bool = False
 
@@ -58,8 +58,8 @@ class Draft(msgspec.Struct):
         self.second_best += [NO_TOKEN] * len(forced)
 
     def proposal(self, source: str) -> Proposal:
-        sure, second_best = self.confidences, self.second_best
-        return Proposal(self.tokens, None, source, frozenset(self.forced), sure, second_best)
+        facts = frozenset(self.forced), self.confidences, self.second_best
+        return Proposal(self.tokens, None, source, *facts)
 
     def take(self, token: int, margin: float, second: int, eos_ids: Collection[int]) -> None:
         """Append one draft token, with the second-best one, or end if nothing could be drawn or the

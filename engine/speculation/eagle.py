@@ -98,10 +98,10 @@ class _Tree:
 
     def proposal(self, name: str) -> Proposal:
         best = self.best()
-        places = {node: at for at, node in enumerate(best)}
+        index_of = {node: at for at, node in enumerate(best)}
         return Proposal(
             [self.tokens[node] for node in best],
-            [places.get(self.parents[node], -1) for node in best],
+            [index_of.get(self.parents[node], -1) for node in best],
             name,
             confidences=[log_odds(self.sums[node]) for node in best],
         )
@@ -199,7 +199,7 @@ class EagleProposer(Proposer):
         logs, at = scores.log_softmax(-1).topk(min(_RANKS, len(self._ids)))
         both = torch.stack([self._ids[at], logs.view(torch.int32)]).cpu().numpy()
         each = zip(both[0].tolist(), both[1].view(np.float32).tolist(), strict=True)
-        return [list(zip(*own, strict=True)) for own in each]
+        return [list(zip(*pairs, strict=True)) for pairs in each]
 
     # -- the layer ---------------------------------------------------------------------------------
 
@@ -216,13 +216,13 @@ class EagleProposer(Proposer):
             at = np.arange(tree.before - tree.ready, tree.before)
             tokens = np.array(tree.seq.tokens[at[0] + 1 : tree.before + 1])
             blocks = np.array(tree.seq.blocks, np.int64)
-            own = blocks[every * (every * size < tree.before)]  # padded with the first
-            each.append((tokens, at, blocks[at // size] * size + at % size, own))
+            padded = blocks[every * (every * size < tree.before)]  # padded with the first
+            each.append((tokens, at, blocks[at // size] * size + at % size, padded))
         numbers = [np.concatenate(parts) for parts in zip(*each, strict=True)]
-        table, places = _table([tree.ready for tree in trees])
+        table, cells = _table([tree.ready for tree in trees])
         until = np.c_[numbers[1][table], [tree.before - 1 for tree in trees]][:, :, None]
-        there = to_device(self._head.device, [*numbers, table, places, table.max(1), until, *noise])
-        words, where, slots, pages, *grid, last, bounds = there[:8]
+        sent = to_device(self._head.device, [*numbers, table, cells, table.max(1), until, *noise])
+        words, where, slots, pages, *grid, last, bounds = sent[:8]
         visible = torch.arange(length * size, device=bounds.device) <= bounds
         kept = list[Tensor]()
 
@@ -234,7 +234,7 @@ class EagleProposer(Proposer):
             return _attend(queries, kept, grid, visible[:, :-1])
 
         outs = self._head(words, self._head.mix(torch.cat(rows)), where, attend)
-        return [outs.index_select(0, last), visible[:, -1:], *kept, *there[8:]]
+        return [outs.index_select(0, last), visible[:, -1:], *kept, *sent[8:]]
 
     def _extend(self, trees: Seq[_Tree], level: int, rows: Tensor, *kept: Tensor) -> list[Tensor]:
         """Make the entries of the nodes to extend; return the layer's output for each, and the
@@ -242,23 +242,23 @@ class EagleProposer(Proposer):
         text, *both = kept
         nodes = [(tree, node) for tree in trees for node in tree.frontier]
         numbers = [(t.tokens[node], t.before + level, t.rows[node]) for t, node in nodes]
-        table, places = _table([len(tree.frontier) for tree in trees])
+        table, cells = _table([len(tree.frontier) for tree in trees])
         seen = np.zeros((*table.shape, (level + 1) * _BREADTH), np.bool_)
-        for place, (tree, node) in zip(places, nodes, strict=True):
-            seen.reshape(table.size, -1)[place, tree.entries[node]] = True
-        of, entry = np.divmod(places, table.shape[1])
+        for slot, (tree, node) in zip(cells, nodes, strict=True):
+            seen.reshape(table.size, -1)[slot, tree.entries[node]] = True
+        of, entry = np.divmod(cells, table.shape[1])
         slots = of * both[0].shape[2] + text.shape[2] + level * _BREADTH + entry
-        parts = [np.array(numbers).T, table, places, slots, seen.view(np.int64)]
-        there = to_device(self._head.device, [*parts, *self._noise(trees, level + 1)])
-        (words, where, parents), *grid, into, own = there[:5]
-        visible = torch.cat([text.expand(-1, table.shape[1], -1), own.view(torch.bool)], -1)
+        parts = [np.array(numbers).T, table, cells, slots, seen.view(np.int64)]
+        sent = to_device(self._head.device, [*parts, *self._noise(trees, level + 1)])
+        (words, where, parents), *grid, into, among_nodes = sent[:5]
+        visible = torch.cat([text.expand(-1, table.shape[1], -1), among_nodes.view(torch.bool)], -1)
 
         def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             for each, new in zip(both, (keys, values), strict=True):
                 each.flatten(1, 2).index_copy_(1, into, new.transpose(0, 1))
             return _attend(queries, both, grid, visible)
 
-        return [self._head(words, rows.index_select(0, parents), where, attend), *there[5:]]
+        return [self._head(words, rows.index_select(0, parents), where, attend), *sent[5:]]
 
 
 def _of_like_size(trees: Seq[_Tree]) -> list[list[_Tree]]:
@@ -271,19 +271,21 @@ def _of_like_size(trees: Seq[_Tree]) -> list[list[_Tree]]:
 
 
 def _table(counts: Seq[int]) -> tuple[Numbers, Numbers]:
-    """Return the rows of trees with so many each as a table padded with row 0, and their places."""
-    there = np.arange(max(counts)) < np.array(counts)[:, None]
-    return np.where(there, there.cumsum().reshape(there.shape) - 1, 0), np.flatnonzero(there)
+    """Return the rows of trees with so many each as a table padded with row 0, and their cells."""
+    is_used = np.arange(max(counts)) < np.array(counts)[:, None]
+    return np.where(is_used, is_used.cumsum().reshape(is_used.shape) - 1, 0), np.flatnonzero(
+        is_used
+    )
 
 
 def _attend(queries: Tensor, kept: Seq[Tensor], grid: Seq[Tensor], visible: Tensor) -> Tensor:
     """Return attention of `[rows, heads, dim]` over `kept` `[kv_heads, trees, slots, dim]`, with
     mask bool `[trees, places, slots]`, as `[rows, heads * dim]`. `grid`: as of `_table`."""
-    (keys, values), (table, places) = (each[:, :, : visible.shape[2]] for each in kept), grid
+    (keys, values), (table, cells) = (each[:, :, : visible.shape[2]] for each in kept), grid
     # The heads of a KV head are rows of it, so that no kernel repeats keys and values for them.
-    own = queries.view(len(queries), len(keys), -1, queries.shape[2])
-    own = own.transpose(0, 1).index_select(1, table.flatten())
-    visible = visible[:, :, None].expand(-1, -1, own.shape[2], -1).flatten(1, 2)[None]
-    asked = own.view(len(keys), len(table), -1, own.shape[3])
+    grouped = queries.view(len(queries), len(keys), -1, queries.shape[2])
+    grouped = grouped.transpose(0, 1).index_select(1, table.flatten())
+    visible = visible[:, :, None].expand(-1, -1, grouped.shape[2], -1).flatten(1, 2)[None]
+    asked = grouped.view(len(keys), len(table), -1, grouped.shape[3])
     found = scaled_dot_product_attention(asked, keys, values, visible)
-    return found.reshape(own.shape).index_select(1, places).transpose(0, 1).flatten(1)
+    return found.reshape(grouped.shape).index_select(1, cells).transpose(0, 1).flatten(1)

@@ -39,10 +39,10 @@ class Pool:
 
     def add(self, gram: Gram) -> None:
         self._drop(gram)
-        own = self._by_first.setdefault(gram[0], {})
-        self._grams[gram] = own[gram] = None
-        if len(own) > self._each:
-            self._drop(next(iter(own)))
+        grams = self._by_first.setdefault(gram[0], {})
+        self._grams[gram] = grams[gram] = None
+        if len(grams) > self._each:
+            self._drop(next(iter(grams)))
         if len(self._grams) > self._most:
             self._drop(next(iter(self._grams)))
 
@@ -160,13 +160,13 @@ class LookaheadProposer(Proposer):
         return [self._proposal(chunk) if chunk.k and chunk.samples else EMPTY for chunk in chunks]
 
     def learn(self, verified: Seq[Verified]) -> None:
-        for own in verified:
-            if own.proposal.source != self.name:
+        for item in verified:
+            if item.proposal.source != self.name:
                 continue
-            state = self._states[own.seq]
-            drawn = _drawn_by_column(state.window, own)
+            state = self._states[item.seq]
+            drawn = _drawn_by_column(state.window, item)
             if any(token is not None for token in drawn):
-                for gram in state.window.move(own.seq.tokens[-1], drawn):
+                for gram in state.window.move(item.seq.tokens[-1], drawn):
                     state.pool.add(gram)
 
     def forget(self, seq: Sequence) -> None:
@@ -190,16 +190,16 @@ class LookaheadProposer(Proposer):
         return tree.proposal(self.name)
 
 
-def _drawn_by_column(window: Window, own: Verified) -> list[int | None]:
+def _drawn_by_column(window: Window, item: Verified) -> list[int | None]:
     """Return, by column of the window, the target's token after it; None if the column was not in
     the forward, or nothing could be drawn."""
-    places = zip(own.proposal.parents, own.proposal.tokens, strict=True)
-    nodes = {place: node for node, place in enumerate(places)}
+    keys = zip(item.proposal.parents, item.proposal.tokens, strict=True)
+    nodes = {key: node for node, key in enumerate(keys)}
     drawn = list[int | None]()
     for column in range(window.columns):
         node: int | None = -1
         for token in window.path(column):
             node = None if node is None else nodes.get((node, token))
-        token = -1 if node is None else own.drawn[1 + node]
+        token = -1 if node is None else item.drawn[1 + node]
         drawn.append(token if token >= 0 else None)
     return drawn

@@ -94,19 +94,20 @@ class MedusaProposer(Proposer):
         scales = np.array([self._processor.fields(seq).scale for seq, _ in rows])
         positions = np.array([seq.num_tokens + head for seq, head in rows])
         if noise := noise_numbers(scales, [seq.params.seed for seq, _ in rows], positions):
-            words, there = token_words_of(vocab, ids.device)[ids], to_device(ids.device, noise)
-            scores = with_noise(scores.flatten(0, 1), words.flatten(0, 1), *there).view_as(ids)
-        best, places = scores.topk(min(self._ranks, vocab))
+            words, flat = token_words_of(vocab, ids.device)[ids], scores.flatten(0, 1)
+            noise_on_device = to_device(ids.device, noise)
+            scores = with_noise(flat, words.flatten(0, 1), *noise_on_device).view_as(ids)
+        best, ranks = scores.topk(min(self._ranks, vocab))
         logs = best - scores.logsumexp(-1, keepdim=True)
-        both = torch.stack([ids.gather(-1, places).int(), logs.view(torch.int32)]).cpu()
+        both = torch.stack([ids.gather(-1, ranks).int(), logs.view(torch.int32)]).cpu()
         return both[0].tolist(), both[1].view(torch.float32).tolist()
 
     def _tree(self, tokens: Seq[Seq[int]], logs: Seq[Seq[float]], k: int) -> Proposal:
         paths = likeliest(logs, k, self._below)
-        places = {path: node for node, path in enumerate(paths)}
+        index_of = {path: node for node, path in enumerate(paths)}
         return Proposal(
             [tokens[len(path) - 1][path[-1]] for path in paths],
-            [places.get(path[:-1], -1) for path in paths],
+            [index_of.get(path[:-1], -1) for path in paths],
             self.name,
             confidences=[log_odds(chance) for chance in paths.values()],
         )

@@ -79,15 +79,18 @@ class Proposal(msgspec.Struct, frozen=True):
             self.second_best[:size],
         )
 
-    def branched(self, places: Seq[int], size: int, most: int) -> Proposal:
+    def branched(self, nodes: Seq[int], size: int, most: int) -> Proposal:
         """Return the first `size` nodes of a chain, and the second-best tokens at the first of
-        `places` that have one, at most `most`."""
+        `nodes` that have one, at most `most`."""
         trimmed = self.trim(size)
-        known = trimmed.second_best and [at for at in places if trimmed.second_best[at] >= 0][:most]
+        known = (
+            trimmed.second_best
+            and [node for node in nodes if trimmed.second_best[node] >= 0][:most]
+        )
         if not known:
             return trimmed
-        tokens = [*trimmed.tokens, *(self.second_best[place] for place in known)]
-        parents = [*trimmed.parents, *(place - 1 for place in known)]
+        tokens = [*trimmed.tokens, *(self.second_best[node] for node in known)]
+        parents = [*trimmed.parents, *(node - 1 for node in known)]
         return Proposal(tokens, parents, self.source, trimmed.forced)
 
 

@@ -121,16 +121,17 @@ class Acceptor:
 
     def walk(self, sampled: list[Sampled], output: ModelOutput, drawn: Seq[Drawn]) -> None:
         """Verify each proposal with its `drawn` tokens, or by the slow path if there are none."""
-        slow = [item for item, own in zip(sampled, drawn, strict=True) if own.tokens is None]
+        both = [*zip(sampled, drawn, strict=True)]
+        slow = [item for item, (tokens, _) in both if tokens is None]
         results = iter(self._slow(slow, output) if slow else ())
-        for item, own in zip(sampled, drawn, strict=True):
-            result = next(results) if own.tokens is None else walk(item.proposal, own.tokens)
+        for item, (tokens, logprobs) in both:
+            result = next(results) if tokens is None else walk(item.proposal, tokens)
             constraint = item.chunk.seq.constraint
             if constraint is not None and constraint.error:
                 item.finish, item.error, item.bad_request = "error", constraint.error, True
             elif result.tokens:
                 self._keep(item, result)
-                item.logprobs = own.logprobs and [own.logprobs[i] for i in item.rows]
+                item.logprobs = logprobs and [logprobs[i] for i in item.rows]
             else:
                 sentence = NOT_FINITE if constraint is None else NOTHING_LEFT
                 item.finish, item.error = "error", sentence

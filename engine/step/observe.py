@@ -143,7 +143,7 @@ def _count_draft_tokens(gauges: StepMetrics, sampling: list[SequenceStep], main:
         return
     proposed_at, accepted_at, k_counts = [0] * most, [0] * most, [0] * (most + 1)
     by_proposer: dict[str, tuple[int, int]] = {}
-    behind = [0] * len(_CONTEXTS), [0] * len(_CONTEXTS)
+    by_context = [0] * len(_CONTEXTS), [0] * len(_CONTEXTS)
     for part in sampling:
         proposed, accepted, (forced, kept) = part.proposed, part.accepted, part.forced
         k_counts[proposed] += 1
@@ -162,11 +162,11 @@ def _count_draft_tokens(gauges: StepMetrics, sampling: list[SequenceStep], main:
             by_proposer[part.source] = before[0] + proposed, before[1] + accepted
         else:
             at = bisect_left(_CONTEXTS, part.context)
-            behind[0][at] += proposed
-            behind[1][at] += accepted
-    gauges.proposed_behind, gauges.accepted_behind = behind
-    if total := sum(behind[0]):
-        by_proposer[main] = total, sum(behind[1])
+            by_context[0][at] += proposed
+            by_context[1][at] += accepted
+    gauges.proposed_behind, gauges.accepted_behind = by_context
+    if total := sum(by_context[0]):
+        by_proposer[main] = total, sum(by_context[1])
     gauges.num_proposed = sum(proposed_at)
     gauges.num_accepted = sum(accepted_at)
     gauges.by_proposer = by_proposer

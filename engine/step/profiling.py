@@ -72,22 +72,18 @@ def profile_at_start(
     alone = row_counts(ROWS_OF_ONE, k_max)
     single = targets.points((1, n) for n in alone if n <= schedule.max_step_tokens)
     several = profile_batches(targets, k_max, schedule) if single[1:] else {}
-    plain = {n: points[0][1] for n, points in several.items()}
-    rest = profile_plain(targets, (n for n in times_four(16, most) if n not in plain))
+    baselines = {n: points[0][1] for n, points in several.items()}
+    sizes = [*times_four(16, most)]
+    rest = targets.points((n, 1) for n in sizes if n not in baselines)
     larger = {n: [(n, seconds)] for n, seconds in rest}
     return Profile(
-        target=[*single, *((n, plain[n]) for n in times_four(16, most) if n in plain), *rest],
+        target=[*single, *((n, baselines[n]) for n in sizes if n in baselines), *rest],
         draft=profile_draft(drafts, k_max, times_four(1, most)) if drafts else (),
         batches={1: single, **several, **larger} if single[1:] else {},
         padded=target.padded,
         token_seconds=profile_contexts(targets, drafts, min(most, _SOME), longest),
         draft_window=drafts.window if drafts else inf,
     )
-
-
-def profile_plain(timer: ForwardTimer, numbers: Iterable[int]) -> Points:
-    """Return (sequences, seconds) of forwards with one row per sequence."""
-    return timer.points((n, 1) for n in numbers)
 
 
 def profile_another(
@@ -114,7 +110,7 @@ def profile_draft(timer: ForwardTimer, k_max: int, sequences: Iterable[int]) -> 
     steps, numbers = min(k_max, CHAINED), list(sequences)
     chained = [n for n in numbers if steps > 1 and timer.chains(n, steps)]
     points = [(n, timer.chained(n, steps)) for n in chained if timer.fits(n, 1 + steps)]
-    return [*points, *profile_plain(timer, (n for n in numbers if n not in chained))]
+    return [*points, *timer.points((n, 1) for n in numbers if n not in chained)]
 
 
 def profile_batches(timer: ForwardTimer, k_max: int, schedule: ScheduleConfig) -> dict[int, Points]:
@@ -281,10 +277,12 @@ class ForwardTimer:
         possible: the pool leaves each room to grow, and side by side they would share memory pages.
         Each gets blocks for `blocks_for` rows, if that is more."""
         sequences, rows, context = size
-        own, each = self._cache.blocks, self._blocks_each(max(rows, blocks_for), context)
-        apart = len(own) // sequences
+        blocks, each = self._cache.blocks, self._blocks_each(max(rows, blocks_for), context)
+        apart = len(blocks) // sequences
         return [
-            Segment(list(islice(self._tokens, rows)), context, [*own[first : first + each]], rows)
+            Segment(
+                list(islice(self._tokens, rows)), context, [*blocks[first : first + each]], rows
+            )
             for first in range(0, sequences * apart, apart)
         ]
 

@@ -108,12 +108,12 @@ def ending(seq: Sequence, finish: FinishReason, stop_token: int | None = None) -
     )
 
 
-def begun_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
+def resumed_ending(seq: Sequence, acceptor: Acceptor, room: int) -> Output | None:
     """Return the final Output of a resumed sequence if it is complete; None if it continues."""
-    begun = seq.tokens[seq.num_prompt :]
-    size, finish, stop_token = acceptor.cut(seq, begun)
-    if size < len(begun):
-        message = f"the resumed reply ends at its token {size}, but {len(begun)} tokens were given"
+    reply = seq.tokens[seq.num_prompt :]
+    size, finish, stop_token = acceptor.cut(seq, reply)
+    if size < len(reply):
+        message = f"the resumed reply ends at its token {size}, but {len(reply)} tokens were given"
         return Output(id=seq.id, finish="error", error=message, bad_request=True)
     if finish is None and room > 0:
         return None

@@ -43,8 +43,8 @@ def _parts(hidden: Tensor | None, rows: list[list[int]]) -> Seq[Tensor | None]:
     """Split `hidden` by item, with one device copy."""
     if hidden is None or not rows:
         return [None] * len(rows)
-    there = copied_to_device(np.array([row for own in rows for row in own]), hidden.device)
-    return torch.split(hidden.index_select(0, there), [len(own) for own in rows])
+    indices = copied_to_device(np.concatenate(rows), hidden.device)
+    return torch.split(hidden.index_select(0, indices), [len(each) for each in rows])
 
 
 def _verified(item: Sampled, rows: list[int], hidden: Tensor | None) -> Verified:
