@@ -78,11 +78,11 @@ def _chunks(root, end, CHUNK: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.con
 
 
 @triton.jit
-def _rows(start, step, there, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Load `[rows, WIDTH]`; zeros beyond `DIM` and in rows that are not `there`."""
+def _rows(start, step, valid, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Load `[rows, WIDTH]`; zeros beyond `DIM` and in rows that are not `valid`."""
     inside = tl.arange(0, WIDTH) < DIM
     at = start + step[:, None] + tl.arange(0, WIDTH)[None, :]
-    return tl.load(at, there[:, None] & inside[None, :], 0.0)
+    return tl.load(at, valid[:, None] & inside[None, :], 0.0)
 
 
 @triton.jit
@@ -96,16 +96,16 @@ def _bits(rows, row, live, steps, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _seen(rows, origin, node, there, index, early, late, own, steps, WINDOW: tl.constexpr):
+def _seen(rows, origin, node, valid, index, early, late, where, steps, WINDOW: tl.constexpr):
     """Return which keys each line sees, `[lines, keys]`. `node`: key index relative to the root,
     whose row is `origin`; from there on, a key has the position of its row."""
     bits = tl.where((node < 32)[None, :], early[:, None], late[:, None])
     seen = (node < 0)[None, :] | (((bits >> (node & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
-        position = tl.load(rows + (origin + node) * ROW, (node >= 0) & there, 0) + steps
+        position = tl.load(rows + (origin + node) * ROW, (node >= 0) & valid, 0) + steps
         position = tl.where(node < 0, index, position)
-        seen = seen & (own[:, None] - position[None, :] < WINDOW)
-    return seen & there[None, :]
+        seen = seen & (where[:, None] - position[None, :] < WINDOW)
+    return seen & valid[None, :]
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def attend_splits(
     end, root, origin = tl.load(piece + 2) + steps, tl.load(piece + 3) + steps, tl.load(piece + 4)
     table = pages + tl.load(piece + 5)
     kv_head, row, head, live = _lines(piece, GROUP, SHARED, TILE)
-    early, late, own = _bits(rows, row, live, steps, WINDOW)
+    early, late, where = _bits(rows, row, live, steps, WINDOW)
     step = head * query_head + row.to(tl.int64) * query_row
     q = _rows(query, step, live, KEY_DIM, KEY_WIDTH)
     top = tl.full([TILE], float("-inf"), tl.float32)
@@ -143,17 +143,17 @@ def attend_splits(
     for i in range(0, chunks * (CHUNK // BLOCK)):
         chunk = first + i // (CHUNK // BLOCK) * SPLITS
         index = chunk * CHUNK + i % (CHUNK // BLOCK) * BLOCK + tl.arange(0, BLOCK)
-        there = index < end  # later slots may hold anything, and 0 x NaN is NaN
-        page = tl.load(table + index // PAGE, there, 0).to(tl.int64)
+        valid = index < end  # later slots may hold anything, and 0 x NaN is NaN
+        page = tl.load(table + index // PAGE, valid, 0).to(tl.int64)
         slot = page * PAGE + index % PAGE
-        k = _rows(keys + kv_head * key_head, slot * key_slot, there, KEY_DIM, KEY_WIDTH)
+        k = _rows(keys + kv_head * key_head, slot * key_slot, valid, KEY_DIM, KEY_WIDTH)
         k = k.to(q.dtype)
-        seen = _seen(rows, origin, index - root, there, index, early, late, own, steps, WINDOW)
+        seen = _seen(rows, origin, index - root, valid, index, early, late, where, steps, WINDOW)
         scores = tl.where(seen, _scores(q, k, scale, SOFTCAP), float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # 0 for lines that saw no key yet
         weights, shrunk = tl.exp2(scores - base[:, None]), tl.exp2(top - base)
-        v = _rows(values + kv_head * value_head, slot * value_slot, there, VALUE_DIM, VALUE_WIDTH)
+        v = _rows(values + kv_head * value_head, slot * value_slot, valid, VALUE_DIM, VALUE_WIDTH)
         v = v.to(q.dtype)
         parts = tl.dot(weights.to(v.dtype), v, parts * shrunk[:, None], input_precision="ieee")
         total, top = total * shrunk + tl.sum(weights, 1), higher

@@ -43,14 +43,14 @@ class Heads(NamedTuple):
 
 
 @triton.jit
-def _normalised(x, weight, lanes, there, epsilon, offset, WIDTH: tl.constexpr):
+def _normalised(x, weight, lanes, mask, epsilon, offset, WIDTH: tl.constexpr):
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + epsilon)
-    return x * scale * _factors(weight + lanes, there, offset)
+    return x * scale * _factors(weight + lanes, mask, offset)
 
 
 @triton.jit
-def _factors(weight, there, offset):
-    return tl.load(weight, there, 0.0).to(tl.float32) + offset
+def _factors(weight, mask, offset):
+    return tl.load(weight, mask, 0.0).to(tl.float32) + offset
 
 
 @triton.jit
@@ -61,18 +61,18 @@ def add_rows(
 ):  # fmt: skip
     """Compute `added` for one row."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
-    there = lanes < WIDTH
-    x = tl.load(rows + row * step + lanes, there, 0.0).to(tl.float32)
+    mask = lanes < WIDTH
+    x = tl.load(rows + row * step + lanes, mask, 0.0).to(tl.float32)
     if POST:
-        x = _normalised(x, post, lanes, there, post_epsilon, offset, WIDTH)
+        x = _normalised(x, post, lanes, mask, post_epsilon, offset, WIDTH)
     if ADDS:
-        x = tl.load(stream + row * WIDTH + lanes, there, 0.0).to(tl.float32) + factor * x
+        x = tl.load(stream + row * WIDTH + lanes, mask, 0.0).to(tl.float32) + factor * x
         rounded = x.to(summed.dtype.element_ty)
-        tl.store(summed + row * WIDTH + lanes, rounded, there)
+        tl.store(summed + row * WIDTH + lanes, rounded, mask)
         x = rounded.to(tl.float32)
     if PRE:
-        x = _normalised(x, pre, lanes, there, pre_epsilon, offset, WIDTH)
-        tl.store(normed + row * normed_step + lanes, x.to(normed.dtype.element_ty), there)
+        x = _normalised(x, pre, lanes, mask, pre_epsilon, offset, WIDTH)
+        tl.store(normed + row * normed_step + lanes, x.to(normed.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -142,11 +142,11 @@ def gate_rows(
     """Compute `gated` for a part of one row."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    there = lanes < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + lanes, there, 0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + lanes, there, 0.0).to(tl.float32)
+    mask = lanes < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + lanes, mask, 0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + lanes, mask, 0.0).to(tl.float32)
     found = activated(gate, ACTIVATION) * up
-    tl.store(output + row * WIDTH + lanes, found.to(output.dtype.element_ty), there)
+    tl.store(output + row * WIDTH + lanes, found.to(output.dtype.element_ty), mask)
 
 
 def added(
@@ -190,24 +190,24 @@ def rotated(
     packed: Tensor,
     angles: tuple[Tensor, Tensor],
     heads: Heads,
-    places: tuple[Tensor, Tensor, Tensor] | None,
+    cache_slots: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Return rotated queries `[1, heads, rows, dim]` of `packed` `[1, rows, (heads + 2 kv_heads)
-    dim]`; rotate its keys in place. `angles`: cosine and sine `[1, rows, dim or less]`. `places`:
-    the cache's keys and values `[kv_heads, slots, dim]` and each row's slot, written as well."""
+    dim]`; rotate its keys in place. `angles`: cosine and sine `[1, rows, dim or less]`.
+    `cache_slots`: written, too: keys and values `[kv_heads, slots, dim]`, and each row's slot."""
     rows, dim, (cosine, sine) = packed.shape[1], heads.dim, angles
     queries = packed.new_empty(1, rows, heads.heads, dim)
     (query, query_epsilon, offset), (key, key_epsilon, _) = (
         norm or Norm(packed, 0.0, 0.0) for norm in (heads.query_norm, heads.key_norm)
     )
-    keys, values, slots = places or (packed, packed, packed)
+    keys, values, slots = cache_slots or (packed, packed, packed)
     rotary = cosine.shape[-1]
     rotate_heads[rows, heads.heads + 2 * heads.kv_heads](
         queries, packed, keys, values, slots, cosine, sine, query, key,
         query_epsilon, key_epsilon, offset, *keys.stride()[:2], *values.stride()[:2],
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, DIM=dim, ROTARY=rotary,
         LANES=triton.next_power_of_2(rotary // 2), REST=triton.next_power_of_2(dim - rotary + 1),
-        NORMS=heads.query_norm is not None, WRITES=places is not None, num_warps=1,
+        NORMS=heads.query_norm is not None, WRITES=cache_slots is not None, num_warps=1,
     )  # fmt: skip
     return queries.transpose(1, 2)
 

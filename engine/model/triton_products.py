@@ -95,10 +95,10 @@ def _weights(words, AT: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _given(rows, row, count, at, end, IN, EVEN: tl.constexpr):
-    there = (row < count)[None, :]
+    mask = (row < count)[None, :]
     if not EVEN:
-        there = there & (at < end)[:, None]
-    return tl.load(rows + row[None, :] * IN + at[:, None], there, 0.0)
+        mask = mask & (at < end)[:, None]
+    return tl.load(rows + row[None, :] * IN + at[:, None], mask, 0.0)
 
 
 @triton.jit
@@ -166,16 +166,16 @@ def _finish(
         if BIASED:
             other += tl.load(bias + OUT + out, out < OUT, 0.0).to(tl.float32)[:, None]
         found = activated(found.to(kind).to(tl.float32), GATE) * other.to(kind).to(tl.float32)
-    there = (row < count)[None, :] & (out < OUT)[:, None]
-    tl.store(output + row[None, :] * OUT + out[:, None], found.to(kind), there)
+    mask = (row < count)[None, :] & (out < OUT)[:, None]
+    tl.store(output + row[None, :] * OUT + out[:, None], found.to(kind), mask)
 
 
 @triton.jit
-def _sum_of(partial, part, there, FIRST: tl.constexpr, END: tl.constexpr):
+def _sum_of(partial, part, mask, FIRST: tl.constexpr, END: tl.constexpr):
     """Return the sum of the parts from FIRST to END, in order, each `part` numbers long."""
-    found = tl.zeros(there.shape, tl.float32)
+    found = tl.zeros(mask.shape, tl.float32)
     for each in range(FIRST, END):
-        found += tl.load(partial + each * part, there, 0.0, cache_modifier=".cg")
+        found += tl.load(partial + each * part, mask, 0.0, cache_modifier=".cg")
     return found
 
 
@@ -217,15 +217,15 @@ def multiply_rows(
             rows, weight + half * others, scales + half * OUT * groups, row, out, count, begin, end,
             OUT, IN, ROWS, OUTS, STEP, EVEN, KIND,
         )  # fmt: skip
-        there = (row < count)[None, :] & (out < OUT)[:, None]
+        mask = (row < count)[None, :] & (out < OUT)[:, None]
         partial = sums + row[None, :] * OUT + out[:, None]
         part = count.to(tl.int64) * OUT
-        tl.store(partial + tl.program_id(1) * part, found, there)
+        tl.store(partial + tl.program_id(1) * part, found, mask)
         tl.debug_barrier()  # all threads must have written before one reports it
         if tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1:
             tl.store(arrived + tl.program_id(0), 0)
-            found = _sum_of(partial, part, there, 0, OWN)
-            other = _sum_of(partial, part, there, OWN, PARTS)
+            found = _sum_of(partial, part, mask, 0, OWN)
+            other = _sum_of(partial, part, mask, OWN, PARTS)
             _finish(output, found, other, bias, row, out, count, OUT, BIASED, GATE)
 
 
@@ -256,8 +256,8 @@ def _packed(weight: Tensor, kind: QuantizationName) -> tuple[Tensor, Tensor]:
         numbers = numbers.round().clamp(max=7) + 8
     bits = 16 // per
     fields = (numbers.int() & (1 << bits) - 1).unflatten(-1, (per, -1))
-    places = torch.arange(0, 16, bits, dtype=torch.int32, device=weight.device)[:, None]
-    words = (fields << places).sum(-2, dtype=torch.int32)
+    shifts = torch.arange(0, 16, bits, dtype=torch.int32, device=weight.device)[:, None]
+    words = (fields << shifts).sum(-2, dtype=torch.int32)
     return words.short().flatten(1), scales.squeeze(-1)
 
 
