@@ -3,8 +3,8 @@ device, as one line of JSON, which `limits` turns into a table.
 
 The target has the shape of Llama 3.1 8B, the draft that of Llama 3.2 1B, both in bfloat16.
 Attention is our kernel (`triton`), K is 4, each prompt has 1000 tokens. Numbers from the device are
-zeros, so every guess is accepted, and a step adds five tokens to each sequence. It repeats this
-with sequences that all request `limits.FIELDS`, and with `flashinfer` (`planned`).
+zeros, so every draft token is accepted, and a step adds five tokens to each sequence. It repeats
+this with sequences that all request `limits.FIELDS`, and with `flashinfer` (`planned`).
 """
 
 from __future__ import annotations

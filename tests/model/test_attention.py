@@ -110,10 +110,10 @@ def test_each_path_of_a_tree_is_a_chain(
 ) -> None:
     """Law: a node's logits are those of its root-to-node path run as plain text. It does not see
     siblings and cousins, and its position follows from its depth, not its index."""
-    context, guesses = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
+    context, draft_tokens = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
     runner.forward([Segment(context[:-committed], 0, blocks, 0)])
     segment = Segment(
-        context[-committed:] + guesses,
+        context[-committed:] + draft_tokens,
         len(context) - committed,
         blocks,
         len(TREE) + 1,
@@ -122,7 +122,7 @@ def test_each_path_of_a_tree_is_a_chain(
     found = runner.forward([segment]).logits
     close(found[0], eager(context)[-1])
     for node, above in enumerate(ancestors_of(TREE)):
-        path = [guesses[i] for i in [*above, node]]
+        path = [draft_tokens[i] for i in [*above, node]]
         close(found[1 + node], eager(context + path)[-1])
 
 
@@ -131,15 +131,15 @@ def test_an_accepted_branch_moved_into_order_is_a_chain(runner: ModelRunner, eag
     computed in order."""
     cache, blocks = KVCache(40, BLOCK, "cpu"), SCATTERED
     runner = ModelRunner(runner.model, cache, "target")
-    context, guesses = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
-    runner.forward([Segment(context + guesses, 0, blocks, 0, tail_parents=TREE)])
+    context, draft_tokens = TOKENS[:21], [(11 * i + 2) % tiny.VOCAB for i in range(len(TREE))]
+    runner.forward([Segment(context + draft_tokens, 0, blocks, 0, tail_parents=TREE)])
     path = [0, 2, 6, 7]  # each node is the parent of the next
 
     def slots(indices: list[int]) -> list[int]:
         return [blocks[i // BLOCK] * BLOCK + i % BLOCK for i in indices]
 
     cache.move(slots([21 + n for n in path]), slots([21 + n for n in range(len(path))]))
-    text = [*context, *(guesses[n] for n in path), 77]
+    text = [*context, *(draft_tokens[n] for n in path), 77]
     found = runner.forward([Segment([77], len(text) - 1, blocks, 1)]).logits
     close(found[0], eager(text)[-1])
 

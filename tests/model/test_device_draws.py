@@ -23,7 +23,7 @@ from engine.sampling.plain import Rows
 from engine.sampling.row_params import flatten
 from engine.sampling.token_counts import bytes_of
 from engine.scheduling.sequence import Sequence
-from tests.support.slow_draws import finalize, guess
+from tests.support.slow_draws import finalize, sample_with_margin
 from tests.support.waits import Waits
 
 VOCAB = 3000  # more than the draws inspect
@@ -53,7 +53,7 @@ def slow_draws(
     processor: LogitsProcessor, logits: Tensor, seq: Sequence
 ) -> tuple[list[int], list[float], list[int]]:
     contexts = [RowContext(seq, [0] * depth) for depth in range(len(logits))]
-    found = guess(finalize(processor, logits.clone(), contexts), contexts)
+    found = sample_with_margin(finalize(processor, logits.clone(), contexts), contexts)
     tokens, margins, second_best = (each.tolist() for each in found)
     return tokens, margins, second_best
 
@@ -99,7 +99,7 @@ def test_flat_rows_are_never_declined(
     seqs = [sequence(2, **fields), sequence(6)]
     contexts = [RowContext(seq, [7, 9, 7][:depth]) for seq in seqs for depth in range(4)]
     tokens, margins, second_best = draws.draw_draft_adjusted(logits, contexts)
-    expected = guess(finalize(processor, logits, contexts), contexts)
+    expected = sample_with_margin(finalize(processor, logits, contexts), contexts)
     assert second_best == expected[2].tolist()
     assert tokens == draws.draw_adjusted(logits, contexts) == expected[0].tolist()
     assert margins == pytest.approx(expected[1].tolist(), abs=1e-4)

@@ -142,8 +142,8 @@ def test_every_proposal_equals_one_made_from_nothing(accept: str, max_step_token
 
 
 def test_forwards_are_batched_and_no_more_than_needed() -> None:
-    """Law: one catch-up forward serves all sequences and yields the first guess; then one forward
-    per further depth, over those that want one; none for K=0 or inside a prompt."""
+    """Law: one catch-up forward serves all sequences and yields the first draft token; then one
+    forward per further depth, over those that want one; none for K=0 or inside a prompt."""
     runner = FakeRunner(VOCAB, block_size=BLOCK)
     proposer, blocks = proposer_on(runner), Blocks(1)
     sequences = [sequence(str(i), [5] * (4 + i)) for i in range(4)]
@@ -259,8 +259,8 @@ def test_a_prompt_may_hold_ids_that_the_draft_lacks() -> None:
 
 @pytest.mark.parametrize("fields", FIELDS)
 def test_a_draft_equal_to_the_target_is_always_right(fields: dict[str, Any]) -> None:
-    """Law: with the same logits, processing along the path and noise, the guess at each depth is
-    the token that the target draws there."""
+    """Law: with the same logits, processing along the path and noise, the draft token at each depth
+    is the token that the target draws there."""
     runner, blocks = FakeRunner(VOCAB, block_size=BLOCK), Blocks(5)
     seq = sequence("s", [4, 9, 4, 7], **fields)
     blocks.reserve(seq, 32)

@@ -115,7 +115,7 @@ def add(texts: dict[str, list[int]], items: list[Output]) -> None:
 def test_running_and_later_texts_stay_the_same(
     config: EngineConfig, pair: Pair, same: str, random: str, temperature: float
 ) -> None:
-    """Law: whichever draft guesses, and whenever it is swapped, a seed's text stays the same."""
+    """Law: whichever draft proposes, and whenever it is swapped, a seed's text stays the same."""
 
     def texts(drafts: list[str]) -> dict[str, list[int]]:
         engine, found, left = Engine(config, pair=pair), dict[str, list[int]](), list(drafts)

@@ -118,7 +118,8 @@ def test_a_tree_attends_to_the_window(way: str, draft: LoadedModel) -> None:
 
 @pytest.mark.parametrize("way", ["compiled decoder", "graphs"])
 def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
-    """Law: guesses of one call equal those of single steps that use the window of the first."""
+    """Law: draft tokens of one call equal those of single steps that use the window of the
+    first."""
     runner, steps = _runner(draft, way), 4
     _read(runner, TOKENS[:33])
     output = runner.forward([Segment([TOKENS[33]], 33, BLOCKS, 1)])
@@ -127,8 +128,8 @@ def test_a_chain_attends_to_the_window(way: str, draft: LoadedModel) -> None:
         text = Text("", GREEDY, TOKENS[:34], 34)
         draws = DeviceDraws(LogitsProcessor(()), draft.vocab_size, CPU)
         table = draws.plan([Rows(text, 0, steps, 34)]).table
-        guessed = runner.unseen_chain(output, [start], steps=[steps], table=table)
-        [found], *_ = read_chains(guessed.drawn.numpy(), 1)
+        chains = runner.unseen_chain(output, [start], steps=[steps], table=table)
+        [found], *_ = read_chains(chains.drawn.numpy(), 1)
     else:
         params = [(plain_of(GREEDY), None)]
         [found], *_ = runner.chain(output, [0], [start], steps=[steps], params=params)

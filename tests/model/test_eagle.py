@@ -96,13 +96,13 @@ def test_greedy_draft_tokens_are_those_of_the_definition(
     engine = Engine(config_for(tiny_target, head, 5, depth=depth))
     seen = watched(engine)
     run(engine, {"a": PROMPT, "b": [7, 3, 99, 12]}, max_tokens=9)
-    guessed = [each for each in seen if each[3]]
-    assert len(guessed) > 6
-    assert all(len(own) == k for _, _, k, own in guessed)
-    for _, text, k, own in guessed:
+    proposed = [each for each in seen if each[3]]
+    assert len(proposed) > 6
+    assert all(len(own) == k for _, _, k, own in proposed)
+    for _, text, k, own in proposed:
         assert paths_of(own) == slow.tree(text, k, min(depth, k))
         assert own.confidences == sorted(own.confidences, reverse=True)
-    assert depth == 1 or any(own.branches for *_, own in guessed)
+    assert depth == 1 or any(own.branches for *_, own in proposed)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_draft_tokens_do_not_depend_on_how_entries_came_about(
         if step == 14:
             engine.set_speculation("fixed", 3)
         preempted += engine.step().metrics.preemptions
-    guessed = [each for each in seen if each[3]]
-    assert len(guessed) > 4
+    proposed = [each for each in seen if each[3]]
+    assert len(proposed) > 4
     assert (preempted > 0) == ("cache" in more)
-    for _, text, k, own in guessed:
+    for _, text, k, own in proposed:
         assert paths_of(own) == slow.tree(text, k, min(2, k))
 
 
@@ -148,9 +148,9 @@ def test_a_cached_prefix_brings_its_entries(tiny_target: str, model: Any, head: 
     run(engine, {"first": prompt}, max_tokens=4)
     seen = watched(engine)
     run(engine, {"again": prompt}, max_tokens=4)
-    guessed = [each for each in seen if each[3]]
-    assert guessed
-    for _, text, k, own in guessed:
+    proposed = [each for each in seen if each[3]]
+    assert proposed
+    for _, text, k, own in proposed:
         assert paths_of(own) == slow.tree(text, k, min(2, k))
 
 
@@ -180,17 +180,17 @@ def test_each_field_of_the_format_counts(
     engine = Engine(config_for(tiny_target, folder, 4, depth=2))
     seen = watched(engine)
     run(engine, {"a": PROMPT}, max_tokens=5)
-    guessed = [each for each in seen if each[3]]
-    assert guessed
-    for _, text, k, own in guessed:
+    proposed = [each for each in seen if each[3]]
+    assert proposed
+    for _, text, k, own in proposed:
         assert paths_of(own) == slow.tree(text, k, min(2, k))
 
 
 def test_draft_tokens_share_the_noise_of_their_positions(
     tiny_target: str, head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law: at temperature 1 the head samples guesses with the noise that the target uses, keyed by
-    target ids, so many more are accepted than with independent noise."""
+    """Law: at temperature 1 the head samples draft tokens with the noise that the target uses,
+    keyed by target ids, so many more are accepted than with independent noise."""
 
     def kept(shift: int) -> float:
         def elsewhere(seeds: Any, positions: Any) -> Any:

@@ -92,9 +92,9 @@ def test_lossless(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_permuted_ids_agree_as_often(temperature: float, tmp_path: Path) -> None:
-    """Law: on texts of shared tokens only, a draft with permuted ids has the same guesses accepted,
-    since noise is keyed by target ids. At temperature 1, noise keyed by the draft's ids would make
-    hardly any draft token right."""
+    """Law: on texts of shared tokens only, a draft with permuted ids has the same draft tokens
+    accepted, since noise is keyed by target ids. At temperature 1, noise keyed by the draft's ids
+    would make hardly any draft token right."""
     target, draft = two_tokenizers.save(tmp_path, tiny_text.MERGES)
     own = tiny_text.save(tiny.draft_of(tiny_text.target()), tmp_path / "own")
     outside = [*range(1, len(tiny_text.SPECIALS)), *range(276, 289)]
@@ -186,8 +186,9 @@ class Memory:
 
 @given(st.data())
 def test_the_map_of_positions(data: st.DataObject) -> None:
-    """Law: after any guesses, acceptances, rejections and skips, `ids` is the text in draft tokens,
-    `ends` where each target token ends in it, and the first `valid` positions hold its keys."""
+    """Law: after any draft tokens, acceptances, rejections and skips, `ids` is the text in draft
+    tokens, `ends` where each target token ends in it, and the first `valid` positions hold its
+    keys."""
     pieces = {0: [9], 1: [5, 6], 2: [], 3: [9, 9, 9], 4: [7], 5: [6]}
     reading, memory, text = DraftTokens(), Memory(), list[int]()
     runs = st.booleans()
@@ -204,10 +205,10 @@ def test_the_map_of_positions(data: st.DataObject) -> None:
             start = min(reading.valid, len(reading.ids) - 1)
             memory.run(reading.ids[start:], start, reading.ids[:start])
             reading.valid = len(reading.ids)
-            for guess in data.draw(st.lists(st.integers(5, 9), max_size=4)):
-                reading.drafted.append(guess)
+            for token in data.draw(st.lists(st.integers(5, 9), max_size=4)):
+                reading.drafted.append(token)
                 memory.run(
-                    [guess],
+                    [token],
                     len(reading.ids) + len(reading.drafted) - 1,
                     reading.ids + reading.drafted[:-1],
                 )

@@ -173,8 +173,8 @@ def test_a_chain_draws_what_steps_draw(
     theirs.forward(prompts)
     draws = draws_of(draft)
     for steps in (3, 4, 3):
-        guessed = chained(ours, output, draws, seqs, [steps] * count)
-        found = read_chains(guessed.drawn.numpy(), count)
+        chains = chained(ours, output, draws, seqs, [steps] * count)
+        found = read_chains(chains.drawn.numpy(), count)
         assert found[::2] == both_stepwise(theirs, output.logits, seqs, steps)
         assert all(margin >= 0 for margins in found[1] for margin in margins)
 

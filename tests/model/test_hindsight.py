@@ -85,8 +85,8 @@ def propose(
 def test_agreements_are_what_it_draws_afresh(
     max_step_tokens: int, kind: str, temperature: float, real: MakeRunner
 ) -> None:
-    """Law: after rounds without guesses, every generated token is judged as if the drafter had been
-    asked there, whatever else is in the batch and however the drafter catches up."""
+    """Law: after rounds without draft tokens, every generated token is judged as if the drafter had
+    been asked there, whatever else is in the batch and however the drafter catches up."""
     make, rng, blocks = fake if kind == "fake" else real, random.Random(4), Blocks(3)
     runner = make()
     proposer = proposer_on(runner, vocab_size=runner.vocab_size, max_step_tokens=max_step_tokens)
@@ -162,16 +162,17 @@ def test_of_many_sequences_fewer_positions_each_are_judged() -> None:
 
 
 def test_judging_can_be_switched_off() -> None:
-    """Law: guesses are the same without the rows that only serve to judge earlier positions."""
-    guesses = list[list[int]]()
+    """Law: draft tokens are the same without the rows that only serve to judge earlier
+    positions."""
+    proposed = list[list[int]]()
     for compares in (True, False):
         rng, runner, blocks = random.Random(2), fake(), Blocks(1)
         proposer = proposer_on(runner, compares=partial(bool, compares))
         seq = sequence("s", [4, 5, 6])
         extend_text(seq, 5, fake, rng)
-        guesses += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
+        proposed += [proposal.tokens for proposal in propose(proposer, blocks, 3, seq)]
         assert bool(proposer.agreements) is compares
-    assert guesses[0] == guesses[1]
+    assert proposed[0] == proposed[1]
 
 
 def test_judging_changes_no_draft_token() -> None:

@@ -67,7 +67,7 @@ FIELDS: dict[str, SamplingParams] = {
 DRAFTERS: list[str] = [
     *(kind.model_fields["kind"].default for kind in get_args(AnyProposer)),
     "windowed",  # a draft model that attends to a few tokens
-    "branches",  # a draft model with second-best guesses
+    "branches",  # a draft model with second-best tokens
 ]
 KS: list[int | str] = [0, 1, 3, 8, "adaptive"]
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {

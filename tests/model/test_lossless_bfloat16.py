@@ -1,5 +1,5 @@
 """Speculation never changes the output in bfloat16 either, where compiled code runs the whole
-model: the built-in pair as served, and with an int8 target, against itself without guesses, one
+model: the built-in pair as served, and with an int8 target, against itself without speculation, one
 request at a time."""
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def test_same_bits_in_any_batch(
     predicting = drafter == "prediction"
     names = ("prediction",) if "alone" in variant else ("grammar", "prediction", "ngram")
     found = compare(engine, alone, Speculation(proposers=names) if predicting else None)
-    guesses = engine.ready.proposer if not predicting else drafter
-    assert (found[guesses] > 0) == (k != 0) or k == "adaptive"
-    assert set(found) <= {"preemptions", "hits", guesses} or "alone" not in variant
+    source = engine.ready.proposer if not predicting else drafter
+    assert (found[source] > 0) == (k != 0) or k == "adaptive"
+    assert set(found) <= {"preemptions", "hits", source} or "alone" not in variant
     assert (found["hits"] >= len(COPIES) - 1) == (variant != "no prefix cache")
     assert found["preemptions"] or "preemption" not in variant
     if variant == "whole prompts":
@@ -182,10 +182,10 @@ def noted(
 
 
 def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) -> None:
-    """Law: when a second-best guess is accepted, the draft has run another token there; its next
-    guesses are those it makes after that text without branches, also for copies of a prompt and a
-    cached prefix."""
-    guesses: list[dict[tuple[str, int], list[int]]] = []
+    """Law: when a second-best token is accepted, the draft has run another token there; its next
+    draft tokens are those it makes after that text without branches, also for copies of a prompt
+    and a cached prefix."""
+    proposed: list[dict[tuple[str, int], list[int]]] = []
     for drafter in ("draft_model", "branches"):
         engine = Engine(config(drafter, 4, {"speculation": {"companions": []}}), pair=pair)
         recorded: dict[tuple[str, int], list[int]] = {}
@@ -195,11 +195,11 @@ def test_the_draft_goes_on_from_an_accepted_leaf_as_from_any_text(pair: Pair) ->
                 params = SamplingParams(seed=seed, max_tokens=48, ignore_eos=True)
                 engine.add(Submit(f"{name}{seed}", PROMPTS[1], params, 0.0))
             list(run(engine))
-        guesses.append(recorded)
-    both = guesses[0].keys() & guesses[1].keys()
-    assert len(guesses[1]) < len(guesses[0]) - 10
+        proposed.append(recorded)
+    both = proposed[0].keys() & proposed[1].keys()
+    assert len(proposed[1]) < len(proposed[0]) - 10
     assert len(both) > 50
-    assert all(guesses[0][at][:2] == guesses[1][at][:2] for at in both)
+    assert all(proposed[0][at][:2] == proposed[1][at][:2] for at in both)
 
 
 @pytest.fixture(scope="module")

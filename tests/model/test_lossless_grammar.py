@@ -194,7 +194,7 @@ def test_lossless_under_a_grammar(
     paths: tuple[str, str],
     expected: Expected,
 ) -> None:
-    """Law: masks hold at every drafted position, whichever proposer guesses, and are rolled back
+    """Law: masks hold at every drafted position, whichever proposer is asked, and are rolled back
     with rejected tokens."""
     config, counts = config_for(*paths, drafter, k, VARIANTS[variant]), Counter[str]()
     engine = Engine(config, pair=pairs.get(drafter, pair))
@@ -236,8 +236,8 @@ def test_the_replies_are_not_empty(expected: Expected) -> None:
 def test_oracles_and_a_liar(
     name: str, k: int, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
-    """Law: right guesses are all accepted, in chains and in branches of trees; wrong ones only cost
-    rounds, and draft tokens that the grammar forbids are not verified at all."""
+    """Law: right draft tokens are all accepted, in chains and in branches of trees; wrong ones only
+    cost rounds, and draft tokens that the grammar forbids are not verified at all."""
     tokens = expected[name][0]
     known = {name: PROMPT + tokens}
     for oracle in (Oracle(known), TreeOracle(known), Liar(known, vocab_size=VOCAB)):
@@ -268,7 +268,7 @@ def test_choices_of_one_request_share_a_compilation(
 
 
 def test_forced_text_is_proposed_for_free(pair: Pair, paths: tuple[str, str]) -> None:
-    """Law: forced text needs no model to guess it and is always accepted; without a draft model, a
+    """Law: forced text needs no model to draft it and is always accepted; without a draft model, a
     reply that is mostly forced takes few rounds."""
     grammar = Grammar("json_schema", '{"const": {"name": "abname", "true": [true, true, 12]}}')
     params = SamplingParams(seed=1, max_tokens=60, grammar=grammar)
@@ -327,15 +327,15 @@ def test_a_grammar_that_is_not_named_does_not_propose(pair: Pair, paths: tuple[s
     engine = Engine(config_for(*paths, "draft_model", 8, {}), pair=pair)
     submit_all(engine, PROMPT, fields)
     outputs = list(run(engine))
-    guessed = {
+    sources = {
         name: {
             source for output in outputs if output.id == name for source, _ in output.sources or ()
         }
         for name in fields
     }
-    assert guessed["draft"] <= {"draft_model", "target"}
-    assert "grammar" in guessed["both"]
-    assert guessed["neither"] == {"target"}
+    assert sources["draft"] <= {"draft_model", "target"}
+    assert "grammar" in sources["both"]
+    assert sources["neither"] == {"target"}
     tokens = Replies(iter(outputs)).tokens
     assert tokens["draft"] == tokens["both"] == tokens["neither"]
 
@@ -390,8 +390,8 @@ def ends_of(engine: Engine, fields: dict[str, SamplingParams]) -> dict[str, obje
 
 def test_where_a_text_breaks_is_the_same_for_every_k(pair: Pair, paths: tuple[str, str]) -> None:
     """Law: the point where a grammar gets too complex depends only on grammar and text. It was a
-    limit of CPU time: 150 tokens without speculation, 144 with 8 guesses. The law also holds for
-    later users of a compiled grammar, and in a batch."""
+    limit of CPU time: 150 tokens without speculation, 144 with 8 draft tokens. The law also holds
+    for later users of a compiled grammar, and in a batch."""
     fields = {
         str(seed): SamplingParams(seed=seed, max_tokens=90, min_tokens=90, grammar=AMBIGUOUS)
         for seed in (1, 2)
@@ -436,7 +436,7 @@ def test_a_model_without_a_tokenizer_has_no_grammars(tiny_target: str, tiny_draf
 def test_a_prediction_under_a_grammar(
     quality: str, k: int | str, pair: Pair, paths: tuple[str, str], expected: Expected
 ) -> None:
-    """Law: the grammar trims a prediction like any guess, and it combines with forced tokens; no
+    """Law: the grammar trims a prediction like any proposal, and it combines with forced tokens; no
     text depends on either."""
     qualities: dict[str, Callable[[list[int]], list[int]]] = {
         "right": lambda tokens: tokens,

@@ -120,8 +120,8 @@ def test_predictions_change_no_text(
     tiny_draft: str,
     expected: dict[str, tuple[list[int], list[float]]],
 ) -> None:
-    """Law: a prediction is a guess like any other, however good it is and whatever guesses beside
-    it; the counts match what happened."""
+    """Law: a prediction is a proposal like any other, however good it is and whatever proposes
+    beside it; the counts match what happened."""
     variant: dict[str, dict[str, object]] = {"cache": {"block_size": 4, "num_blocks": 64}}
     engine = Engine(config_for(tiny_target, tiny_draft, drafter, k, variant), pair=pair)
     known = engine.ready.proposers
@@ -145,9 +145,9 @@ def test_predictions_change_no_text(
         assert sum(sources.values()) == len(tokens)
         assert sum(sources.values()) - sources["target"] == last.accepted
         assert sources["prediction"] <= last.predicted <= last.proposed
-    guessed = sum(account.sources.values(), Counter[str]())
-    del guessed["target"]
-    assert guessed == account.accepted
+    by_source = sum(account.sources.values(), Counter[str]())
+    del by_source["target"]
+    assert by_source == account.accepted
     assert sum(last.predicted for last in account.last.values()) == account.proposed["prediction"]
     if k == 0:
         assert not account.proposed

@@ -150,8 +150,8 @@ def test_the_first_nodes_are_the_likeliest_tree() -> None:
 
 
 def test_draft_tokens_share_the_noise_of_their_positions(tiny_target: str, heads: str) -> None:
-    """Law: at temperature 1 a head samples with the noise that the target uses, so far more guesses
-    are accepted than with independent noise, which gets less than half as many."""
+    """Law: at temperature 1 a head samples with the noise that the target uses, so far more draft
+    tokens are accepted than with independent noise, which gets less than half as many."""
 
     def kept(shift: int) -> float:
         engine = Engine(config_for(tiny_target, heads, 1))
@@ -213,8 +213,8 @@ class Recording:
 
 
 def test_nothing_is_drawn_behind_a_wrong_draft_token(tiny_target: str, heads: str) -> None:
-    """Bug: the sampler did not know the guesses, so it also drew the target's token after wrong
-    draft tokens, at the row of every node, which only lookahead needs."""
+    """Bug: the sampler did not know the draft tokens, so it also drew the target's token after
+    wrong draft tokens, at the row of every node, which only lookahead needs."""
     engine = Engine(config_for(tiny_target, heads, 6))
     recording = Recording(engine._acceptor._draws)
     engine._acceptor._draws = recording  # type: ignore[assignment]

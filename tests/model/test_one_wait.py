@@ -391,8 +391,8 @@ def test_the_host_waits_once(make: MakeEngine, k: int, name: str | None) -> None
 
 @pytest.mark.parametrize("fields", [{}, {"frequency_penalty": -0.2, "logprobs": 1}], ids=str)
 def test_look_ups_share_the_forward(make: MakeEngine, fields: dict[str, Any]) -> None:
-    """Law: guesses by look-up are verified in the same forward as those of the draft, and no output
-    shows which path the step took."""
+    """Law: draft tokens by look-up are verified in the same forward as those of the draft, and no
+    output shows which path the step took."""
     prompts = [PROMPT[:6], PROMPT[2:7], [5, 6, 7, 8, 9] * 4]
     requests = [
         params(i, temperature=0.0, max_tokens=60, ignore_eos=True, **fields) for i in range(3)

@@ -329,12 +329,12 @@ def test_context_may_cost_more_in_large_batches() -> None:
 
 def test_draft_tokens_are_measured_after_drafting() -> None:
     """Bug: forwards were timed back to back, with warm CPU caches. In a step, drafting runs before:
-    forwards with guesses then took a tenth to a half longer than the profile said, those without
-    took as long as it said."""
+    forwards with draft tokens then took a tenth to a half longer than the profile said, those
+    without took as long as it said."""
     target = _Swept()
     found = _profile(200, timed=target, draft=target.sweeper, max_sequences=1)
-    guessed = [(rows, 1.5 + 0.1 * rows) for rows in ALONE[1:]]
-    assert found.batches == {1: [(1, pytest.approx(1.1)), *guessed]}
+    drafted = [(rows, 1.5 + 0.1 * rows) for rows in ALONE[1:]]
+    assert found.batches == {1: [(1, pytest.approx(1.1)), *drafted]}
     settled, alone = 2, (1 + ALIKE) * TURNS  # a row is timed after others alike
     behind = {(rows, rows - 1): TURNS for rows in ALONE[1:]}
     assert target.drafted == {(1, 0): settled + alone} | behind

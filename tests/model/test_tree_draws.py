@@ -56,8 +56,8 @@ def paths(parents: list[int]) -> list[list[int]]:
 
 def along(draws: DeviceDraws, logits: Tensor, rows: Rows, path: list[int]) -> Drawn:
     """Draw the tree's rows along `path` as a chain."""
-    guesses = [rows.draft_tokens[row - 1] for row in path[1:]]
-    chain = Rows(rows.seq, 0, len(path), rows.position, guesses)
+    draft_tokens = [rows.draft_tokens[row - 1] for row in path[1:]]
+    chain = Rows(rows.seq, 0, len(path), rows.position, draft_tokens)
     own = logits[[rows.first + row for row in path]].contiguous()
     return draws.draw(own, [chain])[0]
 
@@ -68,9 +68,9 @@ def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -
     draws = DeviceDraws(LogitsProcessor([0]), VOCAB, torch.device("cpu"))
     logits, batch = peaked(2 * (NODES + 1) + 3, 4), list[Rows]()
     for i in range(2):
-        guesses = np.random.default_rng(i).integers(20, 32, NODES).tolist()
+        draft_tokens = np.random.default_rng(i).integers(20, 32, NODES).tolist()
         first, seq = i * (NODES + 4), sequence(i, **fields)
-        batch.append(Rows(seq, first, NODES + 1, PROMPT, guesses, tree(i)))
+        batch.append(Rows(seq, first, NODES + 1, PROMPT, draft_tokens, tree(i)))
     batch.insert(1, Rows(sequence(7, **fields), NODES + 1, 3, PROMPT, [21, 22]))
     found = draws.draw(logits, batch)
     differing = 0
@@ -90,8 +90,8 @@ def test_a_node_on_the_device_draws_what_a_chain_draws(fields: dict[str, Any]) -
 @pytest.mark.parametrize("fields", PLAIN, ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> None:
-    """Law: along the drawn path, every row equals the device's draw; no row after a guess that was
-    not drawn is read; without draft tokens all rows are drawn, each at its depth."""
+    """Law: along the drawn path, every row equals the device's draw; no row after a draft token
+    that was not drawn is read; without draft tokens all rows are drawn, each at its depth."""
     processor, parents = LogitsProcessor([0]), tree(seed)
     quick, device = QuickDraws(processor, VOCAB), DeviceDraws(processor, VOCAB, torch.device("cpu"))
     logits, seq = peaked(NODES + 1, seed), sequence(seed, **fields)
@@ -100,12 +100,12 @@ def test_compiled_draws_go_down_a_tree(fields: dict[str, Any], seed: int) -> Non
     [every] = quick.draw(logits.numpy(), [Rows(seq, 0, NODES + 1, PROMPT, (), parents)])
     assert every == expected
     # At each depth one right node and some wrong ones.
-    guesses = [expected[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
-    logits[[row for row in range(1, NODES + 1) if guesses[row - 1] == 499]] = torch.nan
-    rows = Rows(seq, 0, NODES + 1, PROMPT, guesses, parents)
+    draft_tokens = [expected[1 + above] if node % 3 else 499 for node, above in enumerate(parents)]
+    logits[[row for row in range(1, NODES + 1) if draft_tokens[row - 1] == 499]] = torch.nan
+    rows = Rows(seq, 0, NODES + 1, PROMPT, draft_tokens, parents)
     [found] = quick.draw(logits.numpy(), [rows])
     assert found is not None
     assert min(found) >= 0
-    proposal = Proposal(guesses, parents, "test")
+    proposal = Proposal(draft_tokens, parents, "test")
     one, other = walk(proposal, found), walk(proposal, expected)
     assert (one.path, one.tokens) == (other.path, other.tokens)

@@ -27,8 +27,8 @@ from tests.support.interpreted_draws import (
     Array,
     Interpreted,
     adjusted,
+    drafted_fused,
     drawn,
-    guessed,
     noise,
     scored,
     survivors,
@@ -151,7 +151,7 @@ def test_columns_may_lie_in_one_float64_array(interpreted: Interpreted) -> None:
 def test_draws_on_the_device_use_these_kernels(interpreted: Interpreted) -> None:
     """Law: where the kernels can run, they make all draws without filters."""
     logits = normal(1100)
-    found, expected = interpreted(guessed, logits, True), guessed(logits, False)
+    found, expected = interpreted(drafted_fused, logits, True), drafted_fused(logits, False)
     assert found[0].tolist() == expected[0].tolist()
     assert np.abs(found[1] - expected[1]).max() < 1e-4
 
@@ -228,8 +228,8 @@ def test_filtered_draws_are_the_same(interpreted: Interpreted) -> None:
         tokens[5] = margins[5] = second_best[5] = 7
         found = interpreted(survivors, logits, table, False)
         assert found[0].tolist() == tokens.tolist()
-        guess = interpreted(survivors, logits[4:5], table[4:5], True)
-        assert np.array_equal(guess, [[7], [7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
+        drafted = interpreted(survivors, logits[4:5], table[4:5], True)
+        assert np.array_equal(drafted, [[7], [7], [7]] if tokens[4] == UNDECIDED else found[:, 4:5])
         assert (UNDECIDED in tokens) == (width > num_ranked)
         sure = tokens >= 0
         assert np.abs(found[1] - margins)[sure].max() < 1e-5

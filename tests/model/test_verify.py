@@ -128,17 +128,17 @@ def full_tree(_: tuple[int, ...], __: Noise) -> Proposal:
 
 def knows_the_noise(history: tuple[int, ...], noise: Noise) -> Proposal:
     """Is right, except that it never proposes token 0: it tries to keep 0 out of the reply."""
-    guess: tuple[int, ...] = ()
-    while len(history) + len(guess) < LENGTH:
-        token = draw(history + guess, noise)
-        guess += (token or 3,)
-    return chain(guess, "cheat")
+    proposed: tuple[int, ...] = ()
+    while len(history) + len(proposed) < LENGTH:
+        token = draw(history + proposed, noise)
+        proposed += (token or 3,)
+    return chain(proposed, "cheat")
 
 
 def trims_by_value(history: tuple[int, ...], noise: Noise) -> Proposal:
     """Cuts its draft tokens from the first 2 on: safe under this rule (the trimming law)."""
-    guess = knows_the_noise(history, noise).tokens
-    return chain(guess[: guess.index(2)] if 2 in guess else guess, "trimmed")
+    proposed = knows_the_noise(history, noise).tokens
+    return chain(proposed[: proposed.index(2)] if 2 in proposed else proposed, "trimmed")
 
 
 DRAFTERS: dict[str, Drafter] = {
@@ -212,8 +212,8 @@ def random_tree(right: list[int], size: int, generator: torch.Generator) -> Prop
 def test_speculative_rounds_emit_what_plain_decoding_emits(
     seed: int, fields: dict[str, float]
 ) -> None:
-    """Law: three sequences in one batch, with random trees, half-right chains and no guesses, equal
-    the same sequences alone and one token at a time."""
+    """Law: three sequences in one batch, with random trees, half-right chains and no draft tokens,
+    equal the same sequences alone and one token at a time."""
     model, generator = table(seed), torch.Generator().manual_seed(100 + seed)
     sequences = [
         Sequence(str(i), SamplingParams(seed=i, max_tokens=99, **fields), [i, 1], 2)  # type: ignore[arg-type]

@@ -108,8 +108,8 @@ def test_draft_tokens_change_nothing(http: httpx.Client, name: str, temperature:
     assert plain["usage"]["speculation"]["proposed"] == 0
     for proposer in ("draft_model", "ngram"):
         wish = {"max_draft": 4, "proposers": [proposer]}
-        guessed = ask(http, route, **body, speculation=wish)
-        same(plain, guessed)
+        speculated = ask(http, route, **body, speculation=wish)
+        same(plain, speculated)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.2])
@@ -123,7 +123,7 @@ def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: flo
 
     cases = list(product(REQUESTS, WISHES))
 
-    def guessed(number: int) -> dict[str, Any]:
+    def ask_with_speculation(number: int) -> dict[str, Any]:
         name, wish = cases[number]
         route, fields = REQUESTS[name]
         choice = plain[name]["choices"][0]
@@ -133,7 +133,7 @@ def test_concurrent_settings_change_nothing(http: httpx.Client, temperature: flo
         return ask(http, route, **fields, temperature=temperature, speculation=wish, **more)
 
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(guessed, range(len(cases))))
+        found = list(pool.map(ask_with_speculation, range(len(cases))))
     for (name, wish), reply in zip(cases, found, strict=True):
         same(plain[name], reply, f"{name} with {wish}: ")
 

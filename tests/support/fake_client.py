@@ -217,8 +217,8 @@ class FakeClient(EngineClient):
         if not (params.provenance or params.prediction):
             return None
         source = self._source(submit)
-        guessed = min(len(tokens), self._tokens_per_step - 1)
-        runs = [(source, guessed), (TARGET, len(tokens) - guessed)]
+        accepted = min(len(tokens), self._tokens_per_step - 1)
+        runs = [(source, accepted), (TARGET, len(tokens) - accepted)]
         return [(name, count) for name, count in runs if count]
 
     def _logprobs(self, tokens: list[int], count: int | None) -> list[TokenLogprobs] | None:

@@ -42,9 +42,9 @@ class Heads(Proposer):
         tokens, parents, parent = list[int](), list[int](), -1
         right = self._known[seq.id][seq.num_tokens :]
         for head, next_token in zip(self._weights, right, strict=False):
-            guesses = [t for t in (head @ state).topk(2).indices.tolist() if t != next_token]
-            tokens += [*guesses, next_token]
-            parents += [parent] * (len(guesses) + 1)
+            others = [t for t in (head @ state).topk(2).indices.tolist() if t != next_token]
+            tokens += [*others, next_token]
+            parents += [parent] * (len(others) + 1)
             parent = len(tokens) - 1
         return Proposal(tokens, parents, self.name).trim(chunk.k)
 

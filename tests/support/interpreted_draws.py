@@ -97,7 +97,7 @@ def _run(kernel: Any, out: Array, given: Array, *numbers: int) -> None:
     kernel[1,](torch.from_numpy(out), torch.from_numpy(given), *numbers, SIZE=size, LANES=lanes)
 
 
-def guessed(logits: Array, fused: bool) -> Array:
+def drafted_fused(logits: Array, fused: bool) -> Array:
     """Tokens and margins of DeviceDraws for a greedy, a sampled and a filtered sequence of two rows
     each; `fused`: by the kernels."""
     fields: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 9}]

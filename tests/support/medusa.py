@@ -72,10 +72,10 @@ def greedy(
         ]
         best: list[int] = []
         for path in choices:
-            guess = [ranked[head][rank] for head, rank in enumerate(path)]
-            _, next_tokens = _last(model, tokens + guess, len(guess))
-            if len(guess) > len(best) and next_tokens[:-1] == guess:
-                best = guess
+            proposed = [ranked[head][rank] for head, rank in enumerate(path)]
+            _, next_tokens = _last(model, tokens + proposed, len(proposed))
+            if len(proposed) > len(best) and next_tokens[:-1] == proposed:
+                best = proposed
         hidden, next_tokens = _last(model, tokens + best, 0)
         steps.append(best + next_tokens)
         tokens += steps[-1]

@@ -43,10 +43,12 @@ def sample(log_probs: Tensor, contexts: Seq[RowContext]) -> Tensor:
     """[rows, vocab] final log-probabilities -> [rows] int64 tokens on the same device: the argmax
     of log-probability plus keyed Gumbel noise; NOT_FINITE if a row holds NaN or +inf, or only
     -inf."""
-    return guess(log_probs, contexts)[0]
+    return sample_with_margin(log_probs, contexts)[0]
 
 
-def guess(log_probs: Tensor, contexts: Seq[RowContext]) -> tuple[Tensor, Tensor, Tensor]:
+def sample_with_margin(
+    log_probs: Tensor, contexts: Seq[RowContext]
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `sample`, with each token's margin and the second-best token; see `best_and_margin`."""
     keys = [_key(context) for context in contexts]
     noise = gumbel(keys, log_probs.shape[1], log_probs.device)

@@ -12,7 +12,7 @@ from server.observe.speculation import Gain, compared
 
 def step(
     *, tokens: int = 3, seconds: float = 1.0, plain: float = 2.5, mode: Mode = "auto", k: int = 4,
-    guesses: dict[str, tuple[int, int]] | None = None, sampling: int = 1, proposed: int = 4,
+    by_proposer: dict[str, tuple[int, int]] | None = None, sampling: int = 1, proposed: int = 4,
 ) -> StepMetrics:  # fmt: skip
     """Return a step of which verification and the time around it took half each."""
     return StepMetrics(
@@ -21,7 +21,7 @@ def step(
         num_generated_tokens=tokens,
         num_proposed=proposed,
         plain_seconds=plain,
-        by_proposer=guesses or {},
+        by_proposer=by_proposer or {},
         estimates=Estimates(mode=mode, k=k),
     )
 
@@ -33,13 +33,13 @@ def gain_of(*steps: StepMetrics) -> Gain:
     return gain
 
 
-def guesses(proposed: list[int], accepted: list[int]) -> StepMetrics:
+def step_with(proposed: list[int], accepted: list[int]) -> StepMetrics:
     return StepMetrics(num_sampling=1, proposed_at=proposed, accepted_at=accepted)
 
 
 def test_each_position_has_its_own_denominator() -> None:
     """Law: a short proposal does not count against the positions that it does not reach."""
-    steps = [guesses([4, 4, 4], [4, 2, 1]), guesses([4], [0]), guesses([], [])]
+    steps = [step_with([4, 4, 4], [4, 2, 1]), step_with([4], [0]), step_with([], [])]
     assert gain_of(*steps * 10).acceptance_by_position == pytest.approx([0.5, 0.5, 0.25], abs=0.01)
     assert Gain().acceptance_by_position == []
 
@@ -48,9 +48,9 @@ def test_positions_without_new_tokens_are_forgotten() -> None:
     """Law: positions that are no longer proposed have no value; however long a server runs, values
     are those of the last steps."""
     gain = Gain(10)
-    gain.observe(guesses([8, 8], [8, 8]))
+    gain.observe(step_with([8, 8], [8, 8]))
     for _ in range(2000):
-        gain.observe(guesses([8], [2]))
+        gain.observe(step_with([8], [2]))
     assert gain.acceptance_by_position == pytest.approx([0.25], abs=0.01)
 
 
@@ -100,8 +100,8 @@ def test_each_proposer_has_its_part() -> None:
     tokens; proposers without proposals are not shown."""
     served = {"ngram": (4, 3)}, {"draft_model": (2, 0), "grammar": (1, 1)}
     steps = [
-        step(tokens=4, guesses=served[0]),
-        step(tokens=2, guesses=served[1]),
+        step(tokens=4, by_proposer=served[0]),
+        step(tokens=2, by_proposer=served[1]),
     ]
     gain = gain_of(*steps * 500)
     assert list(gain.shares) == ["draft_model", "ngram", "grammar"]
@@ -112,7 +112,7 @@ def test_each_proposer_has_its_part() -> None:
 
 
 def test_a_round_is_one_step_of_one_request() -> None:
-    gain = gain_of(*[step(tokens=8, sampling=4, guesses={"ngram": (8, 4)})] * 3)
+    gain = gain_of(*[step(tokens=8, sampling=4, by_proposer={"ngram": (8, 4)})] * 3)
     assert gain.tokens_per_round == pytest.approx(2.0)
     assert share_of(gain, "ngram") == pytest.approx((2.0, 1.0, 0.5))
 
@@ -134,7 +134,7 @@ def test_a_switch_of_the_mode_starts_over(before: StepMetrics, now: StepMetrics)
 
 
 def test_idle_heartbeats_change_nothing() -> None:
-    gain = gain_of(step(guesses={"ngram": (2, 2)}))
+    gain = gain_of(step(by_proposer={"ngram": (2, 2)}))
     for _ in range(1000):
         gain.observe(StepMetrics(estimates=Estimates(k=4)))
     assert gain.speedup == pytest.approx(2.5)
@@ -160,15 +160,15 @@ def test_a_step_is_worth_at_most_its_tokens() -> None:
 
 def test_a_single_proposal_is_shown_for_a_while() -> None:
     """Bug: one step after a proposal, its proposer was no longer shown."""
-    gain = gain_of(step(tokens=2, guesses={"draft_model": (1, 1)}), *[step(tokens=1)] * 20)
+    gain = gain_of(step(tokens=2, by_proposer={"draft_model": (1, 1)}), *[step(tokens=1)] * 20)
     assert list(gain.shares) == ["draft_model"]
 
 
 def test_old_steps_are_forgotten() -> None:
     """Law: however long a server runs, the value is that of the last steps."""
     gain = Gain(2)
-    gain.observe(step(guesses={"ngram": (8, 8)}))
+    gain.observe(step(by_proposer={"ngram": (8, 8)}))
     for _ in range(2000):
-        gain.observe(step(plain=1.5, guesses={"draft_model": (4, 1)}))
+        gain.observe(step(plain=1.5, by_proposer={"draft_model": (4, 1)}))
     assert gain.speedup == pytest.approx(1.5)
     assert list(gain.shares) == ["draft_model"]

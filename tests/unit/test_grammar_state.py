@@ -178,7 +178,7 @@ def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
     CPU time and on what a matcher remembered of draft tokens."""
     grammar = Grammar("lark", AMBIGUOUS[name])
     plain, _, _ = state_of(grammar)
-    guessing = GrammarState(plain._text, eos=plain._eos, may_end=True, clock=lambda: 0.0)
+    drafting = GrammarState(plain._text, eos=plain._eos, may_end=True, clock=lambda: 0.0)
     rng, text = random.Random(3), list[int]()
     while plain.error is None and len(text) < 150:
         here = plain.allowed([])
@@ -188,18 +188,18 @@ def test_where_a_text_ends_does_not_depend_on_speculation(name: str) -> None:
             break
         for _ in range(3):
             path: list[int] = []
-            while len(path) < 4 and (bits := guessing.allowed(path)) is not None and bits.any():
+            while len(path) < 4 and (bits := drafting.allowed(path)) is not None and bits.any():
                 ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
                 path.append(rng.choice(ids))
-            guessing.forced(4, path)
+            drafting.forced(4, path)
         token = rng.choice(without_eos)
         text.append(token)
         plain.extend(token)
-        guessing.extend(token)
-        expected, mask = plain.allowed([]), guessing.allowed([])
+        drafting.extend(token)
+        expected, mask = plain.allowed([]), drafting.allowed([])
         assert (expected is None) == (mask is None)
         assert expected is None or (mask is not None and expected.tolist() == mask.tolist())
-    assert plain.error == guessing.error
+    assert plain.error == drafting.error
     assert plain.error is not None
 
 

@@ -86,7 +86,7 @@ def sequence(tokens: list[int]) -> Sequence:
     return Sequence("s", SamplingParams(seed=0, max_tokens=1000), tokens, len(tokens))
 
 
-def guess(proposer: LookaheadProposer, seq: Sequence, k: int) -> Proposal:
+def propose(proposer: LookaheadProposer, seq: Sequence, k: int) -> Proposal:
     [proposal] = proposer.propose([Chunk(seq, seq.num_tokens - 1, 1, k)])
     assert len(proposal) <= k
     return proposal
@@ -98,7 +98,7 @@ def next_token(token: int) -> int:
 
 
 def step(proposer: LookaheadProposer, seq: Sequence, k: int) -> list[int]:
-    proposal = guess(proposer, seq, k)
+    proposal = propose(proposer, seq, k)
     drawn = [next_token(token) for token in (seq.tokens[-1], *proposal.tokens)]
     result = walk(proposal, drawn)
     proposer.learn([Verified(seq, proposal, drawn, result.path, result.tokens)])
@@ -118,7 +118,7 @@ def test_tokens_learned_ahead_are_accepted_when_the_text_gets_there() -> None:
 
 def test_the_prompt_is_in_the_pool() -> None:
     proposer = LookaheadProposer(LookaheadConfig(window=1, ngram=3, guesses=2))
-    proposal = guess(proposer, sequence([1, 2, 3, 9, 1, 4, 5, 1]), 16)
+    proposal = propose(proposer, sequence([1, 2, 3, 9, 1, 4, 5, 1]), 16)
     children = {t for t, p in zip(proposal.tokens, proposal.parents, strict=True) if p == -1}
     assert {2, 4} <= children
 
@@ -131,10 +131,10 @@ def test_a_small_bound_leaves_out_n_grams_then_the_window() -> None:
     def kept(k: int) -> tuple[int, int]:
         """Return the number of n-grams and of the filled window's columns in a proposal."""
         proposer, seq = LookaheadProposer(config), sequence([*prompt])
-        guess(proposer, seq, 16)
+        propose(proposer, seq, 16)
         state = proposer._states[seq]
         state.window.levels = [[60, 61], [70, 71, 72]]
-        proposal = guess(proposer, seq, k)
+        proposal = propose(proposer, seq, k)
         return sum(t in (41, 43, 45) for t in proposal.tokens), sum(
             t in (70, 71, 72) for t in proposal.tokens
         )
@@ -148,7 +148,7 @@ def test_a_window_that_was_left_out_stands_still() -> None:
     """Bug: while the window was left out, tokens of the text replaced what it had found."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=4))
     seq = sequence([1, 40, 41, 1, 42, 43, 1])
-    guess(proposer, seq, 16)
+    propose(proposer, seq, 16)
     window = proposer._states[seq].window
     window.levels = [[60], [70, 71]]
     step(proposer, seq, 4)
@@ -170,12 +170,12 @@ def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
     """Law: another proposer's tokens leave the window alone, but their n-grams enter the pool."""
     proposer = LookaheadProposer(LookaheadConfig(window=2, ngram=3, guesses=2))
     seq = sequence([1, 2, 3])
-    guess(proposer, seq, 16)
+    propose(proposer, seq, 16)
     before = [list(level) for level in proposer._states[seq].window.levels]
     proposer.learn([Verified(seq, EMPTY, [4], [], [4])])
     seq.tokens += [4, 5, 6]  # also from steps without any draft tokens
     assert proposer._states[seq].window.levels == before
-    guess(proposer, seq, 16)
+    propose(proposer, seq, 16)
     assert [proposer._states[seq].pool.continuations(at) for at in (2, 3, 4)] == [
         [(3, 4)],
         [(4, 5)],
@@ -186,7 +186,7 @@ def test_others_draft_tokens_leave_the_window_where_it_is() -> None:
 def test_nothing_is_kept_of_a_sequence_that_is_forgotten_or_was_never_proposed_for() -> None:
     proposer = LookaheadProposer(LookaheadConfig())
     seq, other = sequence([1, 2, 3, 4, 5]), sequence([1, 2])
-    guess(proposer, seq, 8)
+    propose(proposer, seq, 8)
     proposer.learn([Verified(other, EMPTY, [4], [], [4])])
     assert set(proposer._states) == {seq}
     proposer.forget(seq)

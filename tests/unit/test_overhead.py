@@ -42,9 +42,9 @@ def test_time_between_steps_counts_unless_the_engine_is_idle() -> None:
 
 
 def test_the_controller_is_not_charged_to_a_step_that_it_only_watches() -> None:
-    """Bug: a baseline step was charged for choosing and for learning from the steps with guesses
-    around it. K = 0 looked a tenth more expensive than it is, and speculation stayed on where it
-    lost."""
+    """Bug: a baseline step was charged for choosing and for learning from the steps with draft
+    tokens around it. K = 0 looked a tenth more expensive than it is, and speculation stayed on
+    where it lost."""
     overhead, clock = Overhead(), Clock()
     for _ in range(9):
         seconds = step(overhead, clock, after=0.25, speculates=True)
@@ -69,7 +69,7 @@ def test_what_the_first_steps_at_a_k_learn_is_not_charged_to_its_trials() -> Non
 
 
 def test_a_step_without_draft_tokens_where_they_pay_is_no_step_of_k_0() -> None:
-    """Bug: while K > 0, the controller's work in steps with nothing to guess (prompts) counted as a
+    """Bug: while K > 0, the controller's work in steps with nothing to draft (prompts) counted as a
     cost of K = 0. With four streams of the built-in pair, baselines were charged half a millisecond
     too much, and speculation stayed on at 0.75 of the tokens/s of K = 0."""
     overhead, clock = Overhead(), Clock()

@@ -21,7 +21,7 @@ def predicting(prediction: list[int], output: list[int] | None = None) -> Sequen
     return Sequence(id="a", params=params, tokens=tokens, num_prompt=len(PROMPT))
 
 
-def guesses(proposer: PredictionProposer, seq: Sequence, k: int = 8) -> list[int]:
+def propose(proposer: PredictionProposer, seq: Sequence, k: int = 8) -> list[int]:
     [proposal] = proposer.propose([Chunk(seq, 0, seq.num_tokens, k)])
     assert proposal.branches is None
     assert len(proposal) == len(proposer.forecast(seq, k)) <= k
@@ -34,13 +34,16 @@ def play(prediction: list[int], truth: list[int], k: int = 8) -> tuple[int, int,
     proposer, seq = PredictionProposer(), predicting(prediction)
     rounds = proposed = accepted = 0
     while seq.num_output < len(truth):
-        guessed = guesses(proposer, seq, k)
+        proposed_tokens = propose(proposer, seq, k)
         rest = truth[seq.num_output :]
         right = 0
-        while right < min(len(guessed), len(rest) - 1) and guessed[right] == rest[right]:
+        while (
+            right < min(len(proposed_tokens), len(rest) - 1)
+            and proposed_tokens[right] == rest[right]
+        ):
             right += 1
         seq.tokens += rest[: right + 1]
-        rounds, proposed, accepted = rounds + 1, proposed + len(guessed), accepted + right
+        rounds, proposed, accepted = rounds + 1, proposed + len(proposed_tokens), accepted + right
     return rounds, proposed, accepted
 
 
@@ -112,19 +115,19 @@ def test_the_nearest_of_equal_places_is_taken() -> None:
     text = [*block, 10, *block, 20, *block, 30, 31, 32]
     proposer = PredictionProposer()
     seq = predicting(text, [*block, 10, 77, *block])
-    assert guesses(proposer, seq, 3) == [20, 1, 2]
+    assert propose(proposer, seq, 3) == [20, 1, 2]
 
 
 def test_the_longest_match_goes_before_the_nearest() -> None:
     text = [5, 6, 7, 8, 40, 50, 7, 8, 60, 61, 5, 6, 7, 8, 70, 71]
     seq = predicting(text, [5, 6, 7, 8, 40, 50, 7, 8, 60, 99, 40, 5, 6, 7, 8])
-    assert guesses(PredictionProposer(), seq, 2) == [70, 71]
+    assert propose(PredictionProposer(), seq, 2) == [70, 71]
 
 
 def test_after_a_replaced_token_the_prediction_is_followed_at_once() -> None:
-    """Law: after one token is replaced, such as a name, the next guess continues behind it."""
+    """Law: after one token is replaced, such as a name, the next proposal continues after it."""
     seq = predicting([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 99])
-    assert guesses(PredictionProposer(), seq, 3) == [5, 6, 7]
+    assert propose(PredictionProposer(), seq, 3) == [5, 6, 7]
 
 
 def test_another_token_at_the_start() -> None:
@@ -132,44 +135,44 @@ def test_another_token_at_the_start() -> None:
     one round later."""
     for output in ([99], [2], [99, 2]):
         seq = predicting([1, 2, 3, 4], output)
-        assert guesses(PredictionProposer(), seq, 2)[-1] in (3, 4), output
+        assert propose(PredictionProposer(), seq, 2)[-1] in (3, 4), output
 
 
 def test_a_single_token_counts_near_the_lost_place_only() -> None:
     """Law: a common token such as a comma is evidence near the lost place only."""
     text = [*range(100, 160), 7, 8, 9]
     lost = [100, 101, 102, 103, 104, 50, 51]
-    assert not guesses(PredictionProposer(), predicting(text, [*lost, 7]))
-    assert guesses(PredictionProposer(), predicting(text, [*lost, 108]), 2) == [109, 110]
+    assert not propose(PredictionProposer(), predicting(text, [*lost, 7]))
+    assert propose(PredictionProposer(), predicting(text, [*lost, 108]), 2) == [109, 110]
 
 
 def test_the_text_goes_on_behind_the_end_of_the_prediction() -> None:
     seq = predicting([1, 2, 3], [1, 2, 3])
     proposer = PredictionProposer()
-    assert not guesses(proposer, seq)
+    assert not propose(proposer, seq)
     seq.tokens += [4, 5, 1, 2]
-    assert guesses(proposer, seq) == [3]
+    assert propose(proposer, seq) == [3]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_draft_tokens_are_always_a_slice_of_the_prediction(seed: int) -> None:
-    """Law: whatever the output and the pace of commits, a guess is a slice of the prediction, and
-    starting over after a preemption gives the same draft tokens."""
+    """Law: whatever the output and the pace of commits, a proposal is a slice of the prediction,
+    and starting over after a preemption gives the same draft tokens."""
     rng = random.Random(seed)
     text = [rng.randrange(6) for _ in range(rng.randrange(1, 80))]
     proposer, seq = PredictionProposer(), predicting(text)
     for _ in range(150):
-        guessed = guesses(proposer, seq, rng.randrange(1, 9))
-        size = len(guessed)
-        assert any(text[i : i + size] == guessed for i in range(len(text) - size + 1))
-        assert guesses(PredictionProposer(), seq, max(size, 1))[:size] == guessed
-        follow = guessed[: rng.randrange(size + 1)]
+        proposed_tokens = propose(proposer, seq, rng.randrange(1, 9))
+        size = len(proposed_tokens)
+        assert any(text[i : i + size] == proposed_tokens for i in range(len(text) - size + 1))
+        assert propose(PredictionProposer(), seq, max(size, 1))[:size] == proposed_tokens
+        follow = proposed_tokens[: rng.randrange(size + 1)]
         seq.tokens += [*follow, *(rng.randrange(6) for _ in range(rng.randrange(1, 4)))]
 
 
 def test_the_prompt_is_not_the_reply() -> None:
     seq = predicting([902, 903, 1, 2])
-    assert guesses(PredictionProposer(), seq, 4) == [902, 903, 1, 2]
+    assert propose(PredictionProposer(), seq, 4) == [902, 903, 1, 2]
 
 
 def test_confidence_grows_with_what_agreed_and_falls_with_misses() -> None:
@@ -219,4 +222,4 @@ def test_a_prediction_that_becomes_right_is_trusted_again(wrong: int) -> None:
 
 def test_only_requests_with_a_prediction_are_proposed_for() -> None:
     seq = predicting([])
-    assert not guesses(PredictionProposer(), seq)
+    assert not propose(PredictionProposer(), seq)

@@ -54,12 +54,12 @@ def scheduler_of(
 
 
 def k_of(k: int) -> Callable[[Sequence], int]:
-    """Return a function that gives every sequence `k` guesses."""
+    """Return a function that gives every sequence `k` draft tokens."""
     return lambda seq: k
 
 
 def run(scheduler: Scheduler, plan: StepPlan, *, accepted: int = 0) -> None:
-    """Commit a plan: every sampling chunk keeps up to `accepted` guesses, plus one token."""
+    """Commit a plan: every sampling chunk keeps up to `accepted` draft tokens, plus one token."""
     for chunk in plan.chunks:
         if chunk.samples:
             kept = min(accepted, chunk.k)
@@ -126,7 +126,8 @@ def test_rows_that_one_sequence_leaves_go_to_the_next() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "k"), [(1, 0), (2, 1), (5, 4), (9, 6)])
 def test_k_never_exceeds_the_tokens_that_can_be_kept(max_tokens: int, k: int) -> None:
-    """Law: the last token is always the target's, so at most `remaining - 1` guesses are kept."""
+    """Law: the last token is always the target's, so at most `remaining - 1` draft tokens are
+    kept."""
     scheduler = scheduler_of()
     scheduler.add(sequence("a", [1, 2], max_tokens=max_tokens))
     assert scheduler.schedule(k_of(6)).chunks[0].k == k
@@ -208,7 +209,8 @@ def test_the_least_important_gives_way_even_if_it_came_first() -> None:
 
 @pytest.mark.parametrize("length", [1, 10, 20])
 def test_a_prompt_alone_is_computed_and_nothing_more(length: int) -> None:
-    """Law: with max_tokens 0 there are no guesses, and the prompt may fill the model's length."""
+    """Law: with max_tokens 0 there are no draft tokens, and the prompt may fill the model's
+    length."""
     scheduler = scheduler_of(budget=8, max_model_len=20)
     seq = sequence("a", list(range(length)), max_tokens=0)
     scheduler.add(seq)
@@ -435,7 +437,8 @@ class Walk:
             self.kv[seq.blocks[position // SIZE]][position % SIZE] = token
 
     def forward(self, plan: StepPlan) -> None:
-        """Act as a layer: all chunks write their keys, guesses too, then each reads its own."""
+        """Act as a layer: all chunks write their keys, draft tokens too, then each reads its
+        own."""
         for chunk in plan.chunks:
             self.write(chunk.seq, chunk.start, chunk.seq.tokens[chunk.start : chunk.end])
             self.write(chunk.seq, chunk.end, [-2] * chunk.k)

@@ -33,7 +33,8 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_on_and_off_are_logged_but_not_each_k(log: pytest.LogCaptureFixture) -> None:
-    """Law: a line says when guesses start or stop paying; another K or an experiment gives none."""
+    """Law: a line says when draft tokens start or stop paying; another K or an experiment gives
+    none."""
     clock = Clock()
     regimes = SpeculationLog(clock)
     regimes.observe(Estimates())  # before the first step

@@ -1,4 +1,4 @@
-"""SuffixProposer: it guesses what most often followed the suffix, here and in earlier replies."""
+"""SuffixProposer: it proposes what most often followed the suffix, here and in earlier replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decode(seq: Sequence, k: int) -> Chunk:
     return Chunk(seq, seq.num_tokens - 1, 1, k)
 
 
-def guess(proposer: SuffixProposer, seq: Sequence, k: int) -> list[int]:
+def propose(proposer: SuffixProposer, seq: Sequence, k: int) -> list[int]:
     [proposal] = proposer.propose([decode(seq, k)])
     assert proposal.branches is None
     return proposal.tokens
@@ -61,33 +61,33 @@ def continued(tokens: list[int], end: int, k: int) -> list[int]:
 
 def test_proposes_what_followed_the_suffix() -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
-    assert guess(ngram(n_max=3, n_min=2), seq, 3) == [4, 5, 6]
+    assert propose(ngram(n_max=3, n_min=2), seq, 3) == [4, 5, 6]
 
 
 def test_the_most_recent_occurrence_wins() -> None:
     seq = sequence([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3])
-    assert guess(ngram(n_max=3, n_min=2), seq, 1) == [8]
+    assert propose(ngram(n_max=3, n_min=2), seq, 1) == [8]
 
 
 def test_a_longer_suffix_beats_a_more_recent_one() -> None:
     seq = sequence([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2])
-    assert guess(ngram(n_max=3, n_min=2), seq, 1) == [7]
+    assert propose(ngram(n_max=3, n_min=2), seq, 1) == [7]
 
 
 def test_a_match_that_reaches_the_end_is_repeated() -> None:
     """Law: a text that repeats with period 2 is continued for all of k, not for 2 tokens only."""
     seq = sequence([9, 1, 2, 1, 2, 1, 2])
-    assert guess(ngram(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
+    assert propose(ngram(n_max=4, n_min=2), seq, 6) == [1, 2, 1, 2, 1, 2]
 
 
 def test_a_short_match_is_weak_evidence_and_proposes_little() -> None:
     seq = sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
-    assert guess(ngram(n_max=8, n_min=2), seq, 8) == [3, 4, 5, 6]
+    assert propose(ngram(n_max=8, n_min=2), seq, 8) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 2, 3], [4, 1, 2, 3, 5]])
 def test_without_a_match_nothing_is_proposed(tokens: list[int]) -> None:
-    assert guess(ngram(n_max=3, n_min=1), sequence(tokens), 4) == []
+    assert propose(ngram(n_max=3, n_min=1), sequence(tokens), 4) == []
 
 
 def test_only_sampling_chunks_with_k_get_a_proposal() -> None:
@@ -119,7 +119,7 @@ def test_the_first_lookup_follows_the_majority_of_the_longest_matches(seed: int)
     for _ in range(100):
         tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 120))]
         latest = [(end, min(run, 6)) for end, run in places(tokens, 2).items()][:16]
-        proposed = guess(ngram(n_max=6, n_min=2), sequence(tokens), 4)
+        proposed = propose(ngram(n_max=6, n_min=2), sequence(tokens), 4)
         longest = max((run for _, run in latest), default=0)
         ends = [end for end, run in latest if run == longest]
         assert proposed == (majority(tokens, ends, 4) if ends else [])
@@ -129,16 +129,16 @@ def test_the_first_lookup_follows_the_majority_of_the_longest_matches(seed: int)
 
 @pytest.mark.parametrize("seed", range(8))
 def test_growing_by_random_steps_stays_at_an_occurrence(seed: int) -> None:
-    """Law: whatever the history of proposals, steps at k = 0 and lengths of steps, a guess follows
-    an earlier occurrence of the suffix, and there is a draft token whenever there is such an
-    occurrence."""
+    """Law: whatever the history of proposals, steps at k = 0 and lengths of steps, a proposal
+    follows an earlier occurrence of the suffix, and there is a draft token whenever there is such
+    an occurrence."""
     rng = random.Random(seed)
     proposer = ngram(n_max=6, n_min=2)
     seq = sequence([rng.randrange(3) for _ in range(rng.randrange(1, 30))])
     found = 0
     for _ in range(150):
         k = rng.randrange(9)
-        proposed, ends = guess(proposer, seq, k), places(seq.tokens, 2)
+        proposed, ends = propose(proposer, seq, k), places(seq.tokens, 2)
         assert bool(proposed) == bool(ends and k)
         if proposed:
             assert len(proposed) >= min(k, 4)
@@ -154,20 +154,20 @@ def test_a_match_is_kept_while_its_draft_tokens_are_accepted() -> None:
     passage = [1, 2, 3, 4, 5, 6]
     seq = sequence([*passage, 9, 3, 4, 8, *passage[:3]])
     proposer = ngram(n_max=8, n_min=2)
-    assert guess(proposer, seq, 3) == [4, 5, 6]
+    assert propose(proposer, seq, 3) == [4, 5, 6]
     seq.tokens.append(4)
-    assert guess(proposer, seq, 2) == [5, 6]
+    assert propose(proposer, seq, 2) == [5, 6]
 
 
 def test_preemption_changes_nothing_and_forgetting_costs_only_work() -> None:
     seq = sequence([1, 2, 3, 4, 1, 2, 3])
     proposer = ngram(n_max=3, n_min=2)
-    before = guess(proposer, seq, 3)
+    before = propose(proposer, seq, 3)
     seq.num_computed, seq.blocks, seq.status = 0, array("i"), "waiting"
-    assert guess(proposer, seq, 3) == before
+    assert propose(proposer, seq, 3) == before
     proposer.forget(seq)
     proposer.forget(seq)
-    assert guess(proposer, seq, 3) == before == [4, 1, 2]
+    assert propose(proposer, seq, 3) == before == [4, 1, 2]
 
 
 def test_sequences_do_not_see_each_other() -> None:
@@ -189,7 +189,7 @@ def test_a_forecast_follows_past_acceptance(likely: bool) -> None:
         seq.tokens.append(i % 9 if likely else rng.randrange(4))
     chances = proposer.forecast(seq, 4)
     assert chances == sorted(chances, reverse=True)
-    assert len(chances) == len(guess(proposer, seq, 4)) > 0
+    assert len(chances) == len(propose(proposer, seq, 4)) > 0
     assert (chances[0] > 0.9) if likely else (chances[0] < 0.4)
     proposer.forget(seq)
 
@@ -202,9 +202,9 @@ def test_no_draft_tokens_have_no_chances() -> None:
 def test_a_text_shorter_than_the_shortest_suffix_has_no_match(count: int) -> None:
     seq = sequence([7] * count)
     proposer = ngram(n_max=8, n_min=4)
-    assert guess(proposer, seq, 4) == []
+    assert propose(proposer, seq, 4) == []
     seq.tokens += [7] * 4
-    assert guess(proposer, seq, 4) == [7] * 4
+    assert propose(proposer, seq, 4) == [7] * 4
 
 
 def test_estimates_do_not_depend_on_the_lengths_of_steps() -> None:
@@ -244,11 +244,11 @@ def test_what_was_proposed_before_does_not_change_a_proposal(seed: int) -> None:
             ended(proposer, [1, 2, 3], reply)
         seq = sequence([rng.randrange(4) for _ in range(10)])
         for _ in range(20):
-            right = guess(asked, seq, rng.randrange(1, 9))[: rng.randrange(9)]
+            right = propose(asked, seq, rng.randrange(1, 9))[: rng.randrange(9)]
             silent.forecast(seq, 0)
             seq.tokens += [*right, rng.randrange(4)]
         assert asked.forecast(seq, 8) == silent.forecast(seq, 8)
-        assert (tokens := guess(asked, seq, 8)) == guess(silent, seq, 8)
+        assert (tokens := propose(asked, seq, 8)) == propose(silent, seq, 8)
         compared += bool(tokens)
     assert compared > 20
 
@@ -261,9 +261,9 @@ def test_an_earlier_reply_is_found_from_its_first_token_on() -> None:
     proposer = remembering(1000)
     ended(proposer, [1, 2, 3], REPLY)
     seq = sequence([9, 2, 3])
-    assert guess(proposer, seq, 8) == REPLY[:4]
+    assert propose(proposer, seq, 8) == REPLY[:4]
     seq.tokens += REPLY[:16]
-    assert guess(proposer, seq, 8) == REPLY[16:]
+    assert propose(proposer, seq, 8) == REPLY[16:]
 
 
 def test_the_most_frequent_of_earlier_replies_is_proposed() -> None:
@@ -272,7 +272,7 @@ def test_the_most_frequent_of_earlier_replies_is_proposed() -> None:
     for reply in ([5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 4]):
         ended(proposer, [1, 2], reply)
     seq = sequence([3, 1, 2])
-    assert guess(proposer, seq, 4) == [5, 6, 7, 8]
+    assert propose(proposer, seq, 4) == [5, 6, 7, 8]
     of_one_mind = remembering(1000)
     ended(of_one_mind, [1, 2], [5, 6, 7, 8])
     sure = of_one_mind.forecast(sequence([3, 1, 2]), 4)
@@ -280,7 +280,7 @@ def test_the_most_frequent_of_earlier_replies_is_proposed() -> None:
     expected = [chance * share for chance, share in zip(sure, shares, strict=True)]
     assert proposer.forecast(seq, 4) == pytest.approx(expected)
     seq.tokens += [5, 6, 9]
-    assert guess(proposer, seq, 4) == [9]
+    assert propose(proposer, seq, 4) == [9]
 
 
 def test_replies_of_another_salt_or_key_are_not_found() -> None:
@@ -288,8 +288,8 @@ def test_replies_of_another_salt_or_key_are_not_found() -> None:
     proposer = remembering(1000)
     ended(proposer, [1, 2], REPLY, "a", "key")
     for owner in [("b", "key"), ("", "key"), ("a", "other"), ("key", "a"), ("a", "")]:
-        assert guess(proposer, sequence([1, 2], *owner), 4) == []
-    assert guess(proposer, sequence([1, 2], "a", "key"), 4) == REPLY[:4]
+        assert propose(proposer, sequence([1, 2], *owner), 4) == []
+    assert propose(proposer, sequence([1, 2], "a", "key"), 4) == REPLY[:4]
 
 
 @pytest.mark.parametrize("finish", [None, "error"])
@@ -298,7 +298,7 @@ def test_preempted_and_failed_replies_are_not_remembered(finish: FinishReason | 
     seq.tokens += REPLY
     seq.status, seq.finish = "finished" if finish else "waiting", finish
     proposer.forget(seq)
-    assert guess(proposer, sequence([1, 2]), 4) == []
+    assert propose(proposer, sequence([1, 2]), 4) == []
 
 
 def test_the_oldest_replies_make_room() -> None:
@@ -307,8 +307,8 @@ def test_the_oldest_replies_make_room() -> None:
     proposer = remembering(200)
     for number in range(40):
         ended(proposer, [100 + number, 200 + number], REPLY)
-    known = [bool(guess(proposer, sequence([100 + n, 200 + n]), 1)) for n in range(40)]
+    known = [bool(propose(proposer, sequence([100 + n, 200 + n]), 1)) for n in range(40)]
     assert known == sorted(known)
     assert 4 <= sum(known) <= 8
     ended(proposer, [1, 2], list(range(1000, 1100)))
-    assert guess(proposer, sequence([1, 2]), 1) == []
+    assert propose(proposer, sequence([1, 2]), 1) == []

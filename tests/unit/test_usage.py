@@ -24,7 +24,8 @@ PLAIN = Output(id="a", tokens=[5], rounds=3, proposed=7, accepted=2)
 
 
 def test_each_step_s_draft_tokens_are_their_proposer_s() -> None:
-    """Law: the parts add up to proposed and accepted; a step without guesses counts for none."""
+    """Law: the parts add up to proposed and accepted; a step without draft tokens counts for
+    none."""
     counts = taken(LOOKED_UP, DRAFTED, PLAIN)
     assert counts.by_proposer == {"ngram": (4, 2), "draft_model": (3, 0)}
     assert (counts.proposed, counts.accepted, counts.rounds) == (7, 2, 3)
@@ -43,8 +44,8 @@ MIXED = Output(
 def test_tokens_forced_in_a_chain_count_for_the_grammar(
     cut: int | None, grammar: tuple[int, int], draft: tuple[int, int]
 ) -> None:
-    """Law: if a stop string cuts the step, the accepted guesses are those in the completion, by
-    proposer."""
+    """Law: if a stop string cuts the step, the accepted draft tokens are those in the completion,
+    by proposer."""
     counts = taken(MIXED, cut=cut)
     assert counts.by_proposer == {"grammar": grammar, "draft_model": draft}
     assert counts.accepted == grammar[1] + draft[1]

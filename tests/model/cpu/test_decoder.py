@@ -140,9 +140,10 @@ MIXES: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_a_chain_is_what_its_steps_would_be(mix: list[dict[str, Any]], tmp_path: Path) -> None:
-    """Law: drafting all guesses in one call gives the same guesses, and leaves the same state, as
-    one forward per guess, through acceptance, rejection and ends, for any K per sequence. Bug:
-    without `draws` the one-call path was never taken, so this compared steps with steps."""
+    """Law: drafting all draft tokens in one call gives the same draft tokens, and leaves the same
+    state, as one forward per draft token, through acceptance, rejection and ends, for any K per
+    sequence. Bug: without `draws` the one-call path was never taken, so this compared steps with
+    steps."""
     loaded, rng = load(tmp_path, initializer_range=0.3), random.Random(5)
     proposers: list[DraftModelProposer] = []
     groups: list[list[Sequence]] = []

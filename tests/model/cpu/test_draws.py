@@ -20,7 +20,7 @@ from engine.sampling.plain import UNDECIDED, Rows, plain_of
 from engine.scheduling.sequence import Sequence
 from tests.support.row_noise import gumbel as row_noise
 from tests.support.row_noise import row_key
-from tests.support.slow_draws import finalize, guess, sample
+from tests.support.slow_draws import finalize, sample, sample_with_margin
 
 VOCAB = 1000  # not a multiple of the blocks in which rows are read
 ROWS = 12
@@ -181,15 +181,15 @@ def test_adjusted_rows_are_drawn_as_on_the_exact_path(
         tokens, margins, second_best = draws.draw_draft_adjusted(rows, contexts)
         assert torch.equal(rows, before)
         final = finalize(processor, rows, contexts)
-        expected, behind = (guess(final, contexts)[i].tolist() for i in (0, 2))
-        for drawn, guessed, token in zip(found, tokens, expected, strict=True):
+        expected, behind = (sample_with_margin(final, contexts)[i].tolist() for i in (0, 2))
+        for drawn, drafted, token in zip(found, tokens, expected, strict=True):
             unsure += drawn == UNDECIDED
             assert drawn in (token, UNDECIDED)
-            assert guessed == token or drawn == UNDECIDED
-        for guessed, margin, runner, token, second in zip(
+            assert drafted == token or drawn == UNDECIDED
+        for drafted, margin, runner, token, second in zip(
             tokens, margins, second_best, expected, behind, strict=True
         ):
-            wrong += runner != second and guessed == token and margin > 1e-3
+            wrong += runner != second and drafted == token and margin > 1e-3
     assert wrong <= 3 or "top_p" in more  # filters cut the second-best token only roughly
     assert unsure <= 3
 
@@ -256,9 +256,9 @@ def test_drafting_draws_with_the_same_noise(draws: QuickDraws) -> None:
     generator = np.random.default_rng(4)
     logits = torch.from_numpy(generator.standard_normal((6, VOCAB)).astype(np.float32) * 3)
     seqs = [sequence(8, temperature=0.5), sequence(8, temperature=0.0)]
-    guessed = draws.draw_draft(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
-    assert guessed is not None
-    tokens, margins = guessed
+    drafted = draws.draw_draft(logits.numpy(), [Rows(seqs[0], 0, 2, 5), Rows(seqs[1], 3, 2, 5)])
+    assert drafted is not None
+    tokens, margins = drafted
     scores = torch.cat([logits[:2] * 2, logits[3:5]])
     expected = best_and_margin(scores + row_noise([(8, 5), (8, 6), None, None], VOCAB))
     assert tokens == expected[0].tolist()
@@ -272,16 +272,16 @@ def test_drafting_draws_with_the_same_noise(draws: QuickDraws) -> None:
 def test_draft_tokens_change_no_token_up_to_the_first_that_is_wrong(
     fields: dict[str, Any], right: int, draws: QuickDraws
 ) -> None:
-    """Law: a guess never changes a token; it only tells which rows after it are not needed. The
-    next sequence in the same call is drawn as if alone."""
+    """Law: a draft token never changes a token; it only tells which rows after it are not needed.
+    The next sequence in the same call is drawn as if alone."""
     generator = np.random.default_rng(right)
     logits = (generator.standard_normal((ROWS + 2, VOCAB)) * 3).astype(np.float32)
     seq, other = sequence(**fields), sequence(seed=9, **fields)
     behind = Rows(other, ROWS, 2, 5)
     [every, alone] = draws.draw(logits, [Rows(seq, 0, ROWS, 5), behind])
     assert every is not None
-    guesses = [*every[:right], (every[right] + 1) % VOCAB, *every[right + 1 : -1]][: ROWS - 1]
-    [found, beside] = draws.draw(logits, [Rows(seq, 0, ROWS, 5, guesses), behind])
+    draft_tokens = [*every[:right], (every[right] + 1) % VOCAB, *every[right + 1 : -1]][: ROWS - 1]
+    [found, beside] = draws.draw(logits, [Rows(seq, 0, ROWS, 5, draft_tokens), behind])
     assert found is not None
     assert found[: right + 1] == every[: right + 1]
     assert beside == alone
